@@ -1,0 +1,100 @@
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+SDK_TESTS := $(VENV)/sdk-tests
+
+# Three steps of set-up, each done once: what the package needs, what its developers need, and the
+# SDK's own tests. None is repeated until pyproject.toml or constraints.txt changes.
+LIGHT := $(VENV)/.light
+DEV := $(VENV)/.dev
+SDK := $(SDK_TESTS)/.unpacked
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lint typecheck lock clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '%-10s %s\n' "$$target" "$$text"; done
+
+demo: $(LIGHT)  ## run examples/quickstart.py
+	@$(BIN)/python examples/quickstart.py
+
+test: $(SDK)  ## run the tests; ARGS="-k words" chooses some
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+check: lint typecheck test  ## lint, typecheck and test
+
+format: $(DEV)  ## put the code in order
+	@$(BIN)/ruff check --quiet --select I --fix .
+	@$(BIN)/ruff format .
+
+lint: $(DEV)  ## check format and lint rules
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+
+typecheck: $(DEV)  ## check types with mypy and pyright
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+
+lock:  ## choose the newest versions and write them to constraints.txt
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install uv
+	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
+		--extra dev --upgrade --no-annotate --no-header --output-file $(VENV)/lock.txt pyproject.toml
+	@{ echo '# Written by "make lock": one version of everything, for Python 3.10 to 3.13.'; \
+		cat $(VENV)/lock.txt; } > constraints.txt
+
+clean:  ## remove the environment and all caches
+	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The back end is installed first and used as it is: a build environment of its own would take
+# whatever version is newest on that day.
+$(LIGHT): pyproject.toml constraints.txt
+	@echo 'Setting up $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c constraints.txt hatchling editables
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite]'
+	@touch $@
+
+$(DEV): $(LIGHT)
+	@echo 'Installing the development tools'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+# Only the source distribution of the SDK has its tests. Its src folder goes: they are to test the
+# SDK that is installed.
+$(SDK): $(DEV)
+	@echo "Fetching the SDK's own tests"
+	@rm -rf $(SDK_TESTS) && mkdir -p $(SDK_TESTS)
+	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("openai-agents"))') \
+		&& $(PIP) download -c constraints.txt --no-deps --no-binary :all: --no-build-isolation \
+			--dest $(SDK_TESTS) "openai-agents==$$version"
+	@tar -xzf $(SDK_TESTS)/openai_agents-*.tar.gz -C $(SDK_TESTS) --strip-components=1
+	@rm -rf $(SDK_TESTS)/src $(SDK_TESTS)/openai_agents-*.tar.gz
+	@touch $@
+
+# ---- benchmarks ----
+
+# The libraries to compare with want other versions of what constraints.txt pins.
+BENCH := $(VENV)/bench
+
+.PHONY: bench bench-small
+
+bench: $(BENCH)/.installed  ## measure all there is, against the plain SDK and other libraries
+	@$(BENCH)/bin/python -m benchmarks $(ARGS)
+
+bench-small: $(DEV)  ## a minute of it: SQLite, and the servers whose URLs are set
+	@$(BIN)/python -m benchmarks --small $(ARGS)
+
+$(BENCH)/.installed: $(LIGHT) benchmarks/requirements.txt
+	@echo 'Installing the libraries to compare with'
+	@$(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
+		-c constraints.txt hatchling editables
+	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
+		--no-build-isolation -r benchmarks/requirements.txt -e .
+	@touch $@
