@@ -1,0 +1,152 @@
+"""Every error this package raises on its own account.
+
+Each class derives from `SessionMetadataError` and from the builtin that a caller would guess,
+carries what was wrong as attributes and writes its own sentence. Database errors are not wrapped:
+they pass through as SQLAlchemy raises them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SessionMetadataError(Exception):
+    """The base of every error that this package raises."""
+
+
+class InvalidMetadataError(SessionMetadataError, ValueError):
+    """A metadata key or value cannot be stored. Raised before anything is written.
+
+    Attributes:
+        key: The metadata key concerned.
+        path: The place inside the value, such as `$.a[2]`; `$` is the value itself.
+    """
+
+    def __init__(self, problem: str, *, key: object, path: str = "$") -> None:
+        self.key = key
+        self.path = path
+        where = f" at {path}" if path != "$" else ""
+        super().__init__(f"metadata key {_shown(key)}{where}: {problem}")
+
+
+class MetadataLimitError(SessionMetadataError, ValueError):
+    """A limit of `MetadataLimits` was exceeded. Nothing was written.
+
+    Attributes:
+        limit: The name of the limit, such as `max_value_bytes`.
+        key: The first metadata key that exceeds it.
+        size: The size that was found, in the unit of the limit.
+    """
+
+    def __init__(self, limit: str, *, key: str, size: int, allowed: int) -> None:
+        self.limit = limit
+        self.key = key
+        self.size = size
+        super().__init__(f"metadata key {_shown(key)}: {limit} is {allowed}, this makes {size}")
+
+
+class InvalidFilterError(SessionMetadataError, ValueError):
+    """A filter was not understood.
+
+    Attributes:
+        path: The place inside the filter, such as `$.priority.$gte`.
+    """
+
+    def __init__(self, problem: str, *, path: str) -> None:
+        self.path = path
+        super().__init__(f"filter at {path}: {problem}")
+
+
+class InvalidCursorError(SessionMetadataError, ValueError):
+    """A page cursor is damaged, or belongs to another filter, order or scope."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the cursor is damaged or belongs to another question; pass the next_cursor of a page "
+            "with the same filter, order_by and scope, or None for the first page"
+        )
+
+
+class InvalidPhaseError(SessionMetadataError, ValueError):
+    """A phase is unknown, or the session cannot move to it from where it is.
+
+    Attributes:
+        phase: The phase that was asked for.
+    """
+
+    def __init__(self, problem: str, *, phase: object) -> None:
+        self.phase = phase
+        super().__init__(problem)
+
+
+class ScopeError(SessionMetadataError, ValueError):
+    """A key that a scope fixes was about to be changed or deleted. Nothing was written.
+
+    Attributes:
+        key: The scope key.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(
+            f"metadata key {_shown(key)} is fixed by the scope; it cannot be changed here"
+        )
+
+
+class SessionExistsError(SessionMetadataError, ValueError):
+    """A session with this id exists already.
+
+    Attributes:
+        session_id: The id that is taken.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {_shown(session_id)} exists already")
+
+
+class SessionNotFoundError(SessionMetadataError, LookupError):
+    """The session does not exist, or not within the scope.
+
+    Attributes:
+        session_id: The id that was looked for.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(f"session {_shown(session_id)} does not exist here")
+
+
+class TablesMissingError(SessionMetadataError, RuntimeError):
+    """Tables (or, on SQLite, triggers) that metadata needs are not in the database.
+
+    Attributes:
+        tables: The names of everything that is missing.
+    """
+
+    def __init__(self, tables: Sequence[str]) -> None:
+        self.tables = tuple(tables)
+        super().__init__(
+            f"the database lacks {', '.join(self.tables)}; create what is missing with "
+            "create_tables=True, with `agent-sessions ddl`, or by a migration from session_tables()"
+        )
+
+
+class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
+    """The engine speaks to a database that this package does not support.
+
+    Attributes:
+        dialect: SQLAlchemy's name of the database.
+    """
+
+    def __init__(self, dialect: str) -> None:
+        self.dialect = dialect
+        super().__init__(
+            f"database {dialect!r} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL"
+        )
+
+
+def _shown(name: object) -> str:
+    """A name as an error shows it: quoted, escaped, and cut when it is long."""
+    text = ascii(name)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,520 @@
+"""`SQLAlchemyMetadataSession`: the SDK's session, with metadata.
+
+The only file that knows private members of `SQLAlchemySession`. Of these it overrides
+
+| member | because |
+|---|---|
+| `_ensure_tables` | ours are created with the SDK's, once per engine, not per instance |
+| `_lock_session` | one statement that locks or creates, and the place where a scope is enforced |
+| `_run_sqlite_write_with_retry` | mutations pass here: conflicts are retried everywhere |
+| `_clear_session` | `on_clear="keep"` |
+| `_get_compaction_snapshot` | it answers only for the exact type `SQLAlchemySession` |
+
+and adds `_atomic_replace_items`, which compaction looks for: without it, compaction would clear the
+session, and the metadata with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
+
+from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
+from agents.items import TResponseInputItem
+from agents.memory import SessionSettings
+from sqlalchemy import Delete, delete, func, insert, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
+
+from .database import Database, settle
+from .filters import Where
+from .rows import check_id, id_problem
+from .schema import TableNames, table_names
+from .scope import Scope
+from .store import MISSING, SessionStore
+from .types import JSONValue, Metadata, MetadataLimits, OnClear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .catalog import SessionCatalog
+
+T = TypeVar("T")
+
+_SDK_MEMBERS = (
+    "_clear_session",
+    "_configure_sqlite_engine",
+    "_deserialize_item",
+    "_ensure_tables",
+    "_get_compaction_snapshot",
+    "_get_table_init_lock",
+    "_lock_session",
+    "_run_sqlite_write_with_retry",
+    "_serialize_item",
+    "_session",
+    "_sqlite_connection_locks",
+)
+_lacking = [name for name in _SDK_MEMBERS if not hasattr(SQLAlchemySession, name)]
+if _lacking:
+    raise ImportError(
+        f"agents-session-metadata {version('agents-session-metadata')} does not know "
+        f"openai-agents {version('openai-agents')}: SQLAlchemySession lacks {', '.join(_lacking)}"
+    )
+
+_SDK_STATE = {
+    "session_id",
+    "session_settings",
+    "_engine",
+    "_ensure_ascii",
+    "_connection_lock",
+    "_init_lock",
+    "_metadata",
+    "_sessions",
+    "_messages",
+    "_session_factory",
+    "_create_tables",
+}
+"""What the SDK's constructor sets. Only when it is just this can the constructor be passed over."""
+
+
+class SQLAlchemyMetadataSession(SQLAlchemySession):
+    """An SDK session that also stores whose it is, what it is about and what else one must know.
+
+    A drop-in for `SQLAlchemySession`: it takes the same arguments and keeps history the same way,
+    in the same tables. Metadata lives in tables of its own, exactly as long as the session's row.
+
+    Args:
+        session_id: The conversation's id. To carry metadata it has 1 to 255 characters, valid UTF-8
+            without NUL; on MySQL and MariaDB that holds for history too.
+        engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
+        create_tables: Whether to create missing tables on first use, once per engine and process.
+        sessions_table: Name of the SDK's sessions table.
+        messages_table: Name of the SDK's messages table.
+        metadata_table: Name of the metadata table; by default the sessions table's and `_metadata`.
+            A further table's name begins with it.
+        metadata_limits: How much metadata a session may carry.
+        on_clear: `"delete"`: `clear_session()` ends the session, metadata included. `"keep"`: it
+            empties the history only. Compaction directly around this session keeps metadata either
+            way; around a wrapper of it, as in `Compaction(Encrypted(session))`, only with `"keep"`.
+        session_settings: As in the SDK.
+        ensure_ascii: As in the SDK.
+        **kwargs: Passed on to `SQLAlchemySession`.
+
+    Raises:
+        UnsupportedDialectError: If the engine is for another database.
+        ValueError: If `on_clear` is neither of the two.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        *,
+        engine: AsyncEngine,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        check_on_clear(on_clear)
+        names = table_names(sessions_table, messages_table, metadata_table)
+        store = open_store(
+            engine, names, create_tables=create_tables, limits=metadata_limits, scope=Scope()
+        )
+        typed = session_settings is None or isinstance(session_settings, SessionSettings)
+        if typed and not kwargs and _constructor_is_known(engine):
+            # What the SDK's constructor does, less the table objects that it makes each time.
+            self.session_id = session_id
+            self.session_settings = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
+            self._engine = engine
+            self._ensure_ascii = ensure_ascii
+            self._connection_lock = self._sqlite_connection_locks.get(id(engine.sync_engine))
+            self._init_lock = (
+                self._get_table_init_lock(engine, sessions_table, messages_table)
+                if create_tables
+                else None
+            )
+            self._session_factory = async_sessionmaker(engine, expire_on_commit=False)
+            self._create_tables = create_tables
+        else:
+            super().__init__(
+                session_id,
+                engine=engine,
+                create_tables=create_tables,
+                sessions_table=sessions_table,
+                messages_table=messages_table,
+                session_settings=session_settings,
+                ensure_ascii=ensure_ascii,
+                **kwargs,
+            )
+        tables = store.database.tables
+        # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
+        self._metadata = tables.sessions.metadata
+        self._sessions = tables.sessions
+        self._messages = tables.messages
+        self._store = store
+        self._on_clear: OnClear = on_clear
+
+    @classmethod
+    def _in_store(cls, session_id: str, store: SessionStore, **settings: Any) -> Self:
+        """A session of a catalog's store, bound to its scope."""
+        names, database = store.database.names, store.database
+        session = cls(
+            session_id,
+            engine=database.engine,
+            create_tables=database.create_tables,
+            sessions_table=names.sessions,
+            messages_table=names.messages,
+            metadata_table=names.metadata,
+            **settings,
+        )
+        session._store = store
+        return session
+
+    @classmethod
+    def from_url(
+        cls,
+        session_id: str,
+        *,
+        url: str,
+        engine_kwargs: dict[str, Any] | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make a session with an engine of its own.
+
+        Nobody disposes the engine but you: `await session.engine.dispose()`. To share one engine
+        between sessions, make it yourself, or use `SessionCatalog`.
+
+        Args:
+            session_id: The conversation's id.
+            url: An async SQLAlchemy URL, such as `sqlite+aiosqlite:///chat.db`.
+            engine_kwargs: Arguments for `create_async_engine`.
+            session_settings: As in the SDK.
+            **kwargs: Arguments for the constructor.
+
+        Returns:
+            The session.
+        """
+        engine = create_async_engine(url, **(engine_kwargs or {}))
+        return cls(session_id, engine=engine, session_settings=session_settings, **kwargs)
+
+    # ---- metadata ----
+
+    async def set_metadata(self, values: Mapping[str, JSONValue]) -> None:
+        """Store some keys and leave the others alone, in one transaction.
+
+        The session's row is made if there is none yet. An empty mapping does nothing. Metadata is
+        no activity: `updated_at` stays.
+
+        Args:
+            values: JSON values by key. `None` is a value; to remove a key, delete it.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the session is scoped and a scope key would change.
+            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If the session's id cannot carry metadata.
+        """
+        await self._store.set_metadata(self.session_id, values)
+
+    async def get_metadata(self, keys: Iterable[str] | None = None) -> Metadata:
+        """Read metadata; what comes out equals what went in, type for type.
+
+        Args:
+            keys: The keys to read; every stored one by default. `[]` means none.
+
+        Returns:
+            A dict with all stored keys, or with just those asked for and `None` for missing ones.
+            Empty for a session that does not exist.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        return await self._store.get_metadata(self.session_id, keys)
+
+    async def delete_metadata(self, keys: Iterable[str] | None = None) -> int:
+        """Remove metadata; messages stay.
+
+        Args:
+            keys: The keys to remove; every one by default (but those of the scope). `[]` means
+                none.
+
+        Returns:
+            The number of keys removed.
+
+        Raises:
+            ScopeError: If the session is scoped and a scope key is among `keys`.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        return await self._store.delete_metadata(self.session_id, keys)
+
+    async def edit_metadata(self, change: Callable[[Metadata], object]) -> Metadata:
+        """Read, change and write metadata while nobody else can.
+
+        Editors of one session take turns, across tasks, processes and machines. Only changed keys
+        are written; when nothing changed, nothing is, and no session is made.
+
+        Args:
+            change: A plain function that changes the dict it is given in place. What it returns is
+                ignored; an exception in it writes nothing and passes through. It may be called
+                again after a conflict, so it must do nothing else.
+
+        Returns:
+            The metadata afterwards.
+
+        Raises:
+            InvalidMetadataError: If a changed key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the session is scoped and a scope key was changed.
+            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `change` returns an awaitable.
+            ValueError: If the session's id cannot carry metadata.
+        """
+        return await self._store.edit_metadata(self.session_id, change)
+
+    @overload
+    async def find_sessions_by_metadata(
+        self, key: str, value: JSONValue, *, limit: int | None = None
+    ) -> list[str]: ...
+
+    @overload
+    async def find_sessions_by_metadata(
+        self, key: Where, *, limit: int | None = None
+    ) -> list[str]: ...
+
+    async def find_sessions_by_metadata(
+        self, key: str | Where, value: JSONValue = MISSING, *, limit: int | None = None
+    ) -> list[str]:
+        """Find sessions, this one or others, by a key and value or by a filter.
+
+        Args:
+            key: A key, to go with `value`; or, in its place, a filter.
+            value: What is stored under the key, taken as it is; `(key, value)` is the same as the
+                filter `{key: {"$eq": value}}`.
+            limit: How many ids at most; all by default.
+
+        Returns:
+            Session ids, most recently active first.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If a key comes without a value, or a filter with one.
+            ValueError: If `limit` is not a positive integer.
+        """
+        return await self._store.find_sessions(key, value, limit)
+
+    @property
+    def catalog(self) -> SessionCatalog:
+        """The catalog of the same engine, tables and scope."""
+        # The catalog makes sessions, so it stands above this module.
+        from .catalog import SessionCatalog
+
+        return SessionCatalog._sharing(
+            self._store,
+            on_clear=self._on_clear,
+            session_settings=self.session_settings,
+            ensure_ascii=self._ensure_ascii,
+        )
+
+    # ---- history ----
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Read the history, as in the SDK; outside the scope it is empty."""
+        if self._store.scope:
+            if not await self._store.is_visible(self.session_id):
+                return []
+        elif not self._has_valid_id():
+            return []
+        try:
+            items = await super().get_items(limit)
+        except DBAPIError as error:
+            items = await self._again(error, partial(super().get_items, limit))
+        if self._store.scope and not await self._store.is_visible(self.session_id):
+            return []  # Deleted and made anew by others in between.
+        return items
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append to the history, as in the SDK.
+
+        Raises:
+            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            ValueError: On MySQL and MariaDB, if the id is not one of 1 to 255 characters.
+        """
+        if items and self._store.database.dialect.bounded_ids:
+            check_id(self.session_id)
+        await super().add_items(items)
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Remove and return the newest item, as in the SDK; outside the scope there is none."""
+        return await super().pop_item() if self._has_valid_id() else None
+
+    async def clear_session(self) -> None:
+        """End the session, metadata included; with `on_clear="keep"`, empty its history."""
+        if self._has_valid_id():
+            await super().clear_session()
+
+    def _has_valid_id(self) -> bool:
+        bounded = self._store.database.dialect.bounded_ids
+        return not bounded or id_problem(self.session_id) is None
+
+    async def _ensure_tables(self) -> None:
+        if self._create_tables:
+            await self._store.database.ensure_tables()
+            self._create_tables = False
+
+    async def _again(self, error: DBAPIError, operation: Callable[[], Awaitable[T]]) -> T:
+        """Run failed history work again, if the error may pass or was for want of its tables."""
+        database = self._store.database
+        if not database.dialect.is_transient(error) and not (
+            database.create_tables and await database.recover(error)
+        ):
+            raise error
+        return await database.run(operation)
+
+    async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await operation()
+        except DBAPIError as error:
+            return await self._again(error, operation)
+
+    async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
+        rows = self._store.rows
+        if create:
+            await (await sess.connection()).run_sync(rows.enter, self.session_id)
+            return True
+        if not await super()._lock_session(sess):
+            return False
+        if not self._store.scope:
+            return True
+        return await (await sess.connection()).run_sync(rows.is_inside, self.session_id)
+
+    async def _clear_session(self) -> None:
+        if self._on_clear == "delete":
+            await super()._clear_session()
+            return
+        async with self._session() as sess, sess.begin():
+            if await self._lock_session(sess):
+                await sess.execute(self._own_messages())
+
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
+
+        Never answers False: compaction would then clear the session and add the items anew.
+        """
+        await self._ensure_tables()
+        rows = [
+            {"session_id": self.session_id, "message_data": await self._serialize_item(item)}
+            for item in items
+        ]
+
+        async def replace() -> None:
+            async with self._session() as sess, sess.begin():
+                if not await self._lock_session(sess, create=bool(rows)):
+                    return
+                await sess.execute(self._own_messages())
+                if rows:
+                    await sess.execute(insert(self._messages), rows)
+                await sess.execute(
+                    update(self._sessions)
+                    .where(self._sessions.c.session_id == self.session_id)
+                    .values(updated_at=func.current_timestamp())
+                )
+
+        await settle(self._run_sqlite_write_with_retry(replace))
+        return True
+
+    def _own_messages(self) -> Delete:
+        messages = self._messages
+        return delete(messages).where(messages.c.session_id == self.session_id)
+
+    async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
+        kind = type(self)
+        for name in ("_serialize_item", "_deserialize_item"):
+            # A subclass that transforms items may keep more than the SDK would replace.
+            if getattr(kind, name) is not getattr(SQLAlchemySession, name):
+                return None
+        await self._ensure_tables()
+        if self._store.scope and not await self._store.is_visible(self.session_id):
+            return None
+        # The SDK answers for its own exact type only; this is such a view of the same state.
+        view = SQLAlchemySession.__new__(SQLAlchemySession)
+        vars(view).update(vars(self))
+        for name in ("_lock_session", "_run_sqlite_write_with_retry"):
+            setattr(view, name, getattr(self, name))
+        return await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+
+
+def check_on_clear(on_clear: str) -> None:
+    """Refuse what `clear_session` could not do.
+
+    Raises:
+        ValueError: If it is neither `delete` nor `keep`.
+    """
+    if on_clear not in get_args(OnClear):
+        raise ValueError(f"on_clear must be 'delete' or 'keep', not {on_clear!r}")
+
+
+def open_store(
+    engine: AsyncEngine,
+    names: TableNames,
+    *,
+    create_tables: bool,
+    limits: MetadataLimits | None = None,
+    scope: Scope | None = None,
+) -> SessionStore:
+    """The store of an engine's sessions, on connections configured and guarded as the SDK's are."""
+    SQLAlchemySession._configure_sqlite_engine(engine)
+    lock = SQLAlchemySession._sqlite_connection_locks.get(id(engine.sync_engine))
+    database = Database(
+        engine,
+        names,
+        create_tables=create_tables,
+        guard=None if lock is None else partial(_holding, lock),
+        init_lock=partial(
+            SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
+        ),
+    )
+    return SessionStore(database, limits or MetadataLimits(), scope or Scope())
+
+
+@asynccontextmanager
+async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
+    """The turn that users of an in-memory SQLite's one connection take with the SDK."""
+    while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
+        await asyncio.sleep(0.001)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+_known_constructors: dict[type, bool] = {}
+
+
+def _constructor_is_known(engine: AsyncEngine) -> bool:
+    """Whether the SDK's constructor sets what this module knows of, and nothing else."""
+    kind = SQLAlchemySession
+    if kind not in _known_constructors:
+        _known_constructors[kind] = set(vars(kind("", engine=engine))) == _SDK_STATE
+    return _known_constructors[kind]

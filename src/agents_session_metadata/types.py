@@ -1,0 +1,145 @@
+"""Plain data that the package takes and gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal, TypeAlias
+
+JSONValue: TypeAlias = Any
+"""What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
+
+Metadata: TypeAlias = "dict[str, JSONValue]"
+"""The metadata of one session."""
+
+OnClear: TypeAlias = Literal["delete", "keep"]
+"""What `clear_session()` does: end the session, or empty its history only."""
+
+MAX_KEY_LENGTH = 255
+"""Characters that the key column holds."""
+
+
+@dataclass(frozen=True)
+class MetadataLimits:
+    """How much metadata one session may carry.
+
+    Attributes:
+        max_keys: Keys a session.
+        max_key_length: Characters a key; 255 at most, the width of the column.
+        max_value_bytes: Bytes a value, counted as compact JSON text in UTF-8 with non-ASCII
+            characters unescaped.
+
+    Raises:
+        ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
+    """
+
+    max_keys: int = 100
+    max_key_length: int = MAX_KEY_LENGTH
+    max_value_bytes: int = 65_536
+
+    def __post_init__(self) -> None:
+        for name in ("max_keys", "max_key_length", "max_value_bytes"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name} must be a positive integer, not {number!r}")
+        if self.max_key_length > MAX_KEY_LENGTH:
+            raise ValueError(
+                f"max_key_length must be {MAX_KEY_LENGTH} at most, not {self.max_key_length}"
+            )
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """One session, as a catalog lists it.
+
+    Attributes:
+        session_id: The session's id.
+        created_at: When its row was made; aware, UTC.
+        updated_at: When its history last changed; aware, UTC. Metadata does not move it.
+        metadata: The stored keys that were asked for, with their values.
+        item_count: Number of items in the history, or None when it was not asked for.
+    """
+
+    session_id: str
+    created_at: datetime
+    updated_at: datetime
+    metadata: Metadata
+    item_count: int | None = None
+
+
+@dataclass(frozen=True)
+class SessionPage:
+    """A page of sessions.
+
+    Attributes:
+        sessions: The sessions, in the order asked for.
+        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+    """
+
+    sessions: list[SessionInfo]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class ValueCount:
+    """How many sessions carry a value.
+
+    Attributes:
+        value: The scalar. Numbers that are equal are one value; whole ones are given as int.
+        count: Number of sessions.
+    """
+
+    value: str | int | float | bool | None
+    count: int
+
+
+@dataclass(frozen=True)
+class ToolStatistics:
+    """What was recorded of one tool.
+
+    Attributes:
+        calls: How often it was called.
+        duration: The time that the calls took together.
+    """
+
+    calls: int
+    duration: timedelta
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Totals over sessions, of what lifecycle and tracking recorded.
+
+    Attributes:
+        sessions: Number of sessions.
+        by_status: Number of sessions by `status`; those without one are not in it.
+        runs: Runs that were tracked.
+        requests: Requests to models.
+        input_tokens: Tokens that went in.
+        output_tokens: Tokens that came out.
+        total_tokens: Both.
+        cost: What they cost, exactly, to twelve decimals a session.
+        run_duration: Time spent in runs.
+        duration: Time from start to finish of finished sessions.
+        errors: Errors recorded.
+        tools: What was recorded of each tool.
+    """
+
+    sessions: int
+    by_status: dict[str, int]
+    runs: int
+    requests: int
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    cost: Decimal
+    run_duration: timedelta
+    duration: timedelta
+    errors: int
+    tools: dict[str, ToolStatistics]
+
+    @property
+    def tool_calls(self) -> int:
+        """How often tools were called, all together."""
+        return sum(tool.calls for tool in self.tools.values())

@@ -1,0 +1,301 @@
+"""JSON values: what may be stored, its text, and the search key that stands for it in an index.
+
+A search key is a byte string: a type tag and an encoding that sorts, byte by byte, as the values
+do. One binary column with one index then serves equality, ranges, prefixes and counting, on every
+database and without collations: numbers of any size compare as the decimals that their JSON text
+spells, strings by code point. The first `SEARCH_KEY_BYTES` of it are indexed; what is longer goes
+on in a second column that equality and order use as well.
+
+| value | encoding after the tag |
+|---|---|
+| None, False, True | nothing |
+| number | sign, decimal exponent, digits in pairs; complemented where negative |
+| string | UTF-8 |
+| list, object | SHA-256 of a canonical form: only equality is asked of them |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from .errors import InvalidMetadataError, MetadataLimitError
+from .types import JSONValue, MetadataLimits
+
+SEARCH_KEY_BYTES = 512
+"""Indexed bytes of a search key: the most that fits every database's index beside an id and a
+key."""
+
+MAX_DEPTH = 100
+MAX_INTEGER_DIGITS = 4300
+_TOO_LARGE = 10**MAX_INTEGER_DIGITS
+
+NULL = b"\x10"
+FALSE = b"\x20"
+TRUE = b"\x21"
+NUMBER = b"\x30"
+STRING = b"\x40"
+LIST = b"\x50"
+OBJECT = b"\x60"
+
+_NEGATIVE, _ZERO, _POSITIVE = b"\x00", b"\x01", b"\x02"
+_EXPONENT_BIAS = 0x8000
+_PAIRS = {f"{number:02}": number + 1 for number in range(100)}
+_COMPLEMENT = bytes(255 - byte for byte in range(256))
+
+_to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_from_text = json.JSONDecoder().raw_decode
+
+
+class SearchKey(NamedTuple):
+    """A search key as it is stored: the indexed part, and what is longer."""
+
+    indexed: bytes
+    rest: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the indexed part alone tells this value from every other."""
+        return len(self.indexed) < SEARCH_KEY_BYTES
+
+
+class EncodedValue(NamedTuple):
+    """A value as its row stores it."""
+
+    text: str
+    search: SearchKey
+    elements: tuple[SearchKey, ...]
+
+
+def encode_metadata(
+    values: Mapping[str, JSONValue], limits: MetadataLimits
+) -> dict[str, EncodedValue]:
+    """Check metadata and encode it, key by key, in the order of the keys.
+
+    Raises:
+        InvalidMetadataError: If a key or value cannot be stored.
+        MetadataLimitError: If a limit is exceeded.
+        TypeError: If `values` is not a mapping.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"metadata must be a mapping, not {type(values).__name__}")
+    encoded = {}
+    for key, value in values.items():
+        name = check_key(key, limits)
+        encoded[name] = encode_value(name, value, limits)
+    if len(encoded) > limits.max_keys:
+        first_over = sorted(encoded)[limits.max_keys]
+        raise MetadataLimitError(
+            "max_keys", key=first_over, size=len(encoded), allowed=limits.max_keys
+        )
+    return dict(sorted(encoded.items()))
+
+
+def check_key(key: object, limits: MetadataLimits) -> str:
+    """Return a metadata key as a plain string, or raise what is wrong with it."""
+    problem = key_problem(key)
+    if problem is not None or not isinstance(key, str):
+        raise InvalidMetadataError(problem or "", key=key)
+    if len(key) > limits.max_key_length:
+        raise MetadataLimitError(
+            "max_key_length", key=key, size=len(key), allowed=limits.max_key_length
+        )
+    return str.__str__(key)
+
+
+def key_problem(key: object) -> str | None:
+    """Say why no metadata can be stored under a key, limits aside; None when it can."""
+    if not isinstance(key, str):
+        return f"a key must be a string, not {type(key).__name__}"
+    if not key:
+        return "a key must not be empty"
+    if key.startswith("$"):
+        return "a key must not begin with $"
+    if "\x00" in key:
+        return "a key must not contain NUL"
+    if not _is_utf8(key):
+        return "a key must not contain lone surrogates"
+    return None
+
+
+def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedValue:
+    """Check one value and encode it.
+
+    Raises:
+        InvalidMetadataError: If it is not JSON as this package defines it.
+        MetadataLimitError: If its JSON text is longer than allowed.
+    """
+    problem = value_problem(value)
+    if problem is not None:
+        raise InvalidMetadataError(problem[1], key=key, path=problem[0])
+    text = _to_text(value)
+    size = len(text.encode())
+    if size > limits.max_value_bytes:
+        raise MetadataLimitError(
+            "max_value_bytes", key=key, size=size, allowed=limits.max_value_bytes
+        )
+    return EncodedValue(text, search_key(value), tuple(_elements(value)))
+
+
+def decode_value(text: str) -> JSONValue:
+    """The value of a stored JSON text."""
+    return _from_text(text.strip())[0]
+
+
+def value_problem(value: object) -> tuple[str, str] | None:
+    """Find the first thing in a value that is not JSON: its path and what is wrong, or None."""
+    return next(_problems(value, "$", 0), None)
+
+
+def search_key(value: JSONValue) -> SearchKey:
+    """The search key of a value that has no problem."""
+    return _split(_search_bytes(value))
+
+
+def prefix_key(text: str) -> SearchKey:
+    """The beginning that the search keys of all strings with this prefix share."""
+    return _split(STRING + text.encode())
+
+
+def upper_bound(prefix: bytes) -> bytes:
+    """The smallest byte string above every one that begins with `prefix`."""
+    # Neither a type tag nor a byte of UTF-8 is 0xFF, so the last byte can always be raised.
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
+    """The scalar that a search key stands for; whole numbers come as int."""
+    encoded = search.indexed + search.rest
+    tag, body = encoded[:1], encoded[1:]
+    if tag == STRING:
+        return body.decode()
+    if tag == NUMBER:
+        return _decode_number(body)
+    return {NULL: None, FALSE: False, TRUE: True}[tag]
+
+
+def _problems(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, str):
+        if not _is_utf8(value):
+            yield path, "a string must not contain lone surrogates"
+    elif isinstance(value, int):
+        if value.bit_length() > 14_000 and abs(value) >= _TOO_LARGE:
+            yield path, f"an integer has {MAX_INTEGER_DIGITS} digits at most"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield path, f"{value!r} is not JSON; store None or a string"
+    elif isinstance(value, (list, dict)):
+        if depth >= MAX_DEPTH:
+            yield path, f"a value is nested {MAX_DEPTH} deep at most"
+            return
+        if isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _problems(item, f"{path}[{index}]", depth + 1)
+            return
+        for name, item in value.items():
+            if not isinstance(name, str):
+                yield path, f"an object's keys must be strings, not {type(name).__name__}"
+            elif not _is_utf8(name):
+                yield path, "an object's keys must not contain lone surrogates"
+            else:
+                yield from _problems(item, f"{path}.{name}", depth + 1)
+    else:
+        yield path, f"{type(value).__name__} is not JSON; store a string, number, list or dict"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _split(encoded: bytes) -> SearchKey:
+    return SearchKey(encoded[:SEARCH_KEY_BYTES], encoded[SEARCH_KEY_BYTES:])
+
+
+def _search_bytes(value: JSONValue) -> bytes:
+    if value is None:
+        return NULL
+    if isinstance(value, bool):
+        return TRUE if value else FALSE
+    if isinstance(value, str):
+        return STRING + value.encode()
+    if isinstance(value, (int, float)):
+        return NUMBER + _encode_number(_to_text(value))
+    # A digest keeps the key short: a long list would only be stored twice.
+    digest = hashlib.sha256(_canonical(value)).digest()
+    return (LIST if isinstance(value, list) else OBJECT) + digest
+
+
+def _canonical(value: JSONValue) -> bytes:
+    """A byte string that two lists or objects share exactly when they are equal."""
+    if isinstance(value, list):
+        return LIST + _framed(_canonical(item) for item in value)
+    if isinstance(value, dict):
+        pairs = sorted((name.encode(), item) for name, item in value.items())
+        return OBJECT + _framed(part for name, item in pairs for part in (name, _canonical(item)))
+    return _search_bytes(value)
+
+
+def _framed(parts: Iterable[bytes]) -> bytes:
+    """Join byte strings so that no other strings join to the same."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def _elements(value: JSONValue) -> Iterator[SearchKey]:
+    """The search keys of a list's distinct scalar elements."""
+    if isinstance(value, list):
+        scalars = (item for item in value if not isinstance(item, (list, dict)))
+        yield from map(_split, dict.fromkeys(map(_search_bytes, scalars)))
+
+
+def _encode_number(text: str) -> bytes:
+    """Encode a JSON number so that byte order is numeric order, exactly."""
+    mantissa, _, power = text.lower().partition("e")
+    negative = mantissa.startswith("-")
+    whole, _, fraction = mantissa.lstrip("-").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return _ZERO
+    # The number is 0.DIGITS times ten to this power.
+    exponent = len(digits) - len(fraction) + int(power or 0)
+    digits = digits.rstrip("0")
+    digits += "0" * (len(digits) % 2)
+    body = (exponent + _EXPONENT_BIAS).to_bytes(2, "big") + bytes(
+        _PAIRS[digits[at : at + 2]] for at in range(0, len(digits), 2)
+    )
+    if negative:
+        # The final 0xFF puts a shorter number above one that goes on, as -1 is above -1.5.
+        return _NEGATIVE + body.translate(_COMPLEMENT) + b"\xff"
+    return _POSITIVE + body
+
+
+def _decode_number(encoded: bytes) -> int | float:
+    sign, body = encoded[:1], encoded[1:]
+    if sign == _ZERO:
+        return 0
+    if sign == _NEGATIVE:
+        body = body[:-1].translate(_COMPLEMENT)
+    exponent = int.from_bytes(body[:2], "big") - _EXPONENT_BIAS
+    digits = "".join(f"{pair - 1:02}" for pair in body[2:]).rstrip("0")
+    minus = "-" if sign == _NEGATIVE else ""
+    if len(digits) <= exponent:
+        return int(minus + digits.ljust(exponent, "0"))
+    return float(f"{minus}0.{digits}e{exponent}")
+
+
+def is_text(text: str) -> bool:
+    """Whether every driver takes a string as a parameter: UTF-8 without NUL."""
+    return "\x00" not in text and _is_utf8(text)
+
+
+def plain(value: Any) -> JSONValue:
+    """A deep copy of a stored value, in plain types, as reading it back would give it."""
+    return decode_value(_to_text(value))
