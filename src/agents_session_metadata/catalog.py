@@ -1,0 +1,743 @@
+"""`SessionCatalog`: every session in one database."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from agents.memory import SessionSettings
+from sqlalchemy import Connection, Result
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from .builder import Builder
+from .cursors import decode_cursor, encode_cursor
+from .dialects import Statement
+from .errors import (
+    InvalidFilterError,
+    SessionExistsError,
+    SessionMetadataError,
+    SessionNotFoundError,
+)
+from .filters import Condition, IdIn, Where, equality, parse_filter, parse_values
+from .keys import AGENT, normalize_agent
+from .ordering import WALK, OrderBy, Ordering, Position
+from .queries import Query
+from .retention import delete_matching, expired, sweep_orphans
+from .rows import check_id, storable_keys
+from .schema import table_names
+from .scope import Scope
+from .session import SQLAlchemyMetadataSession, check_on_clear, open_store
+from .statistics import statistics_statement, to_statistics
+from .store import SessionStore, check_limit
+from .transfer import OnConflict, export_record, fork, import_record
+from .types import (
+    JSONValue,
+    Metadata,
+    MetadataLimits,
+    OnClear,
+    SessionInfo,
+    SessionPage,
+    Statistics,
+    ValueCount,
+)
+from .values import SearchKey, decode_scalar, decode_value, encode_metadata, is_text, key_problem
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LONGEST_PAGE = 1000
+_WALK_PAGE = 500
+_DERIVED_IDS = 1000
+
+
+class SessionCatalog:
+    """Every session in one database: create, list, filter, page, count, delete, scope.
+
+    It also sees sessions that the plain SDK wrote; their metadata is empty. As an async context
+    manager it disposes, at the end, the engine that `from_url` made, and does nothing else.
+
+    Args:
+        engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
+        create_tables: Whether to create missing tables on first use.
+        sessions_table: Name of the SDK's sessions table.
+        messages_table: Name of the SDK's messages table.
+        metadata_table: Name of the metadata table; by default the sessions table's and `_metadata`.
+        metadata_limits: How much metadata a session may carry.
+        on_clear: What `clear_session()` of the sessions it hands out does.
+        session_settings: The SDK's settings for the sessions it hands out.
+        ensure_ascii: As in the SDK, for the sessions it hands out.
+
+    Raises:
+        UnsupportedDialectError: If the engine is for another database.
+        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+    ) -> None:
+        check_on_clear(on_clear)
+        names = table_names(sessions_table, messages_table, metadata_table)
+        self._store = open_store(engine, names, create_tables=create_tables, limits=metadata_limits)
+        self._session_arguments: dict[str, Any] = {
+            "on_clear": on_clear,
+            "session_settings": session_settings,
+            "ensure_ascii": ensure_ascii,
+        }
+        self._owns_engine = False
+
+    @classmethod
+    def from_url(
+        cls, url: str, *, engine_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Self:
+        """Make a catalog with an engine of its own, which `async with` disposes.
+
+        Args:
+            url: An async SQLAlchemy URL, such as `postgresql+asyncpg://…`.
+            engine_kwargs: Arguments for `create_async_engine`.
+            **kwargs: Arguments for the constructor.
+
+        Returns:
+            The catalog.
+        """
+        catalog = cls(create_async_engine(url, **(engine_kwargs or {})), **kwargs)
+        catalog._owns_engine = True
+        return catalog
+
+    @classmethod
+    def _sharing(cls, store: SessionStore, **session_arguments: Any) -> Self:
+        catalog = cls.__new__(cls)
+        catalog._store = store
+        catalog._session_arguments = session_arguments
+        catalog._owns_engine = False
+        return catalog
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._owns_engine:
+            await self.engine.dispose()
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine."""
+        return self._store.database.engine
+
+    def scoped(self, values: Mapping[str, JSONValue]) -> Self:
+        """A catalog that sees only the sessions with these values.
+
+        Every read, write, count and delete carries the scope, and so does every session object that
+        it hands out. What it creates gets the values. A session outside does not exist: reading it
+        gives `None`, `{}` or nothing, deleting it does nothing, other writing raises
+        `SessionNotFoundError`. Scoping a scoped catalog narrows it.
+
+        Args:
+            values: Plain values by key; compared as `$eq` does.
+
+        Returns:
+            The scoped catalog, on the same engine.
+
+        Raises:
+            InvalidFilterError: If a key cannot exist or a value is not plain JSON.
+            ScopeError: If this catalog's own scope fixes a key to another value.
+            TypeError: If `values` is not a mapping.
+            ValueError: If there is no value, or one is `None`.
+        """
+        scope = self._store.scope.narrowed(Scope.of(values))
+        return self._sharing(self._store.within(scope), **self._session_arguments)
+
+    # ---- single sessions ----
+
+    def session(self, session_id: str) -> SQLAlchemyMetadataSession:
+        """A session object, to run agents with. No I/O; the session need not exist yet.
+
+        Args:
+            session_id: Its id.
+
+        Returns:
+            The session, with this catalog's engine, tables, settings and scope.
+        """
+        return SQLAlchemyMetadataSession._in_store(
+            session_id, self._store, **self._session_arguments
+        )
+
+    async def create_session(
+        self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> SQLAlchemyMetadataSession:
+        """Create a session, its row and metadata in one transaction.
+
+        Args:
+            session_id: Its id; a random one by default.
+            metadata: Its metadata; the scope's values are added.
+
+        Returns:
+            The session.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the id is taken, within the scope or outside.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If the id cannot carry metadata.
+        """
+        name = str(uuid.uuid4()) if session_id is None else session_id
+        if not await self._create(name, metadata or {}):
+            raise SessionExistsError(name)
+        return self.session(name)
+
+    async def get_or_create_session(
+        self, values: Mapping[str, JSONValue], *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> tuple[SQLAlchemyMetadataSession, bool]:
+        """The most recently active session with these values, or a new one with them.
+
+        Its id is derived from the values, and the primary key decides between concurrent callers:
+        however many ask at once, in however many processes, one session is created.
+
+        Args:
+            values: Plain values by key, a business key such as `{"repo": "o/r", "pr": 42}`.
+            metadata: More metadata for a new session; a found one stays as it is.
+
+        Returns:
+            The session, and whether it was created.
+
+        Raises:
+            InvalidFilterError: If a key cannot exist or a value is not plain JSON.
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the values contradict the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `values` is not a mapping.
+            ValueError: If there is no value, or `metadata` contradicts `values`.
+        """
+        wanted = parse_values(values, "values")
+        scope, limits = self._store.scope, self._store.limits
+        scope.check(wanted)
+        more = encode_metadata(metadata or {}, limits)
+        for key, encoded in encode_metadata(wanted, limits).items():
+            if key in more and more[key].search != encoded.search:
+                raise ValueError(f"metadata and values differ in {key!r}")
+        together = {**(metadata or {}), **wanted}
+        encode_metadata({**together, **scope.values}, limits)
+        condition = scope.restrict(equality(wanted))
+        search = encode_metadata({**wanted, **scope.values}, limits)
+        seed = repr([(key, value.search) for key, value in search.items()]).encode()
+        name = ""
+        for attempt in range(_DERIVED_IDS):
+            found = await self._scalars(lambda: self._store.database.queries.find(condition, 1))
+            if found:
+                return self.session(found[0]), False
+            # Taken without matching: it had the values once. The next id is as good, for everybody.
+            name = hashlib.sha256(seed + attempt.to_bytes(4, "big")).hexdigest()[:32]
+            if await self._create(name, together):
+                return self.session(name), True
+        raise SessionExistsError(name)
+
+    async def get_session(
+        self, session_id: str, *, keys: Iterable[str] | None = None, count_items: bool = False
+    ) -> SessionInfo | None:
+        """One session with its metadata.
+
+        Args:
+            session_id: Its id.
+            keys: The metadata keys to bring; every stored one by default.
+            count_items: Whether to count the items of its history.
+
+        Returns:
+            The session, or None if there is none.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        wanted = storable_keys(keys)
+        if not is_text(session_id):
+            return None
+        condition = self._store.scope.restrict(IdIn((session_id,)))
+        found = await self._sessions(
+            lambda: self._store.database.queries.page(
+                condition, WALK, limit=1, keys=wanted, count_items=count_items
+            )
+        )
+        return found[0][0] if found else None
+
+    async def last_session(
+        self, where: Where | None = None, *, count_items: bool = False
+    ) -> SessionInfo | None:
+        """The session that was active last.
+
+        The SDK's clock ticks in whole seconds on SQLite, MariaDB and MySQL. Among sessions of the
+        same tick it is the one with the newest message.
+
+        Args:
+            where: A filter. A plain string under `agent` is normalised: `@ai-engineer` finds
+                `ai-engineer`.
+            count_items: Whether to count the items of its history.
+
+        Returns:
+            The session, or None if none matches.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
+            where = {**where, AGENT: normalize_agent(where[AGENT])}
+        condition = self._condition(where)
+        found = await self._sessions(
+            lambda: self._store.database.queries.last(condition, count_items=count_items)
+        )
+        return found[0][0] if found else None
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Delete a session: history, row and metadata.
+
+        Args:
+            session_id: Its id.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        if not is_text(session_id):
+            return False
+        rows = self._store.rows
+        return await self._store.database.write(
+            lambda connection: rows.delete(connection, session_id)
+        )
+
+    async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
+        """As `SQLAlchemyMetadataSession.get_metadata`, by id: for sessions behind a wrapper."""
+        return await self._store.get_metadata(session_id, keys)
+
+    async def set_metadata(self, session_id: str, values: Mapping[str, JSONValue]) -> None:
+        """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
+        await self._store.set_metadata(session_id, values)
+
+    async def edit_metadata(
+        self, session_id: str, change: Callable[[Metadata], object]
+    ) -> Metadata:
+        """As `SQLAlchemyMetadataSession.edit_metadata`, by id."""
+        return await self._store.edit_metadata(session_id, change)
+
+    async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
+        """As `SQLAlchemyMetadataSession.delete_metadata`, by id."""
+        return await self._store.delete_metadata(session_id, keys)
+
+    # ---- many sessions ----
+
+    async def list_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy = "-updated_at",
+        limit: int = 100,
+        cursor: str | None = None,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+    ) -> SessionPage:
+        """A page of sessions with their metadata.
+
+        Walking through pages by `created_at` or `session_id` gives every session that exists
+        throughout the walk exactly once, whatever is inserted and deleted meanwhile. By
+        `updated_at` it is best effort: a session that becomes active during the walk moves, and may
+        be missed or seen twice.
+
+        Args:
+            where: A filter; every session by default.
+            order_by: `updated_at`, `created_at` or `session_id`, with `-` for descending. Ties
+            break
+                by id, in the same direction.
+            limit: Sessions a page, 1 to 1,000.
+            cursor: The `next_cursor` of the page before, of the same filter, order and scope.
+            keys: The metadata keys to bring; every stored one by default. `[]` means none.
+            count_items: Whether to count the items of each history.
+
+        Returns:
+            The page.
+
+        Raises:
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+            ValueError: If `limit` or `order_by` is not one of those allowed.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        ordering = Ordering.parse(order_by)
+        wanted = storable_keys(keys)
+        condition = self._condition(where)
+        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
+        # One more than asked for tells whether there is a next page.
+        found = await self._sessions(
+            lambda: self._store.database.queries.page(
+                condition,
+                ordering,
+                limit=limit + 1,
+                after=after,
+                keys=wanted,
+                count_items=count_items,
+            )
+        )
+        next_cursor = None
+        if len(found) > limit:
+            next_cursor = encode_cursor(found[limit - 1][1], condition, ordering)
+        return SessionPage([info for info, _ in found[:limit]], next_cursor)
+
+    async def iter_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+    ) -> AsyncIterator[SessionInfo]:
+        """Walk through all matching sessions, in constant memory.
+
+        The walk goes by the primary key and holds no connection between items. It gives every
+        session that exists and matches throughout exactly once.
+
+        Args:
+            where: A filter; every session by default.
+            keys: The metadata keys to bring; every stored one by default.
+            count_items: Whether to count the items of each history.
+
+        Yields:
+            The sessions.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        wanted = storable_keys(keys)
+        condition = self._condition(where)
+        after: Position | None = None
+        while True:
+            found = await self._sessions(
+                lambda: self._store.database.queries.page(
+                    condition,
+                    WALK,
+                    limit=_WALK_PAGE,
+                    after=after,  # noqa: B023  # awaited within this turn of the loop
+                    keys=wanted,
+                    count_items=count_items,
+                )
+            )
+            for info, _ in found:
+                yield info
+            if len(found) < _WALK_PAGE:
+                return
+            after = found[-1][1]
+
+    async def count_sessions(self, where: Where | None = None) -> int:
+        """The number of matching sessions.
+
+        Args:
+            where: A filter; every session by default.
+
+        Returns:
+            How many there are.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        condition = self._condition(where)
+        counts = await self._scalars(lambda: self._store.database.queries.count(condition))
+        return int(counts[0])
+
+    async def count_values(
+        self, key: str, where: Where | None = None, *, limit: int = 100
+    ) -> list[ValueCount]:
+        """How many sessions carry each scalar under a key; the elements of lists count one by one.
+
+        Args:
+            key: A metadata key.
+            where: A filter; every session by default.
+            limit: How many values at most.
+
+        Returns:
+            The values, those of most sessions first, then by value. 1 and 1.0 are one value.
+
+        Raises:
+            InvalidFilterError: If the key cannot exist, or the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If `limit` is not a positive integer.
+        """
+        problem = key_problem(key)
+        if problem is not None:
+            raise InvalidFilterError(problem, path="key")
+        check_limit(limit)
+        condition = self._condition(where)
+        database = self._store.database
+
+        def read(connection: Connection) -> list[ValueCount]:
+            query = database.queries.count_values(key, condition, limit)
+            found: Iterable[Any] = connection.execute(*query)
+            return [
+                ValueCount(decode_scalar(SearchKey(bytes(indexed), bytes(rest))), int(count))
+                for indexed, rest, count in found
+            ]
+
+        return await database.read(read)
+
+    async def statistics(self, where: Where | None = None) -> Statistics:
+        """Totals of what lifecycle and tracking recorded, added up exactly in the database.
+
+        Args:
+            where: A filter; every session by default.
+
+        Returns:
+            The totals.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        condition = self._condition(where)
+        database = self._store.database
+
+        def read(connection: Connection) -> Statistics:
+            def build(builder: Builder) -> Statement:
+                return statistics_statement(builder, database.dialect, database.tables)
+
+            rows: Iterable[Any] = connection.execute(*database.queries.statistics(condition, build))
+            return to_statistics(rows)
+
+        return await database.read(read)
+
+    # ---- ageing and moving ----
+
+    async def delete_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        inactive_for: timedelta | None = None,
+        dry_run: bool = False,
+        batch_size: int = 500,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Delete matching sessions, in short transactions.
+
+        Filter and activity are checked again under the lock of each batch, so a session that wakes
+        up is spared. After a crash, run it again. Metadata is no activity, and reading is none.
+
+        Args:
+            where: A filter; may be left out only when `inactive_for` is given.
+            inactive_for: Delete only what has been inactive for at least so long.
+            dry_run: Count, delete nothing.
+            batch_size: Sessions a transaction, 1 to 1,000.
+            progress: Called after each batch with the number deleted so far.
+
+        Returns:
+            The number of sessions deleted, or that would be.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `inactive_for` is no timedelta.
+            ValueError: If there is neither a filter nor an age, the age is negative, or
+                `batch_size` is out of bounds.
+        """
+        condition = parse_filter(where)
+        if not where and inactive_for is None:
+            raise ValueError(
+                "delete_sessions needs a filter or inactive_for; it does not delete everything"
+            )
+        if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
+            raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {batch_size!r}")
+        condition = self._store.scope.restrict(expired(condition, inactive_for))
+        if dry_run:
+            counts = await self._scalars(lambda: self._store.database.queries.count(condition))
+            return int(counts[0])
+        deleted = await delete_matching(
+            self._store, condition, batch_size=batch_size, progress=progress
+        )
+        if not self._store.scope:
+            await sweep_orphans(self._store)
+        return deleted
+
+    async def fork_session(
+        self,
+        session_id: str,
+        new_id: str | None = None,
+        *,
+        metadata: Mapping[str, JSONValue] | None = None,
+    ) -> SQLAlchemyMetadataSession:
+        """Copy a session's history and metadata, in one transaction.
+
+        A history written through `EncryptedSession` cannot be read under another id: its key is
+        derived from the id.
+
+        Args:
+            session_id: The session to copy.
+            new_id: The copy's id; a random one by default.
+            metadata: Keys to set in the copy.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the new id is taken.
+            SessionNotFoundError: If there is no such session.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If the new id cannot carry metadata.
+        """
+        name = str(uuid.uuid4()) if new_id is None else new_id
+        work = fork(self._store, session_id, name, metadata or {})
+        if not is_text(session_id):
+            raise SessionNotFoundError(session_id)
+        await self._store.database.write(work)
+        return self.session(name)
+
+    async def export_sessions(self, where: Where | None = None) -> AsyncIterator[dict[str, Any]]:
+        """Give matching sessions as JSON-ready records, one at a time.
+
+        A record has the session's id, times, metadata and items, and the version of its format. An
+        encrypted history stays encrypted.
+
+        Args:
+            where: A filter; every session by default.
+
+        Yields:
+            The records, for `import_sessions`.
+
+        Raises:
+            InvalidFilterError: If the filter is not understood.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        async for info in self.iter_sessions(where):
+            yield await self._store.database.read(export_record(self._store, info))
+
+    async def import_sessions(
+        self,
+        records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        on_conflict: OnConflict = "error",
+    ) -> int:
+        """Write records that `export_sessions` gave, here or on any other database.
+
+        Each record is one transaction. A broken record, or a conflict, stops the import; its error
+        names the record's position, and those before it are in.
+
+        Args:
+            records: The records.
+            on_conflict: What to do about a session that exists: stop with an error, skip the
+                record, or replace the session.
+
+        Returns:
+            The number of sessions written.
+
+        Raises:
+            InvalidMetadataError: If a record, or metadata in it, is not understood.
+            MetadataLimitError: If metadata exceeds a limit.
+            ScopeError: If metadata contradicts the scope.
+            SessionExistsError: If a session exists and `on_conflict` is `"error"`.
+            SessionNotFoundError: If a session to be replaced exists outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If an id cannot carry metadata, or `on_conflict` is none of the three.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ValueError(
+                f"on_conflict must be 'error', 'skip' or 'replace', not {on_conflict!r}"
+            )
+        ensure_ascii = self._session_arguments["ensure_ascii"]
+        position = written = 0
+        async for record in _each(records):
+            position += 1
+            try:
+                work = import_record(self._store, record, on_conflict, ensure_ascii=ensure_ascii)
+                written += await self._store.database.write(work)
+            except (SessionMetadataError, ValueError) as error:
+                error.args = (f"record {position} (index {position - 1}): {error}",)
+                raise
+        return written
+
+    # ---- inside ----
+
+    def _condition(self, where: Where | None) -> Condition:
+        return self._store.scope.restrict(parse_filter(where))
+
+    async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
+        scope, rows = self._store.scope, self._store.rows
+        encoded = encode_metadata(metadata, self._store.limits)
+        scope.check(metadata)
+        check_id(session_id)
+        if scope:
+            encoded = encode_metadata({**metadata, **scope.values}, self._store.limits)
+        return await self._store.database.write(
+            lambda connection: rows.create(connection, session_id, encoded)
+        )
+
+    async def _scalars(self, query: Callable[[], Query]) -> Sequence[Any]:
+        return await self._store.database.read(
+            lambda connection: connection.scalars(*query()).all()
+        )
+
+    async def _sessions(self, query: Callable[[], Query]) -> list[tuple[SessionInfo, Position]]:
+        """Read sessions, each with its position in the order of the statement."""
+        return await self._store.database.read(
+            lambda connection: self._collected(connection.execute(*query()))
+        )
+
+    def _collected(self, result: Result[Any]) -> list[tuple[SessionInfo, Position]]:
+        """Put the rows of each session together, one for each of its keys."""
+        to_datetime = self._store.database.dialect.to_datetime
+        names = list(result.keys())
+        place = {name: index for index, name in enumerate(names)}
+        sorted_by, count = place.get("position"), place.get("item_count")
+        with_metadata = "key" in place
+        found: list[tuple[SessionInfo, Position]] = []
+        current: str | None = None
+        metadata: Metadata = {}
+        for row in cast("Iterable[Any]", result):
+            session_id, created_at, updated_at = row[:3]
+            if session_id != current:
+                current, metadata = session_id, {}
+                info = SessionInfo(
+                    session_id,
+                    to_datetime(created_at),
+                    to_datetime(updated_at),
+                    metadata,
+                    None if count is None else row[count],
+                )
+                position = None if sorted_by is None else str(row[sorted_by])
+                found.append((info, Position(position, session_id)))
+            # Key and value come last; a session without metadata has neither.
+            if with_metadata and row[-2] is not None:
+                metadata[row[-2]] = decode_value(row[-1])
+        return found
+
+
+async def _each(
+    records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+) -> AsyncIterator[Mapping[str, Any]]:
+    if isinstance(records, AsyncIterable):
+        async for record in records:
+            yield record
+    else:
+        for record in records:
+            yield record

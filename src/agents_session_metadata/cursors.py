@@ -1,0 +1,52 @@
+"""Page cursors: a position, and a mark of the question that it belongs to.
+
+A cursor carries no filter and no scope: these always come from the call. It does carry a digest of
+both, of the order and of the position, so that one of another question, or one damaged in any byte,
+is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+
+from .errors import InvalidCursorError
+from .filters import Condition
+from .ordering import Ordering, Position
+
+_DIGEST_BYTES = 16
+
+
+def encode_cursor(position: Position, condition: Condition, ordering: Ordering) -> str:
+    """Make a cursor of a position in the answer to a question."""
+    body = json.dumps(position, separators=(",", ":")).encode()
+    token = _digest(body, condition, ordering) + body
+    return base64.urlsafe_b64encode(token).decode().rstrip("=")
+
+
+def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Position:
+    """Read the position out of a cursor.
+
+    Raises:
+        InvalidCursorError: If the cursor is damaged or belongs to another question.
+    """
+    if not isinstance(cursor, str):
+        raise InvalidCursorError
+    try:
+        token = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+    except (ValueError, binascii.Error):
+        raise InvalidCursorError from None
+    digest, body = token[:_DIGEST_BYTES], token[_DIGEST_BYTES:]
+    # Several texts decode to the same bytes; only one is what was given out.
+    canonical = base64.urlsafe_b64encode(token).decode().rstrip("=")
+    if canonical != cursor or digest != _digest(body, condition, ordering):
+        raise InvalidCursorError
+    sorted_by, session_id = json.loads(body)
+    return Position(sorted_by, session_id)
+
+
+def _digest(body: bytes, condition: Condition, ordering: Ordering) -> bytes:
+    question = repr((condition, ordering)).encode()
+    return hashlib.sha256(hashlib.sha256(question).digest() + body).digest()[:_DIGEST_BYTES]
