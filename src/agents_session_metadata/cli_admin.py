@@ -1,0 +1,269 @@
+"""The commands about the database as a whole: ageing, moving, SQL, health, the MCP server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal, cast
+
+import typer
+
+from .cli_command import command
+from .cli_input import (
+    Failure,
+    FilterMetaOption,
+    JsonLinesOption,
+    JsonOption,
+    Place,
+    WhereOption,
+    YesOption,
+    confirm,
+    parse_where,
+    require_answer,
+    usage,
+)
+from .cli_output import Counter, progress, say, shown, write, write_json
+from .ddl import create_statements, drop_statements
+
+
+@command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
+async def cleanup(
+    place: Place,
+    *,
+    hours: Annotated[float | None, typer.Option(help="Inactive for so many hours.")] = None,
+    days: Annotated[float | None, typer.Option(help="Inactive for so many days.")] = None,
+    where: WhereOption = None,
+    meta: FilterMetaOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, delete nothing.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete sessions that match and have been inactive, in short transactions.
+
+    It needs a filter or an age. Deleting none is no failure; after a crash, run it again.
+    """
+    condition = parse_where(where, meta)
+    if hours is not None and days is not None:
+        usage("pass --hours or --days, not both")
+    if not condition and hours is None and days is None:
+        usage("cleanup needs --hours, --days, --where or --meta; it does not delete everything")
+    age = None
+    if hours is not None or days is not None:
+        try:
+            age = timedelta(hours=hours or 0, days=days or 0)
+        except (OverflowError, ValueError):
+            usage("the age is out of bounds")
+    require_answer(yes=yes or dry_run)
+    async with place.catalog() as catalog:
+        number = None
+        if dry_run or not yes or sys.stderr.isatty():
+            number = await catalog.delete_sessions(condition, inactive_for=age, dry_run=True)
+        if not dry_run and number != 0:
+            confirm(f"Delete {number} sessions, history and all?", yes=yes)
+            with progress("deleting", number) as counter:
+                number = await catalog.delete_sessions(
+                    condition, inactive_for=age, progress=counter.reach
+                )
+    if as_json:
+        write_json({"deleted": number, "dry_run": dry_run})
+    else:
+        write(str(number))
+        say(f"sessions that would be deleted: {number}" if dry_run else f"deleted {number}")
+    return 0
+
+
+@command("export", "export --meta owner_id=u1 --output sessions.jsonl")
+async def export(
+    place: Place,
+    *,
+    where: WhereOption = None,
+    meta: FilterMetaOption = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file; standard output by default.")
+    ] = None,
+    as_json: JsonOption = False,
+    as_lines: JsonLinesOption = False,
+) -> int:
+    """Write sessions with history and metadata, one JSON record a line, for `import`.
+
+    With --json the records are the elements of one list.
+    """
+    if as_json and as_lines:
+        usage("pass --json or --jsonl, not both")
+    condition = parse_where(where, meta)
+    async with place.catalog() as catalog:
+        shows = sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
+        total = await catalog.count_sessions(condition) if shows else None
+        with _writing(output) as file, progress("exporting", total) as counter:
+            before, between, after = ("[\n", ",\n", "\n]\n") if as_json else ("", "\n", "\n")
+            async for record in catalog.export_sessions(condition):
+                file.write((between if counter.count else before) + json.dumps(record))
+                counter.reach(counter.count + 1)
+            if counter.count:
+                file.write(after)
+            elif as_json:
+                file.write("[]\n")
+    if not counter.count:
+        raise Failure("no session matches")
+    say(f"exported {counter.count}")
+    return 0
+
+
+@command("import", "import sessions.jsonl --on-conflict skip")
+async def import_(
+    place: Place,
+    *,
+    file: Annotated[
+        Path | None, typer.Argument(help="What `export` wrote; standard input by default.")
+    ] = None,
+    on_conflict: Annotated[
+        Literal["error", "skip", "replace"],
+        typer.Option(help="What to do about a session that exists."),
+    ] = "error",
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Take exported sessions into this database, one transaction a record.
+
+    A broken record, or a conflict, stops the import; the records before it are in.
+    """
+    if on_conflict == "replace":
+        confirm("Replace sessions that exist, history and all?", yes=yes)
+    async with place.catalog() as catalog:
+        with _reading(file) as source, progress("importing") as counter:
+            try:
+                written = await catalog.import_sessions(
+                    _records(source, counter), on_conflict=on_conflict
+                )
+            except ValueError as error:
+                raise Failure(f"{error}; the records before it are in") from None
+    if as_json:
+        write_json({"read": counter.count, "written": written})
+    else:
+        say(f"read {counter.count}, wrote {written}")
+    return 0
+
+
+@command("ddl", "ddl --dialect postgresql > tables.sql", offline=True)
+async def ddl(
+    place: Place,
+    *,
+    dialect: Annotated[
+        Literal["postgresql", "mysql", "mariadb", "sqlite"], typer.Option(help="The database.")
+    ],
+    drop: Annotated[bool, typer.Option("--drop", help="The way back.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --drop: the SDK's own tables too.")
+    ] = False,
+) -> int:
+    """Print the SQL that makes the tables, or drops them. No database is needed."""
+    if everything and not drop:
+        usage("--all goes with --drop")
+    statements = (
+        drop_statements(dialect, place.names, everything=everything)
+        if drop
+        else create_statements(dialect, place.names)
+    )
+    for statement in statements:
+        write(f"{statement};")
+    return 0
+
+
+@command("doctor", "doctor --json")
+async def doctor(place: Place, *, as_json: JsonOption = False) -> int:
+    """Check a database and print what is wrong with it and what to run.
+
+    The statements are to be run in the order in which they stand. The exit code is 1 when
+    something is wrong; a warning alone gives 0.
+    """
+    from .doctor import diagnose
+
+    if place.create_tables or place.scope:
+        usage("doctor looks at the whole database and changes nothing")
+    engine = place.engine()
+    try:
+        findings = await diagnose(engine, place.names)
+    finally:
+        await engine.dispose()
+    wrong = any(each.level == "error" for each in findings)
+    if as_json:
+        write_json({"healthy": not wrong, "findings": [each.as_dict() for each in findings]})
+        return int(wrong)
+    for each in findings:
+        write(f"{each.level:7}  {each.check}: {shown(each.problem)}")
+        for statement in each.repair:
+            write(f"{statement};")
+    say("something is wrong" if wrong else "healthy")
+    return int(wrong)
+
+
+@command("mcp", "mcp --scope owner_id=u1 --tool-prefix fugue_")
+async def mcp(
+    place: Place,
+    *,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Offer tools that change metadata.")
+    ] = False,
+    tool_prefix: Annotated[str, typer.Option(help="Goes before the tools' names.")] = "",
+) -> int:
+    """Serve metadata to agents: an MCP server on standard input and output.
+
+    It is read-only unless --allow-write is given, and sees nothing outside --scope.
+    """
+    try:
+        from .mcp_server import make_server
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"mcp", "mcp_types"}:
+            raise
+        raise Failure(
+            "the MCP server needs mcp 2.x; install it with: "
+            "pip install 'agents-session-metadata[mcp]'"
+        ) from None
+    async with place.catalog() as catalog:
+        # A server that cannot answer had better not start.
+        await catalog.list_sessions(limit=1, keys=[])
+        server = make_server(catalog, allow_write=allow_write, tool_prefix=tool_prefix)
+        await server.run_stdio_async()
+    return 0
+
+
+def _writing(path: Path | None) -> Any:
+    return nullcontext(sys.stdout) if path is None else _opened(path, "w")
+
+
+def _reading(path: Path | None) -> Any:
+    is_stdin = path is None or str(path) == "-"
+    return nullcontext(sys.stdin) if is_stdin else _opened(cast("Path", path), "r")
+
+
+def _opened(path: Path, mode: str) -> IO[str]:
+    try:
+        return cast("IO[str]", path.open(mode, encoding="utf-8"))
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+
+
+def _records(source: IO[str], counter: Counter) -> Iterator[Any]:
+    """The records of a file: one a line, or the elements of one list.
+
+    Raises:
+        Failure: If something is no JSON.
+    """
+    for number, line in enumerate(source, 1):
+        if not line.strip():
+            continue
+        is_list = counter.count == 0 and line.lstrip().startswith("[")
+        try:
+            found = json.loads(line + source.read() if is_list else line)
+        except (ValueError, RecursionError) as error:
+            place = "the list" if is_list else f"line {number}"
+            raise Failure(
+                f"{place} is not JSON: {error}; the {counter.count} records before it are in"
+            ) from None
+        for record in found if is_list else [found]:
+            counter.reach(counter.count + 1)
+            yield record

@@ -1,0 +1,20 @@
+"""All commands together."""
+
+from __future__ import annotations
+
+from . import cli_admin, cli_lifecycle, cli_sessions
+from .cli_command import app
+
+__all__ = ["COMMANDS", "app"]
+
+COMMANDS = (
+    *("list", "show", "get", "set", "unset", "count", "values", "last"),
+    *("start", "phase", "resume-check", "finish"),
+    *("delete", "cleanup", "export", "import"),
+    *("ddl", "doctor", "mcp"),
+)
+"""The commands, in the order of their help."""
+
+_MODULES = (cli_sessions, cli_lifecycle, cli_admin)  # importing them adds their commands
+
+app.registered_commands.sort(key=lambda each: COMMANDS.index(each.name or ""))

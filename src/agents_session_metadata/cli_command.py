@@ -1,0 +1,171 @@
+"""How a coroutine becomes a command: shared options, an example, errors as sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import typer
+from rich.markup import escape
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from . import cli_input as given
+from .cli_output import say
+from .ddl import DIALECTS
+from .errors import (
+    InvalidCursorError,
+    InvalidFilterError,
+    SessionMetadataError,
+    TablesMissingError,
+    UnsupportedDialectError,
+)
+
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Awaitable[int | None]])
+
+EXAMPLES: dict[str, str] = {}
+"""An example of every command."""
+
+app = typer.Typer(
+    name="agent-sessions",
+    help="Metadata for the sessions of the OpenAI Agents SDK: find, change, age and move them.",
+    epilog=(
+        "Data goes to standard output, words to standard error. "
+        "The exit code is 0, or 1 for an error or when nothing was found, "
+        "or 2 for a command line that was not understood."
+    ),
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_TABLES = [
+    inspect.Parameter(
+        "sessions_table", _KEYWORD, default="agent_sessions", annotation=given.SessionsTableOption
+    ),
+    inspect.Parameter(
+        "messages_table", _KEYWORD, default="agent_messages", annotation=given.MessagesTableOption
+    ),
+    inspect.Parameter(
+        "metadata_table", _KEYWORD, default=None, annotation=given.MetadataTableOption
+    ),
+]
+_PLACE = [
+    inspect.Parameter("url", _KEYWORD, default=None, annotation=given.UrlOption),
+    inspect.Parameter("scope", _KEYWORD, default=None, annotation=given.ScopeOption),
+    *_TABLES,
+    inspect.Parameter(
+        "create_tables", _KEYWORD, default=False, annotation=given.CreateTablesOption
+    ),
+]
+_DRIVER_MODULES = {*given.EXTRAS, "pymysql", "sqlite3", "aiomysql"}
+
+
+def command(
+    name: str, example: str, *, offline: bool = False
+) -> Callable[[CommandFunction], CommandFunction]:
+    """Make a command of a coroutine function.
+
+    The function gets a `Place` first; the options that make one are added to its own. What it
+    returns is the exit code, None being 0.
+
+    Args:
+        name: The command's name.
+        example: A line to show in its help.
+        offline: Whether it needs the names of the tables only, and no database.
+
+    Returns:
+        The decorator; the function stays as it is.
+    """
+    added = _TABLES if offline else _PLACE
+
+    def decorate(function: CommandFunction) -> CommandFunction:
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        parameters = [parameter.replace(kind=_KEYWORD) for parameter in own] + added
+
+        def run(**arguments: Any) -> None:
+            place = given.Place(**{each.name: arguments.pop(each.name) for each in added})
+            code = _run(lambda: function(place, **arguments), place)
+            if code:
+                raise typer.Exit(code)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        EXAMPLES[name] = example
+        paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+        summary = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+        epilog = f"Example: {escape(f'agent-sessions {example}')}"
+        app.command(name, help=escape(summary), epilog=epilog)(run)
+        return function
+
+    return decorate
+
+
+def _run(work: Callable[[], Awaitable[int | None]], place: given.Place) -> int:
+    """Run a command and say, in a sentence, why it could not be done."""
+
+    async def main() -> int | None:
+        return await work()
+
+    try:
+        code = asyncio.run(main())
+        sys.stdout.flush()
+    except given.Failure as failure:
+        say(failure.sentence)
+        return failure.code
+    except BrokenPipeError:
+        # Whoever read the output has had enough; nothing is left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        explained = explain(error, place)
+        if explained is None:
+            raise
+        say(explained.sentence)
+        return explained.code
+    return code or 0
+
+
+def explain(error: BaseException, place: given.Place) -> given.Failure | None:
+    """What an error means to whoever typed the command; None for one that is a bug."""
+    if isinstance(error, TablesMissingError):
+        dialect = place.database_url().get_backend_name()
+        shown = dialect if dialect in DIALECTS else "…"
+        return given.Failure(
+            f"the database lacks {', '.join(error.tables)}; pass --create-tables, "
+            f"or run what `agent-sessions ddl --dialect {shown}` prints"
+        )
+    if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
+        return given.Failure(str(error), 2)
+    if isinstance(error, SessionMetadataError):
+        return given.Failure(str(error))
+    return _database_failure(error, place) or (
+        given.Failure(str(error), 2) if isinstance(error, (ValueError, OverflowError)) else None
+    )
+
+
+def _database_failure(error: BaseException, place: given.Place) -> given.Failure | None:
+    cause: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        cause = error.orig
+    driver = type(cause).__module__.partition(".")[0]
+    from_database = isinstance(error, (DBAPIError, OSError, PoolTimeoutError))
+    if not place.url or not (from_database or driver in _DRIVER_MODULES):
+        return None
+    url = place.database_url()
+    reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    if isinstance(cause, OSError) and cause.errno in errno.errorcode and cause.strerror:
+        reason = cause.strerror
+    if url.password:
+        reason = reason.replace(str(url.password), "***")
+    return given.Failure(
+        f"the database at {given.shown_url(url)} does not answer as it should: {reason}; "
+        "check the URL and the server, then run `agent-sessions doctor`"
+    )

@@ -1,0 +1,102 @@
+"""The SQL that makes the tables, and that takes them away, as text: no driver, no connection."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, get_args
+
+from sqlalchemy import Dialect as SADialect
+from sqlalchemy import MetaData
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
+
+from .dialects import dialect_of
+from .schema import CREATE_TYPES, DropTrigger, SessionTables, TableNames, build_tables, table_names
+
+DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
+DIALECTS: tuple[str, ...] = get_args(DialectName)
+
+
+def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
+    """What `create_tables=True` runs on an empty database.
+
+    Args:
+        dialect: One of `DIALECTS`.
+        names: The names of the tables; the usual ones by default.
+
+    Returns:
+        The statements, without semicolons at their ends.
+
+    Raises:
+        ValueError: If the dialect is none of them.
+    """
+    sa_dialect, tables = offline(dialect), _tables(names)
+    ways = dialect_of(sa_dialect)
+    elements: list[ExecutableDDLElement] = []
+    for table in tables.tables:
+        elements.append(CreateTable(table, if_not_exists=True))
+        elements += [
+            CreateIndex(index, if_not_exists=ways.index_if_not_exists)
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ]
+    if ways.uses_triggers:
+        elements += tables.triggers
+    return [as_text(element, sa_dialect) for element in elements]
+
+
+def drop_statements(
+    dialect: str, names: TableNames | None = None, *, everything: bool = False
+) -> list[str]:
+    """The way back: triggers first, since one without its table breaks the SDK's deletes.
+
+    Args:
+        dialect: One of `DIALECTS`.
+        names: The names of the tables; the usual ones by default.
+        everything: Whether to drop the SDK's own tables too.
+
+    Returns:
+        The statements, without semicolons at their ends.
+
+    Raises:
+        ValueError: If the dialect is none of them.
+    """
+    sa_dialect, tables = offline(dialect), _tables(names)
+    elements: list[ExecutableDDLElement] = []
+    if dialect_of(sa_dialect).uses_triggers:
+        elements += [DropTrigger(trigger) for trigger in tables.triggers]
+    doomed = tables.tables if everything else (tables.metadata, tables.elements)
+    elements += [DropTable(table, if_exists=True) for table in reversed(doomed)]
+    return [as_text(element, sa_dialect) for element in elements]
+
+
+def as_text(element: ExecutableDDLElement, sa_dialect: SADialect, **options: Any) -> str:
+    """One statement as text."""
+    lines = str(element.compile(dialect=sa_dialect, **options)).strip().splitlines()
+    stripped = (line.lstrip("\t") for line in lines)
+    return "\n".join(
+        " " * 4 * (len(line) - len(bare)) + bare.rstrip()
+        for line, bare in zip(lines, stripped, strict=True)
+    )
+
+
+def _tables(names: TableNames | None) -> SessionTables:
+    return build_tables(MetaData(), names or table_names(), CREATE_TYPES)
+
+
+def offline(dialect: str) -> SADialect:
+    """An SQLAlchemy dialect to compile with, without its driver.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
+    makers: dict[str, Any] = {
+        "postgresql": postgresql.dialect,
+        "mysql": mysql.dialect,
+        "mariadb": mysql.dialect,
+        "sqlite": sqlite.dialect,
+    }
+    if dialect not in makers:
+        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, not {dialect!r}")
+    options = {"is_mariadb": True} if dialect == "mariadb" else {}
+    # With a named parameter style, a % in a table's name is not doubled.
+    made: SADialect = makers[dialect](paramstyle="named", **options)
+    return made

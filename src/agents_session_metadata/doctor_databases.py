@@ -1,0 +1,322 @@
+"""How `doctor` looks into each database, and how each is repaired."""
+
+# Patient says what each method is for; some databases need less of what it passes.
+# ruff: noqa: ARG002, D102
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    ForeignKeyConstraint,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    bindparam,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+
+from .dialects import dialect_of
+from .doctor_findings import Finding
+from .doctor_patient import Patient
+from .schema import DropTrigger, TableNames, derived_name
+from .types import MAX_KEY_LENGTH
+from .values import SEARCH_KEY_BYTES
+
+
+class SQLitePatient(Patient):
+    """SQLite: repairs make a table anew, since columns cannot be changed."""
+
+    oldest = (3, 35)
+
+    @property
+    def product_name(self) -> str:
+        return "SQLite"
+
+    @property
+    def server_version(self) -> tuple[Any, ...]:
+        return tuple(int(part) for part in str(self.scalar("SELECT sqlite_version()")).split("."))
+
+    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+        # A column takes its collation into the index of its primary key.
+        collation = self.scalar(
+            "SELECT c.coll FROM pragma_index_list(:table) AS i"
+            " JOIN pragma_index_xinfo(i.name) AS c"
+            " WHERE c.name = :column AND c.key = 1 ORDER BY i.origin = 'pk' DESC LIMIT 1",
+            table=column.table.name,
+            column=column.name,
+        )
+        name = collation if collation in ("BINARY", "NOCASE", "RTRIM") else "BINARY"
+        return bool(self.scalar(f"SELECT :a = :b COLLATE {name}", a=first, b=second))
+
+    def differs_from_parent(self, table: Table) -> str | None:
+        return None
+
+    def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
+        # What a column is declared as decides only whether text like 1 becomes a number.
+        is_text = isinstance(self.wanted(column), String)
+        if is_text and not isinstance(actual, String):
+            yield f"has the type {actual}, not a text type"
+
+    def add_column(self, column: Column[Any]) -> Iterator[str]:
+        if column.server_default is not None or not self.is_filled(column.table):
+            yield from self._rebuilt(column.table)
+
+    def change_columns(self, columns: Iterable[Column[Any]]) -> Iterator[str]:
+        for table in dict.fromkeys(column.table for column in columns):
+            if table.name in self.existing:
+                yield from self._rebuilt(table)
+
+    def change_primary_key(self, table: Table, actual: Mapping[str, Any]) -> Iterator[str]:
+        yield from self._rebuilt(table)
+
+    def change_foreign_key(
+        self, constraint: ForeignKeyConstraint, wrong: Sequence[Mapping[str, Any]]
+    ) -> Iterator[str]:
+        yield from self._rebuilt(constraint.table)
+
+    def check_triggers(self) -> Iterator[Finding]:
+        master = f"{self.quote(self.schema)}.sqlite_master" if self.schema else "sqlite_master"
+        query = f"SELECT name, sql FROM {master} WHERE type = 'trigger'"  # noqa: S608  # a name
+        actual = {name: _normal(statement) for name, statement in self.rows(query)}
+        for trigger in self.expected.triggers:
+            create = self.sql(trigger)
+            if trigger.name not in actual:
+                yield Finding("error", "triggers", f"trigger {trigger.name} is missing", (create,))
+            elif actual[trigger.name] != _normal(create):
+                yield Finding(
+                    "error",
+                    "triggers",
+                    f"trigger {trigger.name} does something else",
+                    (self.sql(DropTrigger(trigger)), create),
+                )
+
+    def _rebuilt(self, table: Table) -> Iterator[str]:
+        """Make a table anew with its rows, in one transaction."""
+        others = MetaData()
+        for other in self.exact.tables:
+            other.to_metadata(others)
+        temporary = table.to_metadata(others, name=derived_name(table.name, "_rebuilt"))
+        temporary.indexes.clear()
+        common = [column.name for column in table.c if self.has(table, column.name)]
+        columns = ", ".join(self.quote(name) for name in common)
+        # Where an application has switched foreign keys on, dropping a parent would empty children.
+        yield "PRAGMA foreign_keys = OFF"
+        yield "BEGIN IMMEDIATE"
+        for trigger in self.expected.triggers:
+            yield self.sql(DropTrigger(trigger))
+        yield self.sql(CreateTable(temporary))
+        yield (
+            f"INSERT INTO {self.name_of(temporary)} ({columns})"  # noqa: S608  # names
+            f" SELECT {columns} FROM {self.name_of(table)}"
+        )
+        yield f"DROP TABLE {self.name_of(table)}"
+        yield f"ALTER TABLE {self.name_of(temporary)} RENAME TO {self.quote(table.name)}"
+        for index in table.indexes:
+            yield self.sql(CreateIndex(index))
+        for trigger in self.expected.triggers:
+            yield self.sql(trigger)
+        yield "COMMIT"
+
+
+class PostgreSQLPatient(Patient):
+    """PostgreSQL."""
+
+    oldest = (13,)
+    clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
+
+    @property
+    def product_name(self) -> str:
+        return "PostgreSQL"
+
+    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+        collation = self.rows(
+            "SELECT n.nspname, c.collname FROM pg_attribute a"
+            " JOIN pg_collation c ON c.oid = a.attcollation"
+            " JOIN pg_namespace n ON n.oid = c.collnamespace"
+            " WHERE a.attrelid = to_regclass(:name) AND a.attname = :column",
+            name=self.name_of(column.table),
+            column=column.name,
+        )
+        if not collation:
+            return False
+        schema, name = map(self.quote, collation[0])
+        query = f"SELECT CAST(:a AS TEXT) COLLATE {schema}.{name} = CAST(:b AS TEXT)"
+        return bool(self.scalar(query, a=first, b=second))
+
+    def differs_from_parent(self, table: Table) -> str | None:
+        return None
+
+    def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
+        wanted = self.wanted(column)
+        yield from super().type_problems(column, actual)
+        if column.name in ("value", "message_data") and getattr(actual, "length", None):
+            yield f"holds {actual.length} characters only"
+        zone = getattr(wanted, "timezone", None)
+        if zone is not None and getattr(actual, "timezone", None) != zone:
+            yield f"has the type {actual}, not TIMESTAMP {'WITH' if zone else 'WITHOUT'} TIME ZONE"
+        if isinstance(wanted, LargeBinary) and not isinstance(actual, LargeBinary):
+            yield f"has the type {actual}, not BYTEA"
+
+    def change_column(self, column: Column[Any]) -> Iterator[str]:
+        name, alter = self.quote(column.name), f"ALTER TABLE {self.name_of(column.table)}"
+        kind = column.type.compile(self.dialect)
+        plain = kind.partition(" COLLATE")[0]
+        using = f" USING {name}::{plain}"
+        yield f"{alter} ALTER COLUMN {name} TYPE {kind}{using}"
+        if not column.nullable:
+            yield f"{alter} ALTER COLUMN {name} SET NOT NULL"
+
+    def check_zone(self) -> Iterator[Finding]:
+        query = "SELECT setting, source FROM pg_settings WHERE name = 'TimeZone'"
+        zone, source = self.rows(query)[0]
+        if zone.removeprefix("Etc/").upper() in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
+            return
+        problem = (
+            f"the server's time zone is {zone}, and the SDK stores local times without it: they are"
+            " exact only while all writers and readers use this zone, and ambiguous in the hour"
+            " that summer time repeats"
+        )
+        if source == "client":
+            yield Finding(
+                "warning", "clock", f"{problem}; it is this client that asks for the zone"
+            )
+            return
+        database = self.quote(str(self.scalar("SELECT current_database()")))
+        role = self.quote(str(self.scalar("SELECT current_user")))
+        owner = {"user": f"ROLE {role}", "database user": f"ROLE {role} IN DATABASE {database}"}
+        repair = [f"ALTER {owner.get(source, f'DATABASE {database}')} SET timezone = 'UTC'"]
+        literal = zone.replace("'", "''")
+        for table in (self.expected.sessions, self.expected.messages):
+            times = [c for c in ("created_at", "updated_at") if self.has(table, c)]
+            as_utc = f"AT TIME ZONE '{literal}' AT TIME ZONE 'UTC'"
+            moved = ", ".join(f"{time} = {time} {as_utc}" for time in times)
+            if moved:
+                repair.append(f"UPDATE {self.name_of(table)} SET {moved}")  # noqa: S608  # names
+        yield Finding("warning", "clock", problem, tuple(repair))
+
+
+class MySQLPatient(Patient):
+    """MySQL and MariaDB."""
+
+    clock_query = "SELECT UNIX_TIMESTAMP(NOW(6))"
+
+    def __init__(self, connection: Connection, names: TableNames) -> None:
+        super().__init__(connection, names)
+        self.is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
+        self.oldest = (10, 6) if self.is_mariadb else (8, 0, 17)
+        query = text(
+            "SELECT table_name, column_name, character_set_name, collation_name,"
+            " character_maximum_length, extra FROM information_schema.columns"
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name IN :names"
+        ).bindparams(bindparam("names", expanding=True))
+        found = connection.execute(query, {"schema": self.schema, "names": list(names)})
+        self._stored = {(row[0], row[1]): row for row in found}
+
+    @property
+    def product_name(self) -> str:
+        return "MariaDB" if self.is_mariadb else "MySQL"
+
+    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+        _, _, charset, collation, *_ = self._stored[column.table.name, column.name]
+        if collation is None:
+            return False
+        a, b = (f"CONVERT(:{each} USING {charset}) COLLATE {collation}" for each in "ab")
+        return bool(self.scalar(f"SELECT {a} = {b}", a=first, b=second))
+
+    def text_problems(self, column: Column[Any]) -> list[str]:
+        _, _, charset, _, length, _ = self._stored[column.table.name, column.name]
+        problems = super().text_problems(column)
+        if charset not in (None, "utf8mb4"):
+            problems.append(f"holds characters of {charset} only")
+        if length is not None and length < MAX_KEY_LENGTH and column.name == "session_id":
+            problems.append(f"holds {length} characters, not {MAX_KEY_LENGTH}")
+        return problems
+
+    def differs_from_parent(self, table: Table) -> str | None:
+        sessions = self.expected.sessions
+        if table is sessions or not self.has(sessions, "session_id"):
+            return None
+        own, parent = (self._stored[t.name, "session_id"][2:5] for t in (table, sessions))
+        if own == parent:
+            return None
+        return (
+            f"{table.name}.session_id is {own[2]} characters of {own[1]}, "
+            f"{sessions.name}.session_id {parent[2]} of {parent[1]}"
+        )
+
+    def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
+        wanted = self.wanted(column)
+        yield from super().type_problems(column, actual)
+        _, _, charset, _, _, extra = self._stored[column.table.name, column.name]
+        if isinstance(wanted, mysql.LONGTEXT) and isinstance(actual, String):
+            if not isinstance(actual, mysql.LONGTEXT):
+                yield f"has the type {actual}, which is shorter than LONGTEXT"
+            elif charset != "utf8mb4" and column.name == "value":
+                yield f"holds characters of {charset} only"
+        if (
+            column.name == "search_key"
+            and (getattr(actual, "length", None) or 0) < SEARCH_KEY_BYTES
+        ):
+            yield f"has the type {actual}, not VARBINARY({SEARCH_KEY_BYTES})"
+        if column.name == "search_rest" and not isinstance(actual, mysql.LONGBLOB):
+            yield f"has the type {actual}, not LONGBLOB"
+        if column.name in ("created_at", "updated_at"):
+            if not isinstance(actual, mysql.TIMESTAMP):
+                yield f"has the type {actual}, which keeps local time; TIMESTAMP keeps UTC"
+            elif column.name == "created_at" and "on update" in (extra or "").lower():
+                yield "moves with every update"
+
+    def change_column(self, column: Column[Any]) -> Iterator[str]:
+        specification = self.sql(CreateColumn(column))
+        yield f"ALTER TABLE {self.name_of(column.table)} MODIFY COLUMN {specification}"
+
+    def drop_primary_key(self, table: Table, name: str | None) -> str:
+        return f"ALTER TABLE {self.name_of(table)} DROP PRIMARY KEY"
+
+    def drop_foreign_key(self, table: Table, key: Mapping[str, Any]) -> str:
+        return f"ALTER TABLE {self.name_of(table)} DROP FOREIGN KEY {self.quote(key['name'])}"
+
+    def equal(self, child: Column[Any], parent: Column[Any]) -> str:
+        own, others = (self._stored[each.table.name, each.name][2:4] for each in (child, parent))
+        if own == others:
+            return super().equal(child, parent)
+        names = (f"{self.name_of(each.table)}.{self.quote(each.name)}" for each in (parent, child))
+        return " = ".join(f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)" for name in names)
+
+    def check_storage(self) -> Iterator[Finding]:
+        for table in self.present:
+            engine = self.scalar(
+                "SELECT engine FROM information_schema.tables WHERE table_name = :name"
+                " AND table_schema = coalesce(:schema, database())",
+                name=table.name,
+                schema=self.schema,
+            )
+            if engine is not None and engine.lower() != "innodb":
+                yield Finding(
+                    "error",
+                    "engine",
+                    f"{table.name} is stored by {engine}, which keeps no transactions",
+                    (f"ALTER TABLE {self.name_of(table)} ENGINE=InnoDB",),
+                )
+
+
+def patient_of(connection: Connection, names: TableNames) -> Patient:
+    """The database of a connection, as a patient."""
+    kinds: dict[str, type[Patient]] = {
+        "sqlite": SQLitePatient,
+        "postgresql": PostgreSQLPatient,
+        "mysql": MySQLPatient,
+    }
+    return kinds[dialect_of(connection.dialect).name](connection, names)
+
+
+def _normal(statement: str) -> str:
+    """SQL without what does not matter: SQLite keeps it as it was typed, IF NOT EXISTS aside."""
+    return "".join(statement.upper().replace("IF NOT EXISTS", "").replace('"', "").split())

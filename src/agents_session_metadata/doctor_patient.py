@@ -1,0 +1,290 @@
+"""A database under examination: what it has, and the standard SQL that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    ForeignKeyConstraint,
+    MetaData,
+    String,
+    Table,
+    TypeDecorator,
+    inspect,
+    text,
+)
+from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex, CreateTable
+
+from .ddl import as_text, offline
+from .dialects import dialect_of
+from .doctor_findings import Finding
+from .schema import CREATE_TYPES, TableNames, build_tables
+from .types import MAX_KEY_LENGTH
+
+_SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
+
+
+class Patient:
+    """One database under examination."""
+
+    oldest: tuple[int, ...] = ()
+    clock_query: str | None = None
+
+    def __init__(self, connection: Connection, names: TableNames) -> None:
+        self.connection = connection
+        self.inspector: Any = inspect(connection)
+        self.exact = build_tables(MetaData(), names, CREATE_TYPES)
+        self.schema = connection.schema_for_object(self.exact.sessions)
+        self.existing = {
+            name for name in names if self.inspector.has_table(name, schema=self.schema)
+        }
+        types = CREATE_TYPES
+        if names.sessions in self.existing:
+            parent = dialect_of(connection.dialect).parent_id(connection, self.exact.sessions)[0]
+            types = types._replace(session_id=parent)
+        # Ids as the parent has them: what a table that is yet to be made must refer to.
+        self.expected = build_tables(MetaData(), names, types)
+        self.present = [table for table in self.expected.tables if table.name in self.existing]
+        self.columns: dict[str, dict[str, Any]] = {
+            table.name: {
+                column["name"]: column
+                for column in self.inspector.get_columns(table.name, schema=self.schema)
+            }
+            for table in self.present
+        }
+        self.foreign_keys: dict[str, list[Any]] = {
+            table.name: self.inspector.get_foreign_keys(table.name, schema=self.schema)
+            for table in self.present
+        }
+        is_mariadb = getattr(connection.dialect, "is_mariadb", False)
+        self.dialect = offline("mariadb" if is_mariadb else connection.dialect.name)
+
+    # ---- SQL ----
+
+    def sql(self, element: Any) -> str:
+        """A statement as text, in the schema that the connection translates to."""
+        translation = self.connection.get_execution_options().get("schema_translate_map")
+        if translation is None:
+            return as_text(element, self.dialect)
+        return as_text(
+            element, self.dialect, schema_translate_map=translation, render_schema_translate=True
+        )
+
+    def quote(self, name: str) -> str:
+        """A name as SQL spells it."""
+        return self.dialect.identifier_preparer.quote(name)
+
+    def name_of(self, table: Table) -> str:
+        """A table's name as SQL spells it, with its schema."""
+        name = self.quote(table.name)
+        return f"{self.quote(self.schema)}.{name}" if self.schema else name
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        """The first value that a query gives."""
+        return self.connection.scalar(text(statement), parameters)
+
+    def rows(self, statement: str, **parameters: Any) -> Sequence[Any]:
+        """All that a query gives."""
+        return self.connection.execute(text(statement), parameters).all()
+
+    def has(self, table: Table, column: str) -> bool:
+        """Whether a column is there."""
+        return column in self.columns.get(table.name, {})
+
+    def creation_of(self, table: Table) -> Iterator[str]:
+        """What makes a missing table."""
+        yield self.sql(CreateTable(table))
+        for index in table.indexes:
+            yield self.sql(CreateIndex(index))
+
+    def orphan_condition(self, constraint: ForeignKeyConstraint) -> str | None:
+        """What is true of a child without its parent; None where columns are missing."""
+        child, parent = constraint.table, constraint.referred_table
+        pairs = [(each.parent, each.column) for each in constraint.elements]
+        if not all(self.has(child, a.name) and self.has(parent, b.name) for a, b in pairs):
+            return None
+        same = " AND ".join(self.equal(a, b) for a, b in pairs)
+        return f"NOT EXISTS (SELECT 1 FROM {self.name_of(parent)} WHERE {same})"  # noqa: S608  # names
+
+    def equal(self, child: Column[Any], parent: Column[Any]) -> str:
+        """That a child's column has the value of its parent's."""
+        names = (f"{self.name_of(each.table)}.{self.quote(each.name)}" for each in (parent, child))
+        return " = ".join(names)
+
+    # ---- columns ----
+
+    def wanted(self, column: Column[Any]) -> Any:
+        """The type that a column should have, as this database spells it."""
+        kind = column.type
+        return kind.load_dialect_impl(self.dialect) if isinstance(kind, TypeDecorator) else kind
+
+    def id_columns(self) -> list[Column[Any]]:
+        """The session ids of all tables, those that are yet to be made too, as they should be."""
+        return [
+            table.c.session_id
+            for table in self.exact.tables
+            if self.has(table, "session_id") or table.name not in self.existing
+        ]
+
+    def column_problems(self, column: Column[Any], actual: Mapping[str, Any]) -> Iterator[str]:
+        """What is wrong with a column, in words that follow its name."""
+        if actual["nullable"] and column.table in (self.expected.metadata, self.expected.elements):
+            yield "may be NULL"
+        yield from self.type_problems(column, actual["type"])
+
+    def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
+        """What is wrong with the type of a column."""
+        if isinstance(self.wanted(column), String) and not isinstance(actual, String):
+            yield f"has the type {actual}, not a text type"
+        elif column.name == "key" and (actual.length or MAX_KEY_LENGTH) < MAX_KEY_LENGTH:
+            yield f"holds {actual.length} characters, not {MAX_KEY_LENGTH}"
+
+    def text_problems(self, column: Column[Any]) -> list[str]:
+        """What a column of ids or keys fails to do, in words that follow its name."""
+        same = [name for name, a, b in _SAMPLES if self.are_equal(column, a, b)]
+        return [f"does not distinguish {' or '.join(same)}"] if same else []
+
+    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+        """Whether a column's collation takes two texts for the same."""
+        raise NotImplementedError
+
+    def differs_from_parent(self, table: Table) -> str | None:
+        """In what way a table's ids are not as their parent's; None when they are."""
+        raise NotImplementedError
+
+    def add_column(self, column: Column[Any]) -> Iterator[str]:
+        """What adds a missing column; nothing where its values could not be known."""
+        table = column.table
+        specification = self.sql(CreateColumn(column))
+        if column.server_default is not None or not self.is_filled(table):
+            yield f"ALTER TABLE {self.name_of(table)} ADD COLUMN {specification}"
+
+    def change_columns(self, columns: Iterable[Column[Any]]) -> Iterator[str]:
+        """What gives columns the types they should have.
+
+        Foreign keys are in the way of columns that they join; they go, and come again.
+        """
+        chosen = list(columns)
+        joined = any(column.name in ("session_id", "key") for column in chosen)
+        keys = self._actual_foreign_keys() if joined else []
+        for table, key in keys:
+            yield self.drop_foreign_key(table, key)
+        for column in chosen:
+            yield from self.change_column(column)
+        for table, key in keys:
+            yield self._add_foreign_key(table, key)
+
+    def change_column(self, column: Column[Any]) -> Iterator[str]:
+        """What gives a column its type."""
+        raise NotImplementedError
+
+    def change_primary_key(self, table: Table, actual: Mapping[str, Any]) -> Iterator[str]:
+        """What gives a table its primary key."""
+        keys = [each for each in self._actual_foreign_keys() if table.name in _ends(each)]
+        for child, key in keys:
+            yield self.drop_foreign_key(child, key)
+        if actual["constrained_columns"]:
+            yield self.drop_primary_key(table, actual["name"])
+        columns = ", ".join(self.quote(column.name) for column in table.primary_key.columns)
+        yield f"ALTER TABLE {self.name_of(table)} ADD PRIMARY KEY ({columns})"
+        for child, key in keys:
+            yield self._add_foreign_key(child, key)
+
+    def drop_primary_key(self, table: Table, name: str | None) -> str:
+        """What takes a primary key away."""
+        return f"ALTER TABLE {self.name_of(table)} DROP CONSTRAINT {self.quote(name or '')}"
+
+    def change_foreign_key(
+        self, constraint: ForeignKeyConstraint, wrong: Sequence[Mapping[str, Any]]
+    ) -> Iterator[str]:
+        """What gives a table a foreign key, in place of wrong ones."""
+        for key in wrong:
+            yield self.drop_foreign_key(constraint.table, key)
+        yield self.sql(AddConstraint(constraint))
+
+    def drop_foreign_key(self, table: Table, key: Mapping[str, Any]) -> str:
+        """What takes a foreign key away."""
+        return f"ALTER TABLE {self.name_of(table)} DROP CONSTRAINT {self.quote(key['name'])}"
+
+    def _actual_foreign_keys(self) -> list[tuple[Table, Any]]:
+        """The foreign keys between the tables, once those that are missing are made."""
+        found: list[tuple[Table, Any]] = []
+        for table in reversed(self.expected.tables):
+            if table.name in self.existing:
+                keys = self.foreign_keys[table.name]
+            else:
+                keys = [_described(each) for each in table.foreign_key_constraints]
+            names = {each.name for each in self.expected.tables}
+            found += [(table, k) for k in keys if k["referred_table"] in names and k["name"]]
+        return found
+
+    def _add_foreign_key(self, table: Table, key: Mapping[str, Any]) -> str:
+        own, others = (
+            ", ".join(self.quote(name) for name in key[f"{side}_columns"])
+            for side in ("constrained", "referred")
+        )
+        parent = self.expected.sessions.metadata.tables[key["referred_table"]]
+        return (
+            f"ALTER TABLE {self.name_of(table)} ADD CONSTRAINT {self.quote(key['name'])}"
+            f" FOREIGN KEY ({own}) REFERENCES {self.name_of(parent)} ({others}) ON DELETE CASCADE"
+        )
+
+    def is_filled(self, table: Table) -> bool:
+        """Whether a table has a row."""
+        query = f"SELECT count(*) FROM (SELECT 1 FROM {self.name_of(table)} LIMIT 1) AS first_row"  # noqa: S608  # names
+        return bool(self.scalar(query))
+
+    # ---- the database ----
+
+    @property
+    def product(self) -> str:
+        """The database and its version."""
+        return f"{self.product_name} {'.'.join(map(str, self.server_version))}"
+
+    @property
+    def product_name(self) -> str:
+        """What people call the database."""
+        raise NotImplementedError
+
+    @property
+    def server_version(self) -> tuple[Any, ...]:
+        """The server's version."""
+        return tuple(self.connection.dialect.server_version_info or ())
+
+    def check_version(self) -> Iterator[Finding]:
+        """Whether the server is new enough."""
+        numbers = tuple(each for each in self.server_version if isinstance(each, int))
+        if numbers and numbers < self.oldest:
+            wanted = ".".join(map(str, self.oldest))
+            yield Finding(
+                "error", "versions", f"{self.product} is too old; {wanted} is the oldest supported"
+            )
+
+    def check_storage(self) -> Iterator[Finding]:
+        """Whether tables are stored in a way that keeps transactions and foreign keys."""
+        yield from ()
+
+    def check_triggers(self) -> Iterator[Finding]:
+        """Whether triggers are as they should be, where there should be any."""
+        yield from ()
+
+    def check_zone(self) -> Iterator[Finding]:
+        """Whether the zone of the server's times is UTC, where it matters."""
+        yield from ()
+
+
+def _ends(link: tuple[Table, Any]) -> tuple[str, str]:
+    return link[0].name, link[1]["referred_table"]
+
+
+def _described(constraint: ForeignKeyConstraint) -> dict[str, Any]:
+    """A foreign key as the inspector gives it."""
+    return {
+        "name": constraint.name,
+        "constrained_columns": list(constraint.column_keys),
+        "referred_table": constraint.referred_table.name,
+        "referred_columns": [element.column.name for element in constraint.elements],
+    }
