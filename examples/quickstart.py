@@ -1,0 +1,88 @@
+"""An agent talks in two sessions, and metadata says whose they are and what they are about.
+
+Without OPENAI_API_KEY a scripted model answers. The database is SQLite in a temporary directory,
+or the one that AGENT_SESSIONS_URL names, such as postgresql+asyncpg://user:password@host/name. The
+two sessions are cleared at the end.
+"""
+
+import asyncio
+import os
+import tempfile
+from typing import Any
+
+from agents import Agent, Runner, set_tracing_disabled
+from agents.testing import ScriptedModel, assistant_message
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SQLAlchemyMetadataSession
+
+ANSWERS = [
+    "Alfama for its lanes, Belém for its tower, Sintra for a day trip.",
+    "April and May: warm, and not yet crowded.",
+    "Mix two tablespoons of starter into flour and water; bake it the next day.",
+]
+
+
+def make_agent() -> Agent[Any]:
+    """Make an agent with a real model, or with a scripted one when there is no key."""
+    if os.environ.get("OPENAI_API_KEY"):
+        return Agent(name="Assistant", instructions="Answer in one short sentence.")
+    set_tracing_disabled(True)
+    return Agent(
+        name="Assistant", model=ScriptedModel([[assistant_message(text)] for text in ANSWERS])
+    )
+
+
+async def main(url: str) -> None:
+    """Show what a session with metadata can do."""
+    engine = create_async_engine(url)
+    travel = SQLAlchemyMetadataSession("quickstart-1", engine=engine, create_tables=True)
+    bread = SQLAlchemyMetadataSession("quickstart-2", engine=engine, create_tables=True)
+    for session in (travel, bread):
+        await session.clear_session()  # what an interrupted run may have left
+
+    agent = make_agent()
+
+    async def ask(session: SQLAlchemyMetadataSession, question: str) -> None:
+        result = await Runner.run(agent, question, session=session)
+        print(f"  {session.session_id}  user:  {question}")
+        print(f"  {session.session_id}  agent: {result.final_output}")
+
+    print("Two users talk to an agent, each in a session of their own:")
+    await ask(travel, "What should I see in Lisbon?")
+    await ask(travel, "When should I go?")
+    await ask(bread, "How do I bake sourdough bread?")
+
+    print("\nset_metadata says whose the sessions are, and what they are about:")
+    await travel.set_metadata({"owner_id": "user_123", "title": "Lisbon", "tags": ["travel"]})
+    await bread.set_metadata({"owner_id": "user_456", "title": "Sourdough", "tags": ["food"]})
+    print(" ", await travel.get_metadata())
+    print(" ", await bread.get_metadata(keys=["title", "pinned"]), "- what is missing is None")
+
+    def add_tag(metadata: dict[str, Any]) -> None:
+        metadata["tags"] = [*metadata.get("tags", []), "spring"]
+
+    print("\nedit_metadata reads, changes and writes while nobody else can:")
+    print(" ", await travel.edit_metadata(add_tag))
+
+    print("\nfind_sessions_by_metadata finds sessions, from any of them:")
+    print("  of user_123:       ", await bread.find_sessions_by_metadata("owner_id", "user_123"))
+    by_tag = {"tags": {"$contains": "food"}}
+    print("  with the tag food: ", await bread.find_sessions_by_metadata(by_tag))
+
+    print("\ndelete_metadata removes keys; the conversation stays:")
+    print("  keys removed:", await travel.delete_metadata(keys=["tags"]))
+    print("  keys left:   ", await travel.get_metadata())
+    print("  items left:  ", len(await travel.get_items()))
+
+    print("\nclear_session ends a session, metadata included:")
+    for session in (travel, bread):
+        await session.clear_session()
+    print("  of user_123:", await travel.find_sessions_by_metadata("owner_id", "user_123"))
+    await engine.dispose()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        sqlite = f"sqlite+aiosqlite:///{directory}/quickstart.db"
+        asyncio.run(main(os.environ.get("AGENT_SESSIONS_URL") or sqlite))
