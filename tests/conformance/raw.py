@@ -1,0 +1,100 @@
+"""What somebody with a database prompt, or with the plain SDK, sees and does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy import inspect, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+Item = dict[str, Any]
+
+# The SDK cannot create its tables on MySQL: this is what its users type there.
+SDK_TABLES_ON_MYSQL = """
+CREATE TABLE agent_sessions (
+    session_id VARCHAR({length}) CHARACTER SET {charset} COLLATE {collation} NOT NULL PRIMARY KEY,
+    created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    updated_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+);
+CREATE TABLE agent_messages (
+    id INTEGER NOT NULL AUTO_INCREMENT PRIMARY KEY,
+    session_id VARCHAR({length}) CHARACTER SET {charset} COLLATE {collation} NOT NULL,
+    message_data LONGTEXT NOT NULL,
+    created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+    INDEX idx_agent_messages_session_time (session_id, created_at),
+    FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id) ON DELETE CASCADE
+)
+"""
+
+
+def message(content: str, role: str = "user") -> Item:
+    return {"role": role, "content": content}
+
+
+async def execute(engine: AsyncEngine, statement: str, **parameters: Any) -> list[Any]:
+    """Run one statement in a transaction of its own; rows if it gives any."""
+    async with engine.begin() as connection:
+        result = await connection.execute(text(statement), parameters)
+        return list(result.all()) if result.returns_rows else []
+
+
+async def table_names(engine: AsyncEngine) -> set[str]:
+    async with engine.connect() as connection:
+        return set(await connection.run_sync(lambda sync: inspect(sync).get_table_names()))
+
+
+async def count_rows(engine: AsyncEngine, table: str, session_id: str | None = None) -> int:
+    """Rows of one table, all of them or those of one session."""
+    quoted = engine.dialect.identifier_preparer.quote(table)
+    if session_id is None:
+        return (await execute(engine, f"SELECT count(*) FROM {quoted}"))[0][0]
+    statement = f"SELECT count(*) FROM {quoted} WHERE session_id = :session_id"
+    return (await execute(engine, statement, session_id=session_id))[0][0]
+
+
+async def metadata_rows(engine: AsyncEngine, prefix: str = "agent_sessions_metadata") -> int:
+    """Rows in all tables of the package together."""
+    names = [name for name in await table_names(engine) if name.startswith(prefix)]
+    assert names, f"no table begins with {prefix}"
+    return sum([await count_rows(engine, name) for name in names])
+
+
+async def set_times(
+    engine: AsyncEngine,
+    session_id: str,
+    *,
+    created_at: str = "2020-01-01 00:00:00",
+    updated_at: str = "2020-02-02 00:00:00",
+) -> None:
+    await execute(
+        engine,
+        f"UPDATE agent_sessions SET created_at = '{created_at}', updated_at = '{updated_at}'"
+        " WHERE session_id = :session_id",
+        session_id=session_id,
+    )
+
+
+async def times(engine: AsyncEngine, session_id: str) -> tuple[str, str]:
+    """Both timestamps of a session as the database holds them."""
+    rows = await execute(
+        engine,
+        "SELECT created_at, updated_at FROM agent_sessions WHERE session_id = :session_id",
+        session_id=session_id,
+    )
+    return str(rows[0][0]), str(rows[0][1])
+
+
+async def create_sdk_tables(
+    engine: AsyncEngine,
+    *,
+    length: int = 190,
+    charset: str = "utf8mb4",
+    collation: str = "utf8mb4_bin",
+) -> None:
+    """The SDK's own two tables and nothing else, as its users have them."""
+    if engine.dialect.name == "sqlite" or engine.dialect.name == "postgresql":
+        await SQLAlchemySession("anyone", engine=engine, create_tables=True).get_items()
+        return
+    for statement in SDK_TABLES_ON_MYSQL.split(";"):
+        await execute(engine, statement.format(length=length, charset=charset, collation=collation))

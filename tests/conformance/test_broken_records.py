@@ -1,0 +1,189 @@
+"""Contract, section 5: a broken record stops an import, and nothing of it is written."""
+
+from __future__ import annotations
+
+import copy
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents_session_metadata import (
+    InvalidMetadataError,
+    MetadataLimitError,
+    SessionCatalog,
+    SessionMetadataError,
+)
+from conformance import raw, strategies
+
+TIME = "2020-01-01T00:00:00+00:00"
+MISSING: Any = object()
+
+TIMES = [
+    *[None, 5, 1.5, True, "", "yesterday", "2020-13-01T00:00:00+00:00", [TIME], {}],
+    *["2020-01-01", "2020-01-01T00:00:00", MISSING],
+    # Before the first year and after the last one, in UTC
+    *["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"],
+]
+WRONG: dict[tuple[Any, ...], list[Any]] = {
+    (): [None, 5, "record", [], [1], b"", 1.5],
+    ("format",): [MISSING, None, 0, 2, 99, -1, "1", [1], {}],
+    ("created_at",): TIMES,
+    ("updated_at",): TIMES,
+    ("metadata",): [
+        *[MISSING, None, [], "a", 1, {"$a": 1}, {"": 1}, {"a\0": 1}, {"a": float("nan")}],
+        *[{"a": "\ud800"}, {"a": [{"b": {1, 2}}]}, {"a": b""}, {1: 1}, {"a": {1: 1}}],
+    ],
+    ("items",): [MISSING, None, {}, "a", 1],
+    ("items", 1): [
+        *[None, 1, "a", [], {}, {"created_at": TIME}],
+        {"created_at": TIME, "item": {}, "text": "{}"},
+        {"item": {}},
+    ],
+    ("items", 1, "created_at"): TIMES,
+    ("items", 1, "item"): [
+        MISSING,
+        float("nan"),
+        {"a": float("inf")},
+        {1, 2},
+        b"",
+        {"a": object()},
+    ],
+    ("items", 2, "text"): [MISSING, None, 5, [], {}, "a\0", "\ud800"],
+}
+IDS = [MISSING, None, 1, True, [], {}, "", "x" * 256, "a\0", "\ud800"]
+CASES = [(path, value) for path, values in WRONG.items() for value in values]
+
+
+def record(session_id: str) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "session_id": session_id,
+        "created_at": TIME,
+        "updated_at": TIME,
+        "metadata": {"a": 1, "tags": ["x"]},
+        "items": [
+            {"created_at": TIME, "item": raw.message("one")},
+            {"created_at": TIME, "item": raw.message("two")},
+            {"created_at": TIME, "text": "not json"},
+        ],
+    }
+
+
+def broken(path: tuple[Any, ...], value: Any) -> Any:
+    """A record with one thing wrong."""
+    if not path:
+        return value
+    found = copy.deepcopy(record("broken"))
+    place: Any = found
+    for step in path[:-1]:
+        place = place[step]
+    if value is MISSING:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return found
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+async def check(catalog, wrong, kinds: Any = InvalidMetadataError, name: str = "broken"):
+    """The records before are in, this one and those after it are not."""
+    await catalog.delete_sessions({"a": {"$exists": True}})
+    with pytest.raises(kinds) as caught:
+        await catalog.import_sessions([record("first"), record("second"), wrong, record("last")])
+    assert "record 3" in str(caught.value)
+    page = await catalog.list_sessions(order_by="session_id", count_items=True)
+    assert [(info.session_id, info.item_count) for info in page.sessions] == [
+        ("first", 3),
+        ("second", 3),
+    ]
+    assert await catalog.count_sessions({"tags": {"$contains": "x"}}) == 2
+    assert await raw.count_rows(catalog.engine, "agent_messages") == 6
+    return caught.value
+
+
+async def problem(checking) -> str | None:
+    """What went wrong in a check, so that all of many are told at once."""
+    try:
+        await checking
+    except Exception as error:  # noqa: BLE001  # it is told
+        return f"{type(error).__name__}: {error}"[:200]
+    return None
+
+
+async def test_the_record_that_is_not_broken(catalog):
+    assert await catalog.import_sessions([record("one"), record("two")]) == 2
+    exported = [found async for found in catalog.export_sessions()]
+    assert exported == [record("one"), record("two")]
+
+
+@pytest.mark.parametrize("path", WRONG, ids=lambda path: ".".join(map(str, path)) or "all")
+async def test_broken_records(catalog, path):
+    problems = [await problem(check(catalog, broken(path, value))) for value in WRONG[path]]
+    found = dict(zip(map(ascii, WRONG[path]), problems, strict=True))
+    assert {value: told for value, told in found.items() if told} == {}
+
+
+@pytest.mark.parametrize("session_id", IDS, ids=lambda session_id: ascii(session_id)[:12])
+async def test_ids_that_cannot_be(catalog, session_id):
+    await check(catalog, broken(("session_id",), session_id), ValueError)
+
+
+async def test_limits(catalog):
+    too_many = {f"key {number}": number for number in range(101)}
+    error = await check(catalog, broken(("metadata",), too_many), MetadataLimitError)
+    assert error.limit == "max_keys"
+    error = await check(catalog, broken(("metadata",), {"a": "x" * 70_000}), MetadataLimitError)
+    assert (error.limit, error.key) == ("max_value_bytes", "a")
+
+
+@settings(strategies.on_a_database, max_examples=40)
+@given(case=st.sampled_from(range(len(CASES))), other=st.sampled_from(range(len(CASES))))
+async def test_two_things_wrong(catalog, case, other):
+    (path, value), (other_path, other_value) = CASES[case], CASES[other]
+    wrong = broken(path, value)
+    if isinstance(wrong, dict) and len(other_path) == 1 and other_value is not MISSING:
+        wrong = {**wrong, other_path[0]: other_value}
+    await check(catalog, wrong)
+
+
+async def test_a_record_that_is_broken_replaces_nothing(catalog):
+    before = record("broken")
+    await catalog.import_sessions([before])
+
+    async def replace(wrong: Any) -> None:
+        with pytest.raises(SessionMetadataError):
+            await catalog.import_sessions([wrong], "replace")
+
+    told = {}
+    for path, value in CASES:
+        told[path, ascii(value)] = await problem(replace(broken(path, value)))
+        assert [found async for found in catalog.export_sessions()] == [before]
+    assert {case: one for case, one in told.items() if one} == {}
+
+
+async def test_a_newer_format_is_told(catalog):
+    error = await check(catalog, broken(("format",), 2))
+    assert "2" in str(error).removeprefix("record 3 (index 2)")
+    assert "format" in str(error)
+
+
+async def test_the_cause_of_a_stop_outside_passes_through(catalog):
+    async def records():
+        yield record("first")
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        await catalog.import_sessions(records())
+    assert await catalog.count_sessions() == 1
+
+
+async def test_any_mapping_is_a_record(catalog):
+    assert await catalog.import_sessions([MappingProxyType(record("one"))]) == 1
+    assert [found async for found in catalog.export_sessions()] == [record("one")]

@@ -1,0 +1,355 @@
+"""Concurrent callers: tasks, processes, the plain SDK, and callers that were cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from processes import run_processes
+
+from agents_session_metadata import (
+    MetadataLimitError,
+    MetadataLimits,
+    SessionCatalog,
+    SQLAlchemyMetadataSession,
+)
+from conformance import raw
+
+HEAD = """
+import asyncio, sys
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+from agents_session_metadata import *
+
+url, *arguments = sys.argv[1:]
+
+async def main():
+    engine = create_async_engine(url)
+    try:
+        emit(await work(engine))
+    finally:
+        await engine.dispose()
+
+def run():
+    start()
+    asyncio.run(main())
+"""
+
+FIRST_USE = (
+    HEAD
+    + """
+async def work(engine):
+    session = SQLAlchemyMetadataSession(arguments[0], engine=engine, create_tables=True)
+    shared = SQLAlchemyMetadataSession("shared", engine=engine, create_tables=True)
+    writes = [
+        lambda: session.set_metadata({"by": arguments[0], "tags": ["x"]}),
+        lambda: shared.add_items([{"role": "user", "content": arguments[0]}]),
+    ]
+    # Half of the processes begin with history, the other half with metadata.
+    for write in writes[:: int(arguments[1])]:
+        await write()
+    return await session.get_metadata()
+
+run()
+"""
+)
+
+COUNT_UP = (
+    HEAD
+    + """
+async def work(engine):
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    def change(metadata):
+        metadata["turns"] = metadata.get("turns", 0) + 1
+        metadata.setdefault("by", []).append(arguments[0])
+    results = []
+    for _ in range(int(arguments[1])):
+        results.append((await session.edit_metadata(change))["turns"])
+    return results
+
+run()
+"""
+)
+
+FILL_UP = (
+    HEAD
+    + """
+async def work(engine):
+    limits = MetadataLimits(max_keys=10)
+    session = SQLAlchemyMetadataSession("chat", engine=engine, metadata_limits=limits)
+    async def write(number):
+        try:
+            await session.set_metadata({f"{arguments[0]} {number}": number})
+        except MetadataLimitError as error:
+            return error.limit
+    return await asyncio.gather(*[write(number) for number in range(15)])
+
+run()
+"""
+)
+
+WRITE_METADATA = (
+    HEAD
+    + """
+async def work(engine):
+    for number in range(15):
+        session = SQLAlchemyMetadataSession(f"chat {number}", engine=engine)
+        await session.set_metadata({f"by {arguments[0]}": number, "tags": [arguments[0]]})
+        await session.add_items([{"role": "user", "content": arguments[0]}])
+
+run()
+"""
+)
+
+# A plain SDK session does not try again by itself: what fails here is not ours to promise.
+WRITE_PLAIN_HISTORY = (
+    HEAD
+    + """
+async def work(engine):
+    for number in range(15):
+        session = SQLAlchemySession(f"chat {number}", engine=engine)
+        for attempt in range(20):
+            try:
+                await session.add_items([{"role": "user", "content": arguments[0]}])
+                break
+            except OperationalError:
+                await asyncio.sleep(0.01)
+
+run()
+"""
+)
+
+MIXED = f"""
+import sys
+plain = sys.argv[2].startswith("plain")
+exec({WRITE_PLAIN_HISTORY!r} if plain else {WRITE_METADATA!r})
+"""
+
+CREATE_ONE = (
+    HEAD
+    + """
+async def work(engine):
+    catalog = SessionCatalog(engine)
+    values = {"owner_id": "u1", "topic": "one"}
+    results = await asyncio.gather(*[catalog.get_or_create_session(values) for _ in range(13)])
+    return [(session.session_id, created) for session, created in results]
+
+run()
+"""
+)
+
+
+@pytest.fixture
+def engine(shared_database):
+    return shared_database.engine()
+
+
+async def test_six_processes_make_the_tables_at_once(shared_database):
+    names = [f"process {number}" for number in range(6)]
+    results = await run_processes(
+        FIRST_USE,
+        [[shared_database.url, name, 1 - 2 * (number % 2)] for number, name in enumerate(names)],
+    )
+    assert results == [[{"by": name, "tags": ["x"]}] for name in names]
+    catalog = SessionCatalog(shared_database.engine())
+    page = await catalog.list_sessions({"tags": {"$contains": "x"}}, order_by="session_id")
+    assert [info.session_id for info in page.sessions] == names
+    items = await catalog.session("shared").get_items()
+    assert sorted(item["content"] for item in items) == names
+
+
+async def test_twenty_tasks_make_the_tables_at_once(engine):
+    sessions = [
+        SQLAlchemyMetadataSession(f"chat {number}", engine=engine, create_tables=True)
+        for number in range(20)
+    ]
+    await asyncio.gather(*[session.set_metadata({"a": 1}) for session in sessions])
+    assert await raw.count_rows(engine, "agent_sessions") == 20
+
+
+async def test_editors_in_four_processes_take_turns(shared_database):
+    names = ["a", "b", "c", "d"]
+    results = await run_processes(COUNT_UP, [[shared_database.url, name, 25] for name in names])
+    seen = sorted(turn for process in results for turn in process[0])
+    assert seen == list(range(1, 101))
+    session = SQLAlchemyMetadataSession("chat", engine=shared_database.engine())
+    stored = await session.get_metadata()
+    assert stored["turns"] == 100
+    assert sorted(stored["by"]) == sorted(names * 25)
+
+
+async def test_fifty_editors_on_a_session_that_is_not_there_yet(engine):
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+
+    def change(metadata):
+        metadata["turns"] = metadata.get("turns", 0) + 1
+
+    results = await asyncio.gather(*[session.edit_metadata(change) for _ in range(50)])
+    assert sorted(result["turns"] for result in results) == list(range(1, 51))
+
+
+async def test_thirty_tasks_do_not_pass_the_limit_on_keys(engine):
+    limits = MetadataLimits(max_keys=10)
+    session = SQLAlchemyMetadataSession(
+        "chat", engine=engine, create_tables=True, metadata_limits=limits
+    )
+    results = await asyncio.gather(
+        *[session.set_metadata({f"key {number}": number}) for number in range(30)],
+        return_exceptions=True,
+    )
+    errors = [result for result in results if result is not None]
+    assert len(errors) == 20
+    assert {type(error) for error in errors} == {MetadataLimitError}
+    written = {f"key {number}": number for number in range(30) if results[number] is None}
+    assert await session.get_metadata() == written
+    assert len(written) == 10
+
+
+async def test_two_processes_do_not_pass_the_limit_on_keys(shared_database):
+    engine = shared_database.engine()
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    await session.get_metadata()
+    results = await run_processes(FILL_UP, [[shared_database.url, name] for name in ("a", "b")])
+    flat = [one for process in results for one in process[0]]
+    assert flat.count(None) == 10
+    assert flat.count("max_keys") == 20
+    assert len(await session.get_metadata()) == 10
+
+
+async def test_plain_writers_on_the_same_new_sessions(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    assert await catalog.count_sessions() == 0
+    writers = ["ours 0", "ours 1", "plain 0", "plain 1"]
+    await run_processes(MIXED, [[shared_database.url, writer] for writer in writers])
+    page = await catalog.list_sessions(order_by="session_id")
+    assert {info.session_id for info in page.sessions} == {f"chat {n}" for n in range(15)}
+    for info in page.sessions:
+        number = int(info.session_id.removeprefix("chat "))
+        assert info.metadata["by ours 0"] == info.metadata["by ours 1"] == number
+        items = await catalog.session(info.session_id).get_items()
+        assert sorted(item["content"] for item in items) == writers
+
+
+async def test_callers_in_four_processes_create_one(shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    assert await catalog.count_sessions() == 0
+    results = await run_processes(CREATE_ONE, [[shared_database.url]] * 4)
+    flat = [one for process in results for one in process[0]]
+    assert len(flat) == 52
+    assert sum(created for _, created in flat) == 1
+    assert len({session_id for session_id, _ in flat}) == 1
+    assert await catalog.count_sessions() == 1
+
+
+async def test_history_of_tasks_beside_metadata_of_tasks(database):
+    # One connection in memory: statements of two callers must not share a transaction.
+    engine = database.engine()
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+
+    async def write(number: int) -> None:
+        await session.add_items([raw.message(f"a {number}"), raw.message(f"b {number}")])
+
+    async def tag(number: int) -> None:
+        await session.set_metadata({f"key {number}": [str(number)]})
+        with contextlib.suppress(ZeroDivisionError):
+            await session.edit_metadata(lambda metadata: metadata.update(a=1 // (number % 2)))
+
+    await asyncio.gather(*[job(number) for number in range(40) for job in (write, tag)])
+    contents = sorted(item["content"] for item in await session.get_items())
+    assert contents == sorted(f"{letter} {number}" for letter in "ab" for number in range(40))
+    assert await session.get_metadata() == {
+        "a": 1,
+        **{f"key {number}": [str(number)] for number in range(40)},
+    }
+
+
+@pytest.mark.parametrize("call", ["set", "edit"])
+async def test_a_cancelled_writer_wrote_all_or_nothing(engine, call):
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    keys = [f"key {number}" for number in range(8)]
+    await session.set_metadata({key: ["start"] for key in keys})
+    for turns in range(60):
+        values = {key: [str(turns), "x"] for key in keys}
+        if call == "set":
+            task = asyncio.create_task(session.set_metadata(values))
+        else:
+            task = asyncio.create_task(session.edit_metadata(lambda m, v=values: m.update(v)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        # On a thread or a socket the answer takes its time: let it arrive now and then.
+        await asyncio.sleep(0.0005 * (turns % 7))
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        stored = await session.get_metadata()
+        assert stored.keys() == set(keys)
+        assert len({str(value) for value in stored.values()}) == 1
+        where = {"key 0": {"$contains": stored["key 0"][0]}}
+        assert await session.find_sessions_by_metadata(where) == ["chat"]
+        if not task.cancelled():
+            assert stored["key 0"] == [str(turns), "x"]
+    assert engine.pool.checkedout() == 0
+
+
+async def test_cancelled_first_users_leave_usable_tables(shared_database):
+    engine = shared_database.engine()
+    for turns in range(0, 40, 3):
+        session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+        task = asyncio.create_task(session.set_metadata({"a": turns}))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    await session.set_metadata({"a": ["done"]})
+    assert await session.get_metadata() == {"a": ["done"]}
+    assert engine.pool.checkedout() == 0
+
+
+async def test_fifty_callers_and_a_pool_of_five(shared_database):
+    engine = shared_database.engine(pool_size=5, max_overflow=0, pool_timeout=60)
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("shared", metadata={"turns": 0})
+
+    async def work(number: int) -> None:
+        session = catalog.session(f"chat {number % 10}")
+        await session.set_metadata({"owner": number, "tags": [str(number)]})
+        await session.edit_metadata(lambda metadata: metadata.update(seen=number))
+        await session.add_items([raw.message(str(number))])
+        await catalog.edit_metadata(
+            "shared", lambda metadata: metadata.update(turns=metadata["turns"] + 1)
+        )
+        await catalog.list_sessions({"owner": {"$exists": True}}, limit=3, count_items=True)
+        await catalog.count_values("tags")
+        await catalog.get_or_create_session({"topic": number % 3})
+        async for _ in catalog.iter_sessions({"owner": number}):
+            await catalog.get_session("shared")
+
+    await asyncio.wait_for(asyncio.gather(*[work(number) for number in range(50)]), 120)
+    assert await catalog.get_metadata("shared") == {"turns": 50}
+    assert await catalog.count_sessions() == 14
+    assert engine.pool.checkedout() == 0
+
+
+async def test_clearing_against_writing(engine):
+    # Whoever comes last, there are never rows without their session.
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    plain = SQLAlchemySession("chat", engine=engine)
+    await session.set_metadata({"a": ["x"]})
+
+    async def write(number: int) -> None:
+        await session.set_metadata({f"key {number}": [number], "a": ["x", "y"]})
+        await session.add_items([raw.message("a")])
+
+    for _ in range(5):
+        await asyncio.gather(
+            *[write(number) for number in range(6)], session.clear_session(), write(7)
+        )
+    await plain.clear_session()
+    assert await raw.metadata_rows(engine) == 0
+    assert await session.get_items() == []

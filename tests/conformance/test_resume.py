@@ -1,0 +1,207 @@
+"""Contract, section 6, and scenario 5: whether to resume a session."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from agents_session_metadata import (
+    ResumeDecision,
+    ResumePolicy,
+    SessionCatalog,
+    SessionLifecycle,
+    keys,
+)
+from conformance import raw
+
+LONG_AGO = "2020-02-02 00:00:00"
+LIMIT = timedelta(minutes=30)
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+@pytest.fixture
+async def session(catalog, engine):
+    """One that was active long ago and waits for approval; no lifecycle was ever called."""
+    session = await catalog.create_session("chat", metadata={"phase": "approval"})
+    await session.add_items([raw.message("hello")])
+    await raw.set_times(engine, "chat", updated_at=LONG_AGO)
+    return session
+
+
+@pytest.fixture
+async def last_active(session, catalog):
+    return (await catalog.get_session("chat")).updated_at
+
+
+def at(session, moment, policy=None):
+    return SessionLifecycle(session, policy, clock=lambda: moment)
+
+
+async def test_reasons_in_their_order(catalog, session, engine, last_active):
+    lifecycle = at(session, last_active + timedelta(days=1))
+    missing = await at(catalog.session("nobody"), last_active).resume_decision()
+    assert missing == ResumeDecision(should_resume=False, reason="not_found")
+    assert (missing.phase, missing.idle, missing.error_count) == (None, None, 0)
+    assert (missing.metadata, list(missing.history)) == ({}, [])
+    assert await catalog.get_session("nobody") is None
+
+    async def reason() -> str:
+        decision = await lifecycle.resume_decision()
+        assert decision.should_resume is (decision.reason == "resumable")
+        return decision.reason
+
+    # Everything is wrong; then one thing after the other is put right.
+    await session.set_metadata({"ready": False, "phase": "executing", keys.ERROR_COUNT: 3})
+    assert await reason() == "not_ready"
+    await session.set_metadata({"ready": True})
+    assert await reason() == "not_resumable_phase"
+    await session.delete_metadata(["phase"])
+    assert await reason() == "not_resumable_phase"
+    await session.set_metadata({"phase": "planning"})
+    assert await reason() == "too_old"
+    lifecycle = at(session, last_active)
+    assert await reason() == "too_many_errors"
+    await session.set_metadata({keys.ERROR_COUNT: 2})
+    assert await reason() == "resumable"
+
+
+async def test_a_decision_tells_everything(session, last_active):
+    lifecycle = at(session, last_active)
+    await lifecycle.enter("planning", {"owner_id": "u1"})
+    await lifecycle.record_error("oh")
+    moment = last_active + timedelta(minutes=10)
+    decision = await at(session, moment).resume_decision()
+    assert decision.should_resume is True
+    assert decision.reason == "resumable"
+    assert decision.phase == "planning"
+    assert decision.idle == timedelta(minutes=10)
+    assert decision.error_count == 1
+    assert decision.metadata == await session.get_metadata()
+    assert decision.metadata["owner_id"] == "u1"
+    assert [(move.phase, move.at) for move in decision.history] == [("planning", last_active)]
+    with pytest.raises(AttributeError):
+        decision.reason = "too_old"
+
+
+async def test_deciding_changes_nothing(session, engine, last_active):
+    before = await session.get_metadata(), await raw.times(engine, "chat")
+    assert (await at(session, last_active).resume_decision()).should_resume
+    assert (await session.get_metadata(), await raw.times(engine, "chat")) == before
+
+
+async def test_only_a_stored_false_is_not_ready(session, last_active):
+    assert (await at(session, last_active).resume_decision()).should_resume
+    for ready in (True, None, 0, "", "false", []):
+        await session.set_metadata({"ready": ready})
+        assert (await at(session, last_active).resume_decision()).should_resume
+    await session.set_metadata({"ready": False})
+    assert (await at(session, last_active).resume_decision()).reason == "not_ready"
+
+
+async def test_phases_that_may_be_resumed(session, last_active):
+    for phase in ("approval", "investigating", "planning"):
+        await session.set_metadata({"phase": phase})
+        decision = await at(session, last_active).resume_decision()
+        assert (decision.should_resume, decision.reason) == (True, "resumable")
+        assert decision.phase == phase
+    others = ("initializing", "executing", "validating", "completed", "failed", "abandoned")
+    for phase in (*others, None, 1, ["planning"], {"planning": 1}):
+        await session.set_metadata({"phase": phase})
+        decision = await at(session, last_active).resume_decision()
+        assert (decision.should_resume, decision.reason) == (False, "not_resumable_phase")
+
+
+async def test_the_limit_itself_is_too_old(session, last_active):
+    for policy, limit in (
+        (None, LIMIT),
+        (ResumePolicy(max_idle=timedelta(seconds=5)), timedelta(seconds=5)),
+    ):
+        decision = await at(session, last_active + limit, policy).resume_decision()
+        assert (decision.reason, decision.idle) == ("too_old", limit)
+        moment = last_active + limit - timedelta(microseconds=1)
+        decision = await at(session, moment, policy).resume_decision()
+        assert (decision.reason, decision.idle) == ("resumable", moment - last_active)
+
+
+@pytest.mark.parametrize("call", ["start", "enter", "record_error", "finish"])
+async def test_every_lifecycle_call_is_activity(catalog, session, last_active, call):
+    moment = last_active + timedelta(hours=5)
+    calling = at(session, moment)
+    if call == "start":
+        await session.delete_metadata(["phase"])
+    arguments = {"enter": "approval", "finish": "completed"}
+    await getattr(calling, call)(arguments.get(call, "a"))
+    decision = await at(session, moment + timedelta(minutes=1)).resume_decision()
+    assert decision.idle == timedelta(minutes=1)
+    assert (await catalog.get_session("chat")).updated_at == last_active
+
+
+async def test_messages_are_activity(session, last_active, catalog):
+    await at(session, last_active).enter("approval")
+    await session.add_items([raw.message("later")])
+    awake = (await catalog.get_session("chat")).updated_at
+    assert awake > last_active + timedelta(days=365)
+    decision = await at(session, awake + timedelta(minutes=2)).resume_decision()
+    assert (decision.reason, decision.idle) == ("resumable", timedelta(minutes=2))
+
+
+async def test_metadata_is_no_activity(session, last_active):
+    await session.set_metadata({"title": "new"})
+    decision = await at(session, last_active + LIMIT).resume_decision()
+    assert (decision.reason, decision.idle) == ("too_old", LIMIT)
+
+
+async def test_the_number_of_errors(session, last_active):
+    for policy, limit in ((None, 3), (ResumePolicy(max_errors=1), 1)):
+        await session.delete_metadata([keys.ERROR_COUNT])
+        lifecycle = at(session, last_active, policy)
+        for number in range(limit):
+            decision = await lifecycle.resume_decision()
+            assert (decision.reason, decision.error_count) == ("resumable", number)
+            await lifecycle.record_error("oh")
+        assert (await lifecycle.resume_decision()).reason == "too_many_errors"
+
+
+def test_the_default_policy():
+    policy = ResumePolicy()
+    assert set(policy.phases) == {"approval", "investigating", "planning"}
+    assert (policy.max_idle, policy.max_errors) == (LIMIT, 3)
+
+
+@pytest.mark.parametrize("wrong", [{"max_idle": timedelta(seconds=-1)}, {"max_errors": -1}])
+def test_a_policy_that_cannot_be(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        ResumePolicy(**wrong)
+
+
+async def test_an_approval_pause(catalog):
+    """Scenario 5, with the clock of this machine until the orchestrator comes back."""
+    session = catalog.session("work")
+    lifecycle = SessionLifecycle(session)
+    await lifecycle.start("@ai-engineer", "fix the build", {"repo": "o/r"})
+    await lifecycle.enter("investigating")
+    await session.add_items([raw.message("what is wrong?")])
+    await lifecycle.enter("planning", {"plan": ["one", "two"]})
+    await lifecycle.enter("approval")
+
+    now = datetime.now(timezone.utc)
+    decision = await at(session, now + timedelta(minutes=10)).resume_decision()
+    assert decision.reason == "resumable"
+    assert timedelta(minutes=9) < decision.idle < timedelta(minutes=11)
+    assert decision.metadata["plan"] == ["one", "two"]
+    phases = [move.phase for move in decision.history]
+    assert phases == ["initializing", "investigating", "planning", "approval"]
+    times = [move.at for move in decision.history]
+    assert times == sorted(times)
+    assert (await at(session, now + timedelta(minutes=31)).resume_decision()).reason == "too_old"
+
+    await lifecycle.enter("executing")
+    assert (await lifecycle.resume_decision()).reason == "not_resumable_phase"
+    stored = await lifecycle.finish("completed", "the build is green")
+    assert (stored["status"], stored["summary"]) == ("completed", "the build is green")
+    assert 0 <= stored[keys.DURATION_MS] < 600_000

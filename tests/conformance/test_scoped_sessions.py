@@ -1,0 +1,131 @@
+"""Contract, section 5: session objects that a scoped catalog hands out stay inside."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from agents import Agent, RunConfig, Runner
+from agents.memory import OpenAIResponsesCompactionSession
+from agents.testing import ScriptedModel, assistant_message
+
+from agents_session_metadata import ScopeError, SessionNotFoundError
+from conformance import raw
+from conformance.compaction import Client
+
+
+def change_title(metadata) -> None:
+    metadata["title"] = "changed"
+
+
+async def test_a_session_inside_is_a_session(mine, everyone):
+    session = mine.session("mine-0")
+    await session.add_items([raw.message("b")])
+    assert await session.get_items(limit=1) == [raw.message("b")]
+    assert await session.pop_item() == raw.message("b")
+    await session.set_metadata({"title": "changed", "owner_id": "mine"})
+    await session.edit_metadata(lambda metadata: metadata.update(a=1))
+    assert await session.get_metadata(["title", "a"]) == {"title": "changed", "a": 1}
+    found = await session.find_sessions_by_metadata({"shared": [1]})
+    assert sorted(found) == ["mine-0", "mine-1"]
+    with pytest.raises(ScopeError):
+        await session.set_metadata({"owner_id": "theirs"})
+    with pytest.raises(ScopeError):
+        await session.delete_metadata(["owner_id"])
+    assert await session.delete_metadata() == 4
+    assert await everyone.get_metadata("mine-0") == {"owner_id": "mine"}
+    await session.clear_session()
+    assert await everyone.get_session("mine-0") is None
+
+
+async def test_a_session_outside_does_not_exist(mine):
+    session = mine.session("theirs-0")
+    assert await session.get_items() == []
+    assert await session.get_items(limit=5) == []
+    assert await session.get_metadata() == {}
+    assert await session.get_metadata(["title"]) == {"title": None}
+    assert await session.find_sessions_by_metadata("title", "theirs 0") == []
+    assert await session.find_sessions_by_metadata({"$session_id": "theirs-0"}) == []
+    assert await session.pop_item() is None
+    await session.clear_session()
+    for write in (
+        lambda: session.add_items([raw.message("b")]),
+        lambda: session.set_metadata({"title": "b"}),
+        lambda: session.edit_metadata(change_title),
+    ):
+        with pytest.raises(SessionNotFoundError):
+            await write()
+
+
+async def test_the_catalog_of_a_scoped_session_is_scoped(mine):
+    session = mine.session("mine-0")
+    assert await session.catalog.count_sessions() == 2
+    assert await session.catalog.get_session("theirs-0") is None
+    made = await mine.create_session("new")
+    assert await made.catalog.count_sessions() == 3
+    found, _ = await mine.get_or_create_session({"title": "mine 0"})
+    assert await found.catalog.session("theirs-0").get_items() == []
+
+
+async def test_a_session_that_left_the_scope_is_outside(mine, everyone):
+    session = await mine.create_session("moved")
+    await session.add_items([raw.message("a")])
+    await everyone.set_metadata("moved", {"owner_id": "somebody"})
+    assert await session.get_items() == []
+    assert await session.get_metadata() == {}
+    assert await session.pop_item() is None
+    await session.clear_session()
+    with pytest.raises(SessionNotFoundError):
+        await session.add_items([raw.message("b")])
+    assert await everyone.session("moved").get_items() == [raw.message("a")]
+    assert await everyone.get_metadata("moved") == {"owner_id": "somebody"}
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda session: session.add_items([raw.message("a")]),
+        lambda session: session.set_metadata({"title": "a"}),
+        lambda session: session.edit_metadata(change_title),
+    ],
+    ids=["add", "set", "edit"],
+)
+async def test_what_a_scoped_session_makes_is_inside(mine, everyone, write):
+    with contextlib.suppress(SessionNotFoundError):
+        await write(mine.session("new"))
+    assert await everyone.count_sessions() == 4 + await mine.count_sessions({"$session_id": "new"})
+
+
+async def test_compaction_stays_inside(mine, everyone):
+    client = Client([raw.message("summary")])
+    inside = OpenAIResponsesCompactionSession("mine-0", mine.session("mine-0"), client=client)
+    await inside.run_compaction({"force": True, "compaction_mode": "input"})
+    assert await everyone.session("mine-0").get_items() == [raw.message("summary")]
+    assert (await everyone.get_metadata("mine-0"))["owner_id"] == "mine"
+    outside = OpenAIResponsesCompactionSession("theirs-0", mine.session("theirs-0"), client=client)
+    with pytest.raises(SessionNotFoundError):
+        await outside.run_compaction({"force": True, "compaction_mode": "input"})
+    assert "theirs" not in str(client.requests)
+
+
+async def test_an_agent_stays_inside(mine):
+    client = Client([raw.message("summary")])
+    for session in (
+        mine.session("theirs-0"),
+        OpenAIResponsesCompactionSession(
+            "theirs-0",
+            mine.session("theirs-0"),
+            client=client,
+            should_trigger_compaction=lambda _: True,
+        ),
+    ):
+        model = ScriptedModel([[assistant_message("done")]])
+        with pytest.raises(SessionNotFoundError):
+            await Runner.run(
+                Agent(name="worker", model=model),
+                "hello",
+                session=session,
+                run_config=RunConfig(tracing_disabled=True),
+            )
+        assert "theirs" not in str([call.input for call in model.calls])
+    assert client.requests == []

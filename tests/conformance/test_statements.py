@@ -1,0 +1,71 @@
+"""How many statements a call takes: each costs a round trip, whatever it does."""
+
+from __future__ import annotations
+
+from servers import Database
+from sqlalchemy import event
+
+from agents_session_metadata import SessionCatalog
+
+
+class Statements:
+    """Counts the statements of an engine."""
+
+    def __init__(self, engine) -> None:
+        self.texts: list[str] = []
+        event.listen(
+            engine.sync_engine, "before_cursor_execute", lambda *call: self.texts.append(call[2])
+        )
+
+    async def of(self, awaitable) -> int:
+        self.texts.clear()
+        await awaitable
+        return len(self.texts)
+
+
+async def test_statements_a_call(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = catalog.session("chat")
+    await session.set_metadata({"owner_id": "u1", "tags": ["a", "b"]})
+    await session.add_items([{"role": "user", "content": "hi"}])
+    statements = Statements(engine)
+    where = {"owner_id": "u1", "tags": {"$contains": "a"}, "n": {"$ne": 1}}
+
+    assert await statements.of(session.get_metadata()) == 1
+    assert await statements.of(session.get_metadata(["owner_id"])) == 1
+    assert await statements.of(session.find_sessions_by_metadata("owner_id", "u1")) == 1
+    assert await statements.of(session.find_sessions_by_metadata(where)) == 1
+    assert await statements.of(catalog.count_sessions(where)) == 1
+    assert await statements.of(catalog.count_values("tags", where)) == 1
+    assert await statements.of(catalog.statistics(where)) == 1
+    assert await statements.of(catalog.get_session("chat", count_items=True)) == 1
+    assert await statements.of(catalog.last_session(where, count_items=True)) == 1
+    assert await statements.of(catalog.list_sessions(where, count_items=True)) == 1
+    scalars = {"a": 1, "b": "x", "c": None, "d": 0.5, "e": True}
+    assert await statements.of(session.set_metadata(scalars)) == 3
+    assert await statements.of(catalog.session("new").set_metadata(scalars)) <= 3
+    assert await statements.of(session.set_metadata({"tags": ["b", "c"], "more": [1]})) <= 5
+    assert await statements.of(session.edit_metadata(lambda stored: stored.update(a=2))) == 3
+    assert await statements.of(session.edit_metadata(lambda stored: None)) == 2
+    assert await statements.of(session.delete_metadata(["a", "b"])) <= 3
+
+
+async def test_the_tables_are_checked_once_an_engine(database: Database):
+    engine = database.engine()
+    await SessionCatalog(engine, create_tables=True).set_metadata("chat", {"a": 1})
+    statements = Statements(engine)
+    for _ in range(3):
+        session = SessionCatalog(engine, create_tables=True).session("chat")
+        assert await statements.of(session.get_metadata()) == 1
+        assert await statements.of(session.get_items()) == 1
+
+
+async def test_a_scope_adds_no_statement_to_a_read(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1", "kind": "chat"})
+    await catalog.create_session("chat", metadata={"a": 1})
+    statements = Statements(engine)
+    assert await statements.of(catalog.get_metadata("chat")) == 1
+    assert await statements.of(catalog.list_sessions({"a": 1})) == 1
+    assert await statements.of(catalog.count_sessions()) == 1

@@ -1,0 +1,299 @@
+"""Contract, section 6: totals over sessions, against a sum in plain Python."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from sqlalchemy import event
+
+from agents_session_metadata import (
+    InvalidFilterError,
+    SessionCatalog,
+    Statistics,
+    ToolStatistics,
+    keys,
+)
+from conformance import strategies
+
+COUNTERS = [
+    keys.RUNS,
+    keys.REQUESTS,
+    keys.INPUT_TOKENS,
+    keys.OUTPUT_TOKENS,
+    keys.TOTAL_TOKENS,
+    keys.RUN_MS,
+    keys.DURATION_MS,
+    keys.ERROR_COUNT,
+]
+TOOLS = [
+    *["look", "Look", "look ", "", "it's", 'say "hi"', "back\\slash", "a.b[0]", "$[0]", "null"],
+    *["é", "e\u0301", "日本語", "🔧🔧", "\n\t", "100%_", "x" * 300, "1", "true"],
+]
+STATUSES = ["active", "completed", "failed", "abandoned", "Active", "active ", "é", "🔧", ""]
+FOREIGN: list[Any] = [
+    *["x", "", "12", "1e5", True, False, None, {}, {"a": 1}, {"1": [["look", 1, 1]]}, "[]"],
+]
+FOREIGN_ENTRIES: list[Any] = [1, "a", {}, None, True, [], [1, 2, 3], [None, 1, 1], {"0": "look"}]
+
+
+def expected(records: list[dict[str, Any]]) -> Statistics:
+    """The totals of exported records."""
+    totals = dict.fromkeys(COUNTERS, 0)
+    cost = Decimal(0)
+    by_status: dict[str, int] = {}
+    tools: dict[str, list[int]] = {}
+    for record in records:
+        metadata = record["metadata"]
+        for key in COUNTERS:
+            if type(metadata.get(key)) is int:
+                totals[key] += metadata[key]
+        if type(metadata.get(keys.COST)) in {int, float}:
+            cost += Decimal(repr(metadata[keys.COST]))
+        status = metadata.get("status")
+        if isinstance(status, str):
+            by_status[status] = by_status.get(status, 0) + 1
+        called = metadata.get(keys.TOOL_CALLS)
+        for entry in called if isinstance(called, list) else []:
+            if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
+                total = tools.setdefault(entry[0], [0, 0])
+                total[0] += entry[1]
+                total[1] += entry[2]
+    return Statistics(
+        sessions=len(records),
+        by_status=by_status,
+        runs=totals[keys.RUNS],
+        requests=totals[keys.REQUESTS],
+        input_tokens=totals[keys.INPUT_TOKENS],
+        output_tokens=totals[keys.OUTPUT_TOKENS],
+        total_tokens=totals[keys.TOTAL_TOKENS],
+        cost=cost,
+        run_duration=timedelta(milliseconds=totals[keys.RUN_MS]),
+        duration=timedelta(milliseconds=totals[keys.DURATION_MS]),
+        errors=totals[keys.ERROR_COUNT],
+        tools={
+            name: ToolStatistics(count, timedelta(milliseconds=milliseconds))
+            for name, (count, milliseconds) in tools.items()
+        },
+    )
+
+
+def random_metadata(chance: random.Random) -> dict[str, Any]:
+    tokens = [0, 1, 7, 2**31, 2**31 + 1, 2**40 + 3, 2**53 - 1, 2**53 + 1]
+    metadata: dict[str, Any] = {"owner_id": chance.choice("abc")}
+    for key in (*COUNTERS, "status", keys.COST, keys.TOOL_CALLS):
+        draw = chance.random()
+        if draw < 0.15:
+            continue
+        if draw < 0.3:
+            metadata[key] = chance.choice([*FOREIGN, [["x"]] if key != keys.TOOL_CALLS else "[["])
+        elif key == "status":
+            metadata[key] = chance.choice(STATUSES)
+        elif key == keys.COST:
+            places = chance.choice([0, 1, 2, 6, 12])
+            amount = Decimal(chance.randrange(10**places * 100)).scaleb(-places)
+            metadata[key] = chance.choice([float(amount), float(amount), int(amount)])
+        elif key == keys.TOOL_CALLS:
+            names = chance.sample(TOOLS, chance.randrange(5))
+            entries: list[Any] = [
+                [name, chance.randrange(1, 1000), chance.choice([0, 5, 2**31 + 1])]
+                for name in names
+            ]
+            entries += chance.sample(FOREIGN_ENTRIES, chance.randrange(3))
+            chance.shuffle(entries)
+            metadata[key] = entries
+        elif key in {keys.RUN_MS, keys.DURATION_MS}:
+            metadata[key] = chance.choice([0, 5, 2**31 + 7, 2**40])
+        else:
+            metadata[key] = chance.choice(tokens)
+    return metadata
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+async def check(catalog, where=None):
+    records = [record async for record in catalog.export_sessions(where)]
+    found = await catalog.statistics(where)
+    assert found == expected(records)
+    return found
+
+
+async def test_no_sessions(catalog):
+    nothing = await catalog.statistics()
+    assert nothing == expected([])
+    assert (nothing.sessions, nothing.cost, nothing.tools, nothing.tool_calls) == (0, 0, {}, 0)
+    await catalog.create_session("chat")
+    assert await catalog.statistics() == expected([{"metadata": {}}])
+
+
+async def test_one_session(catalog):
+    metadata = {
+        "status": "completed",
+        keys.RUNS: 2,
+        keys.REQUESTS: 5,
+        keys.INPUT_TOKENS: 5_000_000_000,
+        keys.OUTPUT_TOKENS: 20,
+        keys.TOTAL_TOKENS: 5_000_000_020,
+        keys.COST: 0.000000000001,
+        keys.RUN_MS: 1500,
+        keys.DURATION_MS: 90_000,
+        keys.ERROR_COUNT: 3,
+        keys.TOOL_CALLS: [["look", 2, 250], ["write", 1, 1000]],
+    }
+    await catalog.create_session("chat", metadata=metadata)
+    found = await catalog.statistics({"$session_id": "chat"})
+    assert found == Statistics(
+        sessions=1,
+        by_status={"completed": 1},
+        runs=2,
+        requests=5,
+        input_tokens=5_000_000_000,
+        output_tokens=20,
+        total_tokens=5_000_000_020,
+        cost=Decimal("0.000000000001"),
+        run_duration=timedelta(seconds=1.5),
+        duration=timedelta(seconds=90),
+        errors=3,
+        tools={
+            "look": ToolStatistics(2, timedelta(milliseconds=250)),
+            "write": ToolStatistics(1, timedelta(seconds=1)),
+        },
+    )
+    assert found.tool_calls == 3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_random_sessions(catalog, seed):
+    chance = random.Random(seed)
+    for number in range(120):
+        await catalog.create_session(f"chat {number}", metadata=random_metadata(chance))
+    assert (await check(catalog)).sessions == 120
+    for where in (
+        {"owner_id": "a"},
+        {"status": "active"},
+        {"$or": [{"owner_id": "b"}, {keys.RUNS: {"$gt": 5}}]},
+        {keys.TOOL_CALLS: {"$exists": False}},
+        {"$session_id": {"$prefix": "chat 1"}},
+        {"owner_id": "nobody"},
+    ):
+        await check(catalog, where)
+    scoped = catalog.scoped({"owner_id": "b"})
+    assert await check(scoped) == await catalog.statistics({"owner_id": "b"})
+    assert await check(scoped, {"status": "active"}) == await catalog.statistics(
+        {"owner_id": "b", "status": "active"}
+    )
+    assert (await check(scoped, {"owner_id": "a"})).sessions == 0
+
+
+async def test_many_small_costs_add_up_exactly(catalog):
+    for number in range(200):
+        cost = 0.1 if number % 2 else 0.000000000001
+        await catalog.create_session(f"chat {number}", metadata={keys.COST: cost})
+    assert (await catalog.statistics()).cost == Decimal("10.000000000100")
+
+
+GOOD = {
+    "status": "active",
+    keys.COST: 0.5,
+    keys.TOOL_CALLS: [["look", 1, 2]],
+    **dict.fromkeys(COUNTERS, 3),
+}
+
+
+async def test_foreign_values_count_for_nothing(catalog):
+    await catalog.create_session("good", metadata=GOOD)
+    values = [(key, value) for key in GOOD for value in FOREIGN if key != "status"]
+    values += [("status", value) for value in (1, 1.5, True, None, [], {}, ["active"])]
+    for number, (key, value) in enumerate(values):
+        await catalog.create_session(f"chat {number}", metadata={key: value})
+    found = await check(catalog)
+    assert found.sessions == len(values) + 1
+    assert (found.by_status, found.cost, found.tool_calls) == ({"active": 1}, Decimal("0.5"), 1)
+    assert (found.runs, found.requests, found.errors) == (3, 3, 3)
+
+
+async def test_foreign_entries_count_for_nothing(catalog):
+    await catalog.create_session("good", metadata=GOOD)
+    calls = [*FOREIGN_ENTRIES, ["look", 1, 2], "look"]
+    await catalog.create_session("both", metadata={keys.TOOL_CALLS: calls})
+    found = await check(catalog)
+    assert found.tools == {"look": ToolStatistics(2, timedelta(milliseconds=4))}
+
+
+async def test_large_and_small_costs_keep_their_decimals(catalog):
+    for number, cost in enumerate([123456.789012345, 999999.999999999, 7, 1e-07, 2.5e-05, 3e-12]):
+        await catalog.create_session(f"s{number}", metadata={"cost": cost})
+    await check(catalog)
+
+
+async def test_sums_beyond_64_bits(catalog):
+    for number in range(20):
+        await catalog.create_session(f"s{number}", metadata={"total_tokens": 10**18 - 1})
+    await check(catalog)
+
+
+async def test_what_nobody_counts_is_left_out(catalog):
+    for number, tokens in enumerate([10**18, -1, 10**53, 2**62, 1.5]):
+        await catalog.create_session(
+            f"s{number}", metadata={"total_tokens": -tokens, "cost": 10**12, "run_ms": 10**20}
+        )
+    found = await catalog.statistics()
+    assert (found.total_tokens, found.cost, found.run_duration) == (1, 0, timedelta(0))
+
+
+async def test_statuses_are_told_apart(catalog):
+    for number, status in enumerate([*STATUSES, "active\0", "active", "x" * 2000]):
+        await catalog.create_session(f"{number}", metadata={"status": status})
+    assert (await check(catalog)).by_status["active"] == 2
+
+
+@pytest.fixture
+async def with_a_good_one(catalog):
+    await catalog.create_session("good", metadata={keys.TOOL_CALLS: [["the good tool", 3, 4]]})
+    return await catalog.create_session("any")
+
+
+@settings(strategies.on_a_database, max_examples=40)
+@given(
+    metadata=strategies.st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            [*COUNTERS, "status", keys.COST, keys.TOOL_CALLS], strategies.json_values
+        ),
+    )
+)
+async def test_nothing_that_can_be_stored_is_in_the_way(catalog, with_a_good_one, metadata):
+    await with_a_good_one.delete_metadata()
+    await with_a_good_one.set_metadata(metadata)
+    found = await catalog.statistics()
+    assert found.sessions == 2
+    assert found.tools["the good tool"] == ToolStatistics(3, timedelta(milliseconds=4))
+
+
+async def test_one_statement(catalog, engine):
+    for number in range(5):
+        metadata = random_metadata(random.Random(number))
+        await catalog.create_session(f"chat {number}", metadata=metadata)
+    await catalog.statistics()
+    statements = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def seen(connection, cursor, statement, parameters, context, executemany):
+        statements.append(statement)
+
+    await catalog.statistics()
+    assert len(statements) == 1
+    await catalog.scoped({"owner_id": "a"}).statistics({"status": "active"})
+    assert len(statements) == 2
+
+
+async def test_a_filter_that_is_not_understood(catalog):
+    with pytest.raises(InvalidFilterError):
+        await catalog.statistics({"a": {"$nope": 1}})

@@ -1,0 +1,147 @@
+"""The real Alembic, on databases that the SDK has made: one migration, and nothing after it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import alembic
+import pytest
+from alembic import command
+from alembic.config import Config
+from conformance import raw
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.doctor import diagnose
+
+DOCS = (Path(__file__).parent.parent / "docs" / "migrations.md").read_text()
+
+
+def documented(heading):
+    """The block of Python under a heading of the documentation."""
+    section = DOCS.split(f"## {heading}\n")[1].split("\n## ")[0]
+    return section.split("```python\n")[1].split("```")[0]
+
+
+ENV = f"""
+import asyncio
+
+from alembic import context
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+{documented("In env.py")}
+
+async def main():
+    engine = create_async_engine(context.config.get_main_option("sqlalchemy.url"))
+    async with engine.connect() as connection:
+        await connection.run_sync(run_migrations)
+        await connection.commit()
+    await engine.dispose()
+
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+async def engine(shared_database):
+    engine = create_async_engine(shared_database.url)
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+def config(shared_database, tmp_path):
+    """An application's folder of migrations."""
+    folder = tmp_path / "migrations"
+    (folder / "versions").mkdir(parents=True)
+    (folder / "env.py").write_text(ENV)
+    template = Path(alembic.__file__).parent / "templates" / "generic" / "script.py.mako"
+    (folder / "script.py.mako").write_text(template.read_text())
+    config = Config()
+    config.set_main_option("script_location", str(folder))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("sqlalchemy.url", shared_database.url.replace("%", "%%"))
+    return config
+
+
+def read(path):
+    return Path(path).read_text()
+
+
+def write(path, text):
+    Path(path).write_text(text)
+
+
+async def revision(config, name):
+    """Have Alembic compare and write a migration; its path and its text."""
+    script = await asyncio.to_thread(command.revision, config, name, autogenerate=True)
+    return Path(script.path), read(script.path)
+
+
+async def upgraded(config, target="head"):
+    await asyncio.to_thread(command.upgrade, config, target)
+
+
+def with_triggers(text):
+    """What the documentation says to add by hand."""
+    added = documented("SQLite: triggers")
+    upgrade, downgrade = added.split("def downgrade() -> None:")
+    upgrade = upgrade.split("def upgrade() -> None:")[1].replace("    ...\n", "")
+    downgrade = downgrade.replace("    ...\n", "")
+    head = added.split("def upgrade")[0]
+    start, rest = text.split("def upgrade() -> None:")
+    up, down = rest.split("def downgrade() -> None:")
+    return (
+        f"{start}{head}def upgrade() -> None:{up.rstrip()}\n{upgrade.strip(chr(10))}\n\n\n"
+        f"def downgrade() -> None:\n{downgrade.strip(chr(10))}{down}"
+    )
+
+
+async def test_an_sdk_database_gets_our_tables_once(engine, config, shared_database):
+    if shared_database.kind == "mysql":
+        async with engine.connect() as connection:
+            mariadb = connection.dialect.is_mariadb
+        exact = "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
+        await raw.create_sdk_tables(engine, length=255, collation=exact)
+    else:
+        await raw.create_sdk_tables(engine)
+    path, text = await revision(config, "first")
+    print(text)  # noqa: T201  # shown with a failure
+    for table in ("agent_sessions_metadata", "agent_sessions_metadata_elements", "orders"):
+        assert text.count(f"op.create_table('{table}'") == 1
+    assert "op.create_table('agent_sessions'" not in text
+    assert "op.create_table('agent_messages'" not in text
+    assert "alter_column" not in text
+    if shared_database.kind == "sqlite":
+        write(path, with_triggers(text))
+    await upgraded(config)
+    findings = [finding for finding in await diagnose(engine) if finding.level == "error"]
+    assert findings == []
+
+    _, second = await revision(config, "second")
+    assert "op." not in second.split("def upgrade")[1]
+
+    catalog = SessionCatalog(engine)
+    session = await catalog.create_session("chat", metadata={"tags": ["x"]})
+    await session.add_items([raw.message("hello")])
+    assert await session.find_sessions_by_metadata({"tags": {"$contains": "x"}}) == ["chat"]
+    await session.clear_session()
+    assert await raw.metadata_rows(engine) == 0
+    await engine.dispose()
+    await asyncio.to_thread(command.downgrade, config, "base")
+    assert {"agent_sessions", "agent_messages"} <= await raw.table_names(engine)
+    assert "agent_sessions_metadata" not in await raw.table_names(engine)
+    await raw.execute(engine, "INSERT INTO agent_sessions (session_id) VALUES ('later')")

@@ -1,0 +1,394 @@
+"""The command line: every command on every database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from commands import run
+from conformance import raw
+
+from agents_session_metadata import SessionCatalog
+
+
+@pytest.fixture
+def cli(shared_database):
+    """Runs a command on the database, and checks its exit code."""
+
+    async def call(*args, code=0, stdin=None, url=shared_database.url):
+        result = await asyncio.to_thread(run, *args, stdin=stdin, url=url)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return call
+
+
+@pytest.fixture
+async def catalog(shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    await catalog.count_sessions()
+    return catalog
+
+
+@pytest.fixture
+async def filled(catalog):
+    """Three sessions of two owners; the newest is c."""
+    for name, owner in (("a", "u1"), ("b", "u1"), ("c", "u2")):
+        metadata = {"owner_id": owner, "title": f"Chat {name}", "tags": ["work", name]}
+        session = await catalog.create_session(name, metadata=metadata)
+        await session.add_items([raw.message("hello")])
+    for day, name in enumerate("abc", 1):
+        time = f"2020-01-0{day} 00:00:00"
+        await raw.set_times(catalog.engine, name, created_at=time, updated_at=time)
+    return catalog
+
+
+def document(result):
+    return json.loads(result.stdout)
+
+
+# ---- reading ----
+
+
+async def test_list(cli, filled):
+    result = await cli("list")
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["c", "b", "a"]
+    assert "2020-01-03" in lines[2]
+    assert "Chat c" in lines[2]
+    assert 'tags=["work", "c"]' in lines[2]
+    assert result.stderr == ""
+
+
+async def test_list_as_json(cli, filled):
+    found = document(await cli("list", "--json", "--count-items", "--meta", "owner_id=u1"))
+    assert found == {
+        "sessions": [
+            {
+                "session_id": name,
+                "created_at": f"2020-01-0{day}T00:00:00+00:00",
+                "updated_at": f"2020-01-0{day}T00:00:00+00:00",
+                "metadata": {"owner_id": "u1", "title": f"Chat {name}", "tags": ["work", name]},
+                "item_count": 1,
+            }
+            for name, day in (("b", 2), ("a", 1))
+        ],
+        "next_cursor": None,
+    }
+
+
+async def test_list_filters_orders_and_pages(cli, filled):
+    where = '{"tags": {"$contains": "work"}}'
+    args = ["list", "--where", where, "--meta", "owner_id=u1", "--order-by", "session_id"]
+    first = document(await cli(*args, "--limit", "1", "--json", "--key", "title"))
+    assert [(s["session_id"], s["metadata"]) for s in first["sessions"]] == [
+        ("a", {"title": "Chat a"})
+    ]
+    second = await cli(*args, "--limit", "1", "--json", "--cursor", first["next_cursor"])
+    assert [s["session_id"] for s in document(second)["sessions"]] == ["b"]
+    result = await cli(*args, "--limit", "1")
+    assert f"--cursor {first['next_cursor']}" in result.stderr
+    every = await cli("list", "--limit", "1", "--all", "--jsonl")
+    assert [json.loads(line)["session_id"] for line in every.stdout.splitlines()] == ["c", "b", "a"]
+    every = document(await cli("list", "--limit", "1", "--all", "--json"))
+    assert len(every["sessions"]) == 3
+    wrong = await cli("list", "--cursor", first["next_cursor"], code=2)
+    assert "cursor" in wrong.stderr
+
+
+async def test_nothing_found(cli, filled):
+    result = await cli("list", "--meta", "owner_id=u9", code=1)
+    assert (result.stdout, result.stderr) == ("", "no session matches\n")
+    result = await cli("list", "--meta", "owner_id=u9", "--json", code=1)
+    assert document(result) == {"sessions": [], "next_cursor": None}
+    for args in (
+        ["show", "nope"],
+        ["get", "nope"],
+        ["get", "a", "nope"],
+        ["unset", "a", "nope"],
+        ["values", "nope"],
+        ["last", "--agent", "@nobody"],
+        ["delete", "nope", "--yes"],
+        ["export", "--meta", "owner_id=u9"],
+        ["phase", "nope", "planning"],
+        ["finish", "nope", "completed"],
+    ):
+        result = await cli(*args, code=1)
+        assert result.stdout == ""
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert await filled.count_sessions() == 3
+    assert (
+        "agent @nobody has no session" in (await cli("last", "--agent", "@nobody", code=1)).stderr
+    )
+
+
+async def test_show(cli, filled):
+    result = await cli("show", "a")
+    assert "session  a\n" in result.stdout
+    assert "created  2020-01-01 00:00:00 UTC (2020-01-01)" in result.stdout
+    assert "items    1" in result.stdout
+    assert "Chat a" in result.stdout
+    assert document(await cli("show", "a", "--json"))["item_count"] == 1
+
+
+async def test_get(cli, filled):
+    assert (await cli("get", "a", "title")).stdout == "Chat a\n"
+    assert (await cli("get", "a", "tags")).stdout == '["work", "a"]\n'
+    assert document(await cli("get", "a", "title", "nope", "--json")) == {
+        "title": "Chat a",
+        "nope": None,
+    }
+    assert document(await cli("get", "a", "--json")) == await filled.get_metadata("a")
+    assert "owner_id" in (await cli("get", "a")).stdout
+
+
+async def test_count_and_values(cli, filled):
+    assert (await cli("count", "--meta", "owner_id=u1")).stdout == "2\n"
+    assert (await cli("count", "--meta", "owner_id=u9")).stdout == "0\n"
+    assert document(await cli("count", "--json")) == {"count": 3}
+    assert document(await cli("values", "tags", "--limit", "2", "--json")) == [
+        {"value": "work", "count": 3},
+        {"value": "a", "count": 1},
+    ]
+    lines = (await cli("values", "tags", "--meta", "owner_id=u1")).stdout.splitlines()
+    assert lines[2].split() == ["work", "2"]
+
+
+async def test_the_last_session_of_an_agent(cli, filled):
+    await filled.set_metadata("b", {"agent": "ai-engineer"})
+    for agent in ("ai-engineer", "@ai-engineer", " @ai-engineer "):
+        found = document(await cli("last", "--agent", agent, "--json"))
+        assert (found["session_id"], found["item_count"]) == ("b", 1)
+    assert document(await cli("last", "--json"))["session_id"] == "c"
+    await cli("last", "--agent", "ai-engineer", "--meta", "owner_id=u2", code=1)
+
+
+# ---- writing ----
+
+
+async def test_set_and_unset(cli, catalog):
+    await cli("set", "new", "a=1", "b=text", 'c={"x": [null, 1.0]}', "--meta", "d=a=b", 'e="7"')
+    stored = await catalog.get_metadata("new")
+    assert stored == {"a": 1, "b": "text", "c": {"x": [None, 1.0]}, "d": "a=b", "e": "7"}
+    assert (await cli("unset", "new", "a", "b")).stderr == "removed 2\n"
+    assert (await cli("unset", "new", "--all")).stderr == "removed 3\n"
+    assert await catalog.get_metadata("new") == {}
+
+
+async def test_delete(cli, filled):
+    refused = await cli("delete", "a", code=2)
+    assert "--yes" in refused.stderr
+    result = await cli("delete", "a", "nope", "--yes")
+    assert "there is no session nope" in result.stderr
+    assert "deleted 1" in result.stderr
+    assert await filled.get_session("a") is None
+
+
+async def test_a_scope_binds_every_command(cli, filled):
+    mine = ["--scope", "owner_id=u1"]
+    assert (await cli("count", *mine)).stdout == "2\n"
+    for args in (["show", "c"], ["get", "c"], ["unset", "c", "title"], ["delete", "c", "--yes"]):
+        await cli(*args, *mine, code=1)
+    for args in (["set", "c", "a=1"], ["start", "c", "--agent", "x"], ["set", "a", "owner_id=u2"]):
+        await cli(*args, *mine, code=1)
+    await cli("resume-check", "c", *mine, code=1)
+    assert "c" not in (await cli("list", "--jsonl", *mine)).stdout.replace("Chat", "").split('"')
+    assert len((await cli("export", *mine)).stdout.splitlines()) == 2
+    await cli("cleanup", "--days", "1", "--yes", *mine)
+    assert await filled.count_sessions() == 1
+    await cli("start", "d", "--agent", "x", *mine)
+    assert (await filled.get_metadata("d"))["owner_id"] == "u1"
+    assert "--scope" in (await cli("count", "--scope", "owner_id=null", code=2)).stderr
+
+
+async def test_other_names_of_tables(cli, shared_database):
+    tables = [
+        "--sessions-table=talks",
+        "--messages-table=entries",
+        "--metadata-table=facts",
+    ]
+    await cli("set", "a", "n=1", *tables, "--create-tables")
+    assert (await cli("get", "a", "n", *tables)).stdout == "1\n"
+    assert (await cli("doctor", *tables)).stderr == "healthy\n"
+    assert {"talks", "entries", "facts"} <= await raw.table_names(shared_database.engine())
+    missing = await cli("list", code=1)
+    assert "agent_sessions_metadata" in missing.stderr
+    assert "--create-tables" in missing.stderr
+    assert f"ddl --dialect {shared_database.kind}" in missing.stderr
+
+
+# ---- lifecycle ----
+
+
+async def test_an_approval_pause(cli, catalog):
+    assert (await cli("start", "run", "--agent", "@planner", "--meta", "pr=42")).stdout == "run\n"
+    await cli("phase", "run", "investigating")
+    await cli("phase", "run", "approval", "--meta", "plan=ready")
+    assert (await cli("phase", "run")).stdout == "approval\n"
+    result = await cli("resume-check", "run")
+    assert result.stdout == "resume run: all conditions hold (resumable)\n"
+    assert "initializing > investigating > approval" in result.stderr
+    decision = document(await cli("resume-check", "run", "--json"))
+    assert decision["should_resume"] is True
+    assert decision["metadata"]["pr"] == 42
+    assert [move["phase"] for move in decision["history"]][-1] == "approval"
+    again = await cli("start", "run", "--agent", "x", code=1)
+    assert "is active" in again.stderr
+    assert "unknown phase 'thinking'" in (await cli("phase", "run", "thinking", code=1)).stderr
+    for number in range(3):
+        await cli("phase", "run", "--error", f"oops {number}")
+    assert "(too_many_errors)" in (await cli("resume-check", "run", code=1)).stdout
+    await cli("resume-check", "run", "--max-errors", "4")
+    result = await cli("resume-check", "run", "--max-errors", "4", "--phase", "planning", code=1)
+    assert "(not_resumable_phase)" in result.stdout
+    result = await cli("resume-check", "run", "--max-idle-minutes", "0", code=1)
+    assert "(too_old)" in result.stdout
+    assert document(await cli("list", "--active", "--json"))["sessions"][0]["session_id"] == "run"
+    await cli("finish", "run", "completed", "--summary", "done")
+    await cli("list", "--active", code=1)
+    assert (await catalog.get_metadata("run"))["summary"] == "done"
+    assert "has ended" in (await cli("finish", "run", "failed", code=1)).stderr
+    made = (await cli("start", "--agent", "planner")).stdout.strip()
+    assert (await catalog.get_metadata(made))["phase"] == "initializing"
+
+
+async def test_requests_on_standard_input(cli, catalog):
+    await cli("start", "run", "--agent", "planner")
+    await cli("phase", "run", "planning")
+    request = json.dumps({"session_id": "run"})
+    assert document(await cli("resume-check", stdin=request))["reason"] == "resumable"
+    assert document(await cli("resume-check", "--stdin", stdin=request))["idle_seconds"] < 60
+    for fields, reason in (
+        ({"session_id": "nope"}, "not_found"),
+        ({"session_id": "run", "max_idle_minutes": 0.0}, "too_old"),
+        ({"session_id": "run", "max_errors": 0}, "too_many_errors"),
+        ({"session_id": "run", "phases": ["approval"]}, "not_resumable_phase"),
+    ):
+        result = await cli("resume-check", stdin=json.dumps(fields), code=1)
+        assert document(result)["reason"] == reason
+        assert document(result)["should_resume"] is False
+    for request in (
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"session_id": 7}',
+        '{"session_id": "run", "session_id": "other"}',
+        '{"session_id": "run", "max_idle": 3}',
+        '{"session_id": "run", "max_idle_minutes": "3"}',
+        '{"session_id": "run", "max_idle_minutes": true}',
+        '{"session_id": "run", "max_idle_minutes": -1}',
+        '{"session_id": "run", "max_idle_minutes": 1e300}',
+        '{"session_id": "run", "max_idle_minutes": NaN}',
+        '{"session_id": "run", "max_errors": 1.5}',
+        '{"session_id": "run", "phases": "approval"}',
+    ):
+        result = await cli("resume-check", stdin=request, code=2)
+        assert set(document(result)) == {"error"}, request
+    await cli("resume-check", "run", "--stdin", stdin=request, code=2)
+    result = await cli(
+        "resume-check", stdin='{"session_id": "run"}', url="postgresql://127.0.0.1:1/x", code=1
+    )
+    assert "does not answer" in document(result)["error"]
+
+
+# ---- ageing and moving ----
+
+
+async def test_cleanup(cli, filled):
+    assert "--hours" in (await cli("cleanup", "--yes", code=2)).stderr
+    assert "not both" in (await cli("cleanup", "--days", "1", "--hours", "1", code=2)).stderr
+    assert "--yes" in (await cli("cleanup", "--hours", "24", code=2)).stderr
+    await cli("cleanup", "--hours", "-1", "--yes", code=2)
+    await cli("cleanup", "--hours", "1e300", "--yes", code=2)
+    await cli("cleanup", "--where", "{}", "--yes", code=2)
+    assert (await cli("cleanup", "--days", "999999", "--yes")).stdout == "0\n"
+    await filled.create_session("new")
+    result = await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--dry-run", "--json")
+    assert document(result) == {"deleted": 2, "dry_run": True}
+    assert await filled.count_sessions() == 4
+    assert (await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--yes")).stdout == "2\n"
+    assert document(await cli("cleanup", "--days", "1", "--yes", "--json")) == {
+        "deleted": 1,
+        "dry_run": False,
+    }
+    assert (await cli("cleanup", "--days", "1", "--yes")).stdout == "0\n"
+    assert await filled.count_sessions() == 1
+
+
+@pytest.mark.parametrize("form", ["--jsonl", "--json"])
+async def test_export_and_import(cli, filled, tmp_path, form):
+    file = tmp_path / "sessions"
+    before = [info async for info in filled.iter_sessions(count_items=True)]
+    exported = await cli("export", form)
+    assert "exported 3" in exported.stderr
+    assert (await cli("export", form, "--output", str(file))).stdout == ""
+    assert file.read_text() == exported.stdout
+    records = json.loads(exported.stdout) if form == "--json" else exported.stdout.splitlines()
+    assert len(records) == 3
+    conflict = await cli("import", str(file), code=1)
+    assert "record 1" in conflict.stderr
+    assert "exists already; the records before it are in" in conflict.stderr
+    result = await cli("import", str(file), "--on-conflict", "skip", "--json")
+    assert document(result) == {"read": 3, "written": 0}
+    await filled.set_metadata("a", {"extra": 1})
+    refused = await cli("import", str(file), "--on-conflict", "replace", code=2)
+    assert "--yes" in refused.stderr
+    result = await cli("import", str(file), "--on-conflict", "replace", "--yes", "--json")
+    assert document(result) == {"read": 3, "written": 3}
+    assert [info async for info in filled.iter_sessions(count_items=True)] == before
+    await cli("delete", "a", "b", "c", "--yes")
+    assert (await cli("import", stdin=exported.stdout)).stderr == "read 3, wrote 3\n"
+    assert [info async for info in filled.iter_sessions(count_items=True)] == before
+
+
+async def test_a_broken_line_stops_an_import(cli, filled):
+    exported = (await cli("export")).stdout.splitlines()
+    await cli("delete", "a", "b", "c", "--yes")
+    result = await cli("import", stdin="\n".join([exported[0], "", "{", exported[1]]), code=1)
+    assert "line 3 is not JSON" in result.stderr
+    assert "the 1 records before it are in" in result.stderr
+    assert await filled.count_sessions() == 1
+    result = await cli("import", stdin='{"format": 99}', code=1)
+    assert "this version reads format 1" in result.stderr
+    missing = await cli("import", "no-such-file", code=1)
+    assert "no-such-file" in missing.stderr
+
+
+# ---- the database ----
+
+
+async def test_doctor(cli, catalog, shared_database):
+    result = await cli("doctor")
+    assert result.stderr == "healthy\n"
+    await raw.execute(catalog.engine, "DROP TABLE agent_sessions_metadata_elements")
+    result = await cli("doctor", code=1)
+    assert "error    tables: table agent_sessions_metadata_elements is missing" in result.stdout
+    assert "CREATE TABLE agent_sessions_metadata_elements (" in result.stdout
+    found = document(await cli("doctor", "--json", code=1))
+    assert found["healthy"] is False
+    assert found["findings"][1]["check"] == "tables"
+    await cli("doctor", "--scope", "a=1", code=2)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
+def test_ddl_needs_no_database(dialect):
+    result = run("ddl", "--dialect", dialect)
+    assert result.exit_code == 0
+    assert result.stdout.count("CREATE TABLE IF NOT EXISTS") == 4
+    assert result.stdout.count("CREATE TRIGGER") == (3 if dialect == "sqlite" else 0)
+    assert result.stdout.endswith(";\n")
+    dropped = run("ddl", "--dialect", dialect, "--drop").stdout.splitlines()
+    assert dropped[-2:] == [
+        "DROP TABLE IF EXISTS agent_sessions_metadata_elements;",
+        "DROP TABLE IF EXISTS agent_sessions_metadata;",
+    ]
+    assert len(run("ddl", "--dialect", dialect, "--drop", "--all").stdout.splitlines()) == (
+        len(dropped) + 2
+    )
+    assert run("ddl", "--dialect", dialect, "--all").exit_code == 2
+    assert run("ddl", "--dialect", "oracle").exit_code == 2

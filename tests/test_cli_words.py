@@ -1,0 +1,279 @@
+"""What the command line says: when it cannot, at a terminal, in its help and its documentation."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from agents_session_metadata import cli_output
+from agents_session_metadata.cli_app import COMMANDS
+from agents_session_metadata.cli_command import EXAMPLES
+from agents_session_metadata.cli_input import parse_value
+
+DOCS = Path(__file__).parent.parent / "docs"
+PASSWORD = "s3cr3t-of-mine"  # noqa: S105  # the point of the test
+
+
+# ---- what is understood, and what is not ----
+
+
+def test_values_after_the_equals_sign():
+    pairs = {"7": 7, "1.0": 1.0, "true": True, "null": None, "NaN": "NaN", "[": "[", "": ""}
+    for text, value in pairs.items():
+        assert parse_value(text) == value
+        assert type(parse_value(text)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["list"], "no database is given; pass --url or set AGENT_SESSIONS_URL"),
+        (["list", "--url", "nonsense"], "the URL is not understood"),
+        (["list", "--url", f"postgresql://u:{PASSWORD}@h:port/x"], "the URL is not understood"),
+        (["list", "--url", f"oracle://u:{PASSWORD}@h/x"], "'oracle' is not supported"),
+        (["list", "--url", f"postgresql+psycopg2://u:{PASSWORD}@h/x"], "no driver for asyncio"),
+        (["list", "--url", f"postgresql+nothing://u:{PASSWORD}@h/x"], "no driver for asyncio"),
+        (["list", "--url", "sqlite://somewhere"], "the URL is not understood"),
+        (["list", "--url", "sqlite:///:memory:", "--where", "{"], "--where is not JSON"),
+        (["list", "--url", "sqlite:///:memory:", "--where", '{"a": 1, "a": 2}'], "given twice"),
+        (["list", "--url", "sqlite:///:memory:", "--where", '{"a": {"$x": 1}}'], "$.a.$x"),
+        (["list", "--url", "sqlite:///:memory:", "--where", "[]"], "filter at"),
+        (["list", "--url", "sqlite:///:memory:", "--meta", "a"], "--meta takes key=value"),
+        (["list", "--url", "sqlite:///:memory:", "--meta", "a=1", "--meta", "a=2"], "'a' twice"),
+        (["list", "--url", "sqlite:///:memory:", "--limit", "0"], "limit must be"),
+        (["list", "--url", "sqlite:///:memory:", "--order-by", "title"], "order_by"),
+        (["set", "a", "--url", "sqlite:///:memory:"], "nothing to set"),
+        (["unset", "a", "--url", "sqlite:///:memory:"], "--all"),
+        (["set", "", "a=1", "--url", "sqlite:///:memory:", "--create-tables"], "session id"),
+    ],
+)
+def test_usage(args, words):
+    result = run(*args)
+    assert result.exit_code == 2, result.output
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert PASSWORD not in result.output
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "mysql", "mariadb"])
+def test_a_server_that_is_not_there(scheme):
+    result = run("list", "--url", f"{scheme}://u:{PASSWORD}@127.0.0.1:1/x?password={PASSWORD}")
+    assert result.exit_code == 1, result.output
+    assert "does not answer" in result.stderr
+    assert "doctor" in result.stderr
+    assert PASSWORD not in result.output
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_misspelt_file_is_not_made(tmp_path):
+    url = f"sqlite:///{tmp_path}/typo.db"
+    for command in ("list", "doctor", "count"):
+        result = run(command, url=url)
+        assert result.exit_code == 1
+        assert "there is no file" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_database(tmp_path):
+    (tmp_path / "x.db").write_text("this is not a database, but a text of some length" * 99)
+    result = run("list", url=f"sqlite:///{tmp_path}/x.db")
+    assert result.exit_code == 1
+    assert "file is not a database" in result.stderr
+
+
+BLOCK = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {names!r}:
+            raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Absent())
+sys.argv = ['agent-sessions', *{args!r}]
+from agents_session_metadata.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "args", "words"),
+    [
+        (["typer"], ["list"], "agents-session-metadata[cli]"),
+        (["rich"], ["list"], "agents-session-metadata[cli]"),
+        (["asyncpg"], ["list", "--url", "postgresql://h/x"], "agents-session-metadata[postgresql]"),
+        (["asyncmy"], ["list", "--url", "mysql://h/x"], "agents-session-metadata[mysql]"),
+        (["aiosqlite"], ["list", "--url", "sqlite://"], "agents-session-metadata[sqlite]"),
+    ],
+)
+def test_something_is_not_installed(names, args, words):
+    # The SDK needs mcp; a release of its own may lack what the server needs.
+    script = BLOCK.format(names=names, args=args)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode in (1, 2)
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_package_imports_no_face():
+    script = (
+        "import sys, agents_session_metadata\n"
+        "own = [name for name in sys.modules if name.startswith('agents_session_metadata.')]\n"
+        "faces = ('cli', 'mcp_server', 'doctor', 'ddl')\n"
+        "assert not [n for n in own if n.split('.')[1].startswith(faces)], own\n"
+        "before = set(sys.modules)\n"
+        "assert not {'typer', 'rich'} & before, before\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_output_that_nobody_reads_to_its_end(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    pairs = [f"k{number}={'x' * 5000}" for number in range(40)]
+    assert run("set", "a", *pairs, "--create-tables", url=url).exit_code == 0
+    script = f"{sys.executable} -m agents_session_metadata.cli get a --json --url {url} | head -c 1"
+    done = subprocess.run(["/bin/sh", "-c", script], check=False, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+# ---- terminals ----
+
+
+def at_terminal(args, answer, url):
+    """Run a command with a terminal in front of it; its exit code and what was shown."""
+    pty = pytest.importorskip("pty")
+    parent, child = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agents_session_metadata.cli", *args],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**os.environ, "AGENT_SESSIONS_URL": url, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(child)
+    os.write(parent, answer.encode())
+    shown = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(parent, 10_000):
+            shown += part
+    os.close(parent)
+    return process.wait(60), shown.decode()
+
+
+def test_asking_before_something_is_lost(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    for name in "abc":
+        run("set", name, "n=1", "--create-tables", url=url)
+    code, shown = at_terminal(["delete", "a"], "n\n", url)
+    assert (code, "Delete a, history and all? [y/N]" in shown) == (1, True)
+    assert "nothing was changed" in shown
+    code, shown = at_terminal(["delete", "a"], "y\n", url)
+    assert (code, "deleted 1" in shown) == (0, True)
+    code, shown = at_terminal(["cleanup", "--hours", "0"], "n\n", url)
+    assert "Delete 2 sessions, history and all? [y/N]" in shown
+    assert code == 1
+    code, shown = at_terminal(["cleanup", "--hours", "0", "--yes"], "", url)
+    assert "deleting" in shown  # the bar
+    assert code == 0
+    assert run("count", url=url).stdout == "0\n"
+
+
+def test_what_steers_a_terminal_is_not_printed_to_it(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    evil = "\x1b[2J\x1b]0;owned\x07\u202e[red]"
+    run("set", "a", f"title={evil}", f"more={evil}", "--create-tables", url=url)
+    for args in (["list"], ["show", "a"], ["get", "a"], ["get", "a", "title"]):
+        shown = run(*args, url=url).output
+        assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+        assert "[red]" in shown
+    assert json.loads(run("get", "a", "title", "--json", url=url).stdout) == {"title": evil}
+
+
+def test_ages():
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    for passed, words in (
+        (timedelta(seconds=-5), "just now"),
+        (timedelta(seconds=59), "just now"),
+        (timedelta(seconds=60), "1 min ago"),
+        (timedelta(hours=3, minutes=59), "3 h ago"),
+        (timedelta(days=2), "2 d ago"),
+        (timedelta(days=90), "2025-10-03"),
+    ):
+        assert cli_output.age(now - passed, now) == words
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_tables_fit_the_terminal(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    long = "a long title " * 10
+    cli_output.write_table(
+        ("session", "title", "active", "more"), [("id" * 8, long, "3 h ago", long)]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert "id" * 8 in lines[2]
+    assert "…" in lines[2]
+
+
+# ---- help and documentation ----
+
+
+def test_every_command_has_an_example_in_its_help():
+    assert set(EXAMPLES) == set(COMMANDS)
+    assert len(COMMANDS) == 19
+    for name, example in EXAMPLES.items():
+        result = run(name, "--help")
+        assert result.exit_code == 0
+        assert "".join(f"agent-sessions {example}".split()) in "".join(result.stdout.split())
+        parsed = shlex.split(example)
+        assert parsed[0] == name
+
+
+def test_every_command_is_documented():
+    text = (DOCS / "cli.md").read_text()
+    sections = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    assert set(COMMANDS) <= set(sections)
+    for name in COMMANDS:
+        assert f"agent-sessions {name}" in sections[name], name
+
+
+CONSOLE = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+
+def replayed(block):
+    """Run the commands of a block of documentation; the block with what they really print."""
+    lines = []
+    for line in block.splitlines():
+        if not line.startswith("$ "):
+            continue
+        stdin = None
+        words = shlex.split(line[2:])
+        if words[0] == "echo":
+            stdin, words = words[1], words[3:]
+        assert words[0] == "agent-sessions"
+        result = run(*words[1:], stdin=stdin)
+        lines += [line, *(each.rstrip() for each in result.output.splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_documentation_prints_what_it_says(tmp_path, monkeypatch):
+    def steady(text):
+        text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(\+00:00)?", "TIME", text)
+        return re.sub(r"\d+\.\d+(\.\d+)*", "VERSION", text)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AGENT_SESSIONS_URL", "sqlite:///chat.db")
+    text = (DOCS / "cli.md").read_text()
+    for block in CONSOLE.findall(text):
+        assert steady(replayed(block)) == steady(block)

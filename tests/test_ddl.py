@@ -1,0 +1,146 @@
+"""`ddl`: what it prints makes what `create_tables=True` makes."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from conformance import raw
+from doctoring import ddl_dialect, problems, run
+from sqlalchemy import event, inspect, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.ddl import DIALECTS, create_statements, drop_statements
+from agents_session_metadata.schema import table_names
+
+
+@pytest.fixture
+async def engine(shared_database):
+    engine = create_async_engine(shared_database.url)
+    if shared_database.kind == "postgresql":
+        name = make_url(shared_database.url).database
+        await raw.execute(engine, f"ALTER DATABASE {name} SET timezone = 'UTC'")
+        await engine.dispose()
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def filled(engine):
+    """A healthy database with two sessions."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
+        await session.add_items([raw.message("hello")])
+    assert await problems(engine) == []
+    return catalog
+
+
+def printed(dialect, names=None):
+    return [f"{statement};" for statement in create_statements(dialect, names)]
+
+
+async def objects_of(engine):
+    """Everything that a database knows of its tables."""
+
+    def read(sync):
+        inspector = inspect(sync)
+        found = {}
+        for table in sorted(inspector.get_table_names()):
+            found[table] = (
+                sorted(
+                    (
+                        column["name"],
+                        repr(column["type"]),
+                        str(getattr(column["type"], "collation", None)),
+                        column["nullable"],
+                        str(column["default"]),
+                    )
+                    for column in inspector.get_columns(table)
+                ),
+                inspector.get_pk_constraint(table)["constrained_columns"],
+                sorted(map(repr, inspector.get_foreign_keys(table))),
+                sorted(map(repr, inspector.get_indexes(table))),
+                sorted(inspector.get_table_options(table).items()) if is_mysql else None,
+            )
+        if engine.dialect.name == "sqlite":
+            query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+            found["sqlite_master"] = [
+                (name, " ".join(sql.split()))
+                for name, sql in sync.execute(text(query))
+                if name != "sqlite_sequence"
+            ]
+        return found
+
+    is_mysql = engine.dialect.name == "mysql"
+    async with engine.connect() as connection:
+        return await connection.run_sync(read)
+
+
+@pytest.mark.parametrize("names", [None, table_names("talks", "entries", "Facts of talks")])
+async def test_the_printed_sql_makes_what_create_tables_makes(engine, names):
+    wanted = names or table_names()
+    executed = []
+    event.listen(
+        engine.sync_engine,
+        "before_cursor_execute",
+        lambda _c, _k, statement, *_: executed.append(statement),
+    )
+    catalog = SessionCatalog(
+        engine,
+        create_tables=True,
+        sessions_table=wanted.sessions,
+        messages_table=wanted.messages,
+        metadata_table=wanted.metadata,
+    )
+    await catalog.count_sessions()
+    dialect = await ddl_dialect(engine)
+    made = [" ".join(s.split()) for s in executed if s.strip().upper().startswith("CREATE")]
+    text_of = printed(dialect, names)
+    assert [f"{statement};" for statement in made] == [" ".join(s.split()) for s in text_of]
+    by_library = await objects_of(engine)
+    assert len(by_library) >= 4
+
+    await run(engine, drop_statements(dialect, names, everything=True))
+    emptied = await objects_of(engine)
+    assert emptied.pop("sqlite_master", []) == []
+    assert emptied == {}
+
+    if dialect == "sqlite":
+        connection = sqlite3.connect(engine.url.database)
+        connection.executescript("\n".join(text_of))
+        connection.close()
+    else:
+        await run(engine, text_of)
+    assert await objects_of(engine) == by_library
+    assert await problems(engine, names) == []
+
+
+async def test_dropping_ours_leaves_the_sdk_working(filled):
+    engine = filled.engine
+    for _ in range(2):  # a second time is harmless
+        await run(engine, drop_statements(await ddl_dialect(engine)))
+    assert await raw.table_names(engine) == {"agent_sessions", "agent_messages"}
+    session = filled.session("a")
+    assert await session.get_items() == [raw.message("hello")]
+    await session.clear_session()
+    assert await raw.count_rows(engine, "agent_sessions") == 1
+
+
+def test_mysql_and_mariadb_differ_in_their_collation():
+    mysql, mariadb = ("\n".join(create_statements(each)) for each in ("mysql", "mariadb"))
+    assert mysql.count("utf8mb4_0900_bin") == mariadb.count("utf8mb4_nopad_bin") == 6
+    assert "nopad" not in mysql
+
+
+def test_a_percent_sign_in_a_name_stays_single():
+    names = table_names("100%", "50%")
+    for dialect in DIALECTS:
+        assert "100%" in create_statements(dialect, names)[0]
+        assert "%%" not in "".join(create_statements(dialect, names))
+
+
+def test_an_unknown_dialect():
+    with pytest.raises(ValueError, match="must be one of postgresql, mysql, mariadb, sqlite"):
+        create_statements("oracle")

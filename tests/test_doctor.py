@@ -1,0 +1,480 @@
+"""`doctor` and `ddl`: real databases, broken in every way and repaired by what was printed."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import pytest
+from conformance import raw
+from doctoring import ddl_dialect, exact_collation, intact, only, problems, repair, run
+from sqlalchemy import inspect, make_url
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SessionCatalog, doctor
+from agents_session_metadata.doctor import diagnose
+from agents_session_metadata.schema import table_names
+
+
+@pytest.fixture
+async def engine(shared_database):
+    engine = create_async_engine(shared_database.url)
+    if shared_database.kind == "postgresql":
+        name = make_url(shared_database.url).database
+        await raw.execute(engine, f"ALTER DATABASE {name} SET timezone = 'UTC'")
+        await engine.dispose()
+    yield engine
+    await engine.dispose()
+
+
+@pytest.fixture
+async def filled(engine):
+    """A healthy database with two sessions."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
+        await session.add_items([raw.message("hello")])
+    assert await problems(engine) == []
+    return catalog
+
+
+# ---- healthy ----
+
+
+async def test_healthy_and_the_versions(filled, shared_database):
+    (versions,) = await diagnose(filled.engine)
+    assert await ddl_dialect(filled.engine) in versions.problem.lower()
+    assert "openai-agents 0." in versions.problem
+    assert "SQLAlchemy 2." in versions.problem
+    assert versions.repair == ()
+
+
+async def test_tables_of_the_sdk_with_ours_added(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=255, collation=await exact_collation(engine))
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    assert await problems(engine) == []
+
+
+async def test_names_of_ones_own(engine):
+    names = table_names("talks", "entries", "Facts 100% of talks")
+    missing = await problems(engine, names)
+    assert [finding.check for finding in missing if finding.check == "tables"] == ["tables"] * 4
+    await run(engine, [statement for finding in missing for statement in finding.repair])
+    assert await problems(engine, names) == []
+
+
+# ---- tables, columns ----
+
+
+@pytest.mark.parametrize("kept", ["none", "sdk", "all but elements"])
+async def test_missing_tables(engine, kept):
+    if kept == "sdk":
+        await raw.create_sdk_tables(engine, length=255, collation=await exact_collation(engine))
+    if kept == "all but elements":
+        await SessionCatalog(engine, create_tables=True).count_sessions()
+        await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    await repair(engine, "tables")
+    await filled_by_hand(engine)
+
+
+async def filled_by_hand(engine):
+    catalog = SessionCatalog(engine)
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
+        await session.add_items([raw.message("hello")])
+    await intact(catalog)
+
+
+async def test_a_missing_column_with_a_default(filled, shared_database):
+    await drop_column(filled.engine, "agent_sessions_metadata", "updated_at")
+    found = await repair(filled.engine, "columns")
+    assert "agent_sessions_metadata.updated_at is missing" in found[0].problem
+    await intact(filled)
+
+
+async def test_a_missing_column_whose_values_nobody_knows(filled):
+    engine = filled.engine
+    await drop_column(engine, "agent_sessions_metadata_elements", "search_rest")
+    found = await problems(engine)
+    assert [(each.check, each.repair) for each in found] == [("columns", ())]
+    await raw.execute(engine, "DELETE FROM agent_sessions_metadata_elements")
+    await repair(engine, "columns")
+    assert await filled.count_sessions() == 2
+
+
+async def drop_column(engine, table, column):
+    await raw.execute(engine, f"ALTER TABLE {table} DROP COLUMN {column}")
+
+
+NARROW = {
+    "postgresql": [
+        ("agent_sessions_metadata", "ALTER COLUMN value TYPE VARCHAR(500)", "value holds 500"),
+        ("agent_messages", "ALTER COLUMN message_data TYPE VARCHAR(900)", "holds 900"),
+        ("agent_sessions_metadata", "ALTER COLUMN value DROP NOT NULL", "may be NULL"),
+        ("agent_sessions", "ALTER COLUMN updated_at TYPE TIMESTAMPTZ", "WITHOUT TIME ZONE"),
+        ("agent_messages", "ALTER COLUMN created_at TYPE TIMESTAMPTZ", "WITHOUT TIME ZONE"),
+        ("agent_sessions_metadata", "ALTER COLUMN value TYPE JSONB USING value::JSONB", "JSONB"),
+    ],
+    "mysql": [
+        ("agent_messages", "MODIFY message_data TEXT NOT NULL", "shorter than LONGTEXT"),
+        ("agent_sessions_metadata", "MODIFY value TEXT NOT NULL", "shorter than LONGTEXT"),
+        (
+            "agent_sessions_metadata",
+            "MODIFY value LONGTEXT CHARACTER SET latin1 NOT NULL",
+            "holds characters of latin1 only",
+        ),
+        (
+            "agent_sessions_metadata",
+            "MODIFY search_key VARBINARY(100) NOT NULL",
+            "not VARBINARY(512)",
+        ),
+        ("agent_sessions_metadata", "MODIFY search_rest BLOB NOT NULL", "not LONGBLOB"),
+        (
+            "agent_sessions",
+            "MODIFY updated_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP",
+            "keeps local time",
+        ),
+        (
+            "agent_sessions",
+            "MODIFY created_at TIMESTAMP NOT NULL DEFAULT now() ON UPDATE CURRENT_TIMESTAMP",
+            "moves with every update",
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("number", range(7))
+async def test_columns_of_another_type(filled, shared_database, number):
+    cases = NARROW.get(shared_database.kind, [])
+    if number >= len(cases):
+        pytest.skip("no such case here")
+    table, change, words = cases[number]
+    await raw.execute(filled.engine, f"ALTER TABLE {table} {change.replace(':', chr(92) + ':')}")
+    found = await repair(filled.engine, "columns")
+    assert words in found[0].problem
+    assert len(found) == 1
+    page = await filled.list_sessions(keys=[])
+    assert len(page.sessions) == 2
+
+
+async def test_a_narrow_key(filled, shared_database):
+    only(shared_database, "postgresql", "mysql")
+    engine = filled.engine
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    change = {
+        "postgresql": "ALTER COLUMN key TYPE VARCHAR(100)",
+        "mysql": "MODIFY `key` VARCHAR(100) CHARACTER SET utf8mb4"
+        f" COLLATE {await exact_collation(engine)} NOT NULL",
+    }[shared_database.kind]
+    await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata {change}")
+    found = await repair(engine, "columns")
+    assert "agent_sessions_metadata.key holds 100 characters, not 255" in found[0].problem
+    await intact(filled)
+
+
+async def without_foreign_keys(engine, table):
+    async with engine.connect() as connection:
+        keys = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
+    word = "FOREIGN KEY" if engine.dialect.name == "mysql" else "CONSTRAINT"
+    for key in keys:
+        await raw.execute(engine, f"ALTER TABLE {table} DROP {word} {key['name']}")
+
+
+async def sqlite_retyped(engine, table, old, new):
+    """Declare a column otherwise, as somebody who wrote the SQL by hand."""
+    rows = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :t", t=table
+    )
+    assert old in rows[0][0]
+    indexes = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :t", t=table
+    )
+    triggers = await raw.execute(engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger'")
+    await run(
+        engine,
+        [
+            *(f"DROP TRIGGER {name}" for name, _ in triggers),
+            f"CREATE TABLE copy AS SELECT * FROM {table}",
+            f"DROP TABLE {table}",
+            rows[0][0].replace(old, new),
+            f"INSERT INTO {table} SELECT * FROM copy",
+            "DROP TABLE copy",
+            *(sql for (sql,) in indexes if sql),
+            *(sql for _, sql in triggers),
+        ],
+    )
+
+
+SQLITE_CASES = [
+    ("agent_sessions_metadata", "value TEXT NOT NULL", "value JSON NOT NULL", "columns"),
+    ("agent_sessions_metadata", "value TEXT NOT NULL", "value TEXT", "columns"),
+    ("agent_messages", "message_data TEXT", "message_data NUMERIC", "columns"),
+    (
+        "agent_sessions_metadata",
+        '"key" VARCHAR(255) NOT NULL',
+        '"key" VARCHAR(255) COLLATE NOCASE NOT NULL',
+        "collations",
+    ),
+    (
+        "agent_sessions",
+        "session_id VARCHAR NOT NULL",
+        "session_id VARCHAR COLLATE RTRIM NOT NULL",
+        "collations",
+    ),
+    ("agent_sessions", ", \n\tPRIMARY KEY (session_id)", "", "indexes"),
+    ("agent_sessions_metadata", 'PRIMARY KEY (session_id, "key"), ', "", "indexes"),
+    ("agent_sessions_metadata", " ON DELETE CASCADE", "", "foreign keys"),
+    ("agent_sessions_metadata_elements", " ON DELETE CASCADE", "", "foreign keys"),
+    ("agent_messages", " ON DELETE CASCADE", "", "foreign keys"),
+]
+
+
+@pytest.mark.parametrize("case", SQLITE_CASES, ids=lambda case: f"{case[0]}-{case[3]}")
+async def test_tables_that_somebody_made_by_hand(filled, shared_database, case):
+    only(shared_database, "sqlite")
+    table, old, new, check = case
+    await sqlite_retyped(filled.engine, table, old, new)
+    await repair(filled.engine, check, ["error", "warning"])
+    await intact(filled)
+
+
+async def test_a_repair_keeps_what_foreign_keys_would_delete(filled, shared_database):
+    only(shared_database, "sqlite")
+    engine = filled.engine
+    await sqlite_retyped(engine, "agent_sessions", "VARCHAR NOT NULL", "VARCHAR COLLATE NOCASE")
+    found = await problems(engine)
+    # The application switches foreign keys on, and the script is run in its shell.
+    connection = sqlite3.connect(engine.url.database)
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.executescript(";\n".join(s for each in found for s in each.repair) + ";")
+    connection.close()
+    assert await problems(engine) == []
+    await intact(filled)
+
+
+# ---- collations ----
+
+
+async def test_a_sessions_table_of_another_collation(engine, shared_database):
+    only(shared_database, "mysql")
+    await raw.create_sdk_tables(engine, length=190, charset="latin1", collation="latin1_swedish_ci")
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    found = await repair(engine, "collations", ["error", "warning"])
+    words = " ".join(finding.problem for finding in found)
+    assert (
+        "agent_sessions.session_id does not distinguish case or accents or trailing spaces" in words
+    )
+    assert "holds characters of latin1 only" in words
+    assert "holds 190 characters, not 255" in words
+    await filled_by_hand(engine)
+
+
+async def test_ours_are_made_where_the_sessions_table_has_another_collation(
+    engine, shared_database
+):
+    only(shared_database, "mysql")
+    await raw.create_sdk_tables(engine, length=255, collation="utf8mb4_general_ci")
+    await repair(engine, "tables", ["error", "warning"])
+    await filled_by_hand(engine)
+
+
+async def test_a_collation_that_takes_different_texts_for_the_same(filled, shared_database):
+    only(shared_database, "postgresql", "mysql")
+    engine = filled.engine
+    if shared_database.kind == "postgresql":
+        try:
+            await raw.execute(
+                engine,
+                "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level1',"
+                " deterministic = false)",
+            )
+        except DBAPIError as error:
+            pytest.skip(str(error.orig))
+        changes = ["ALTER COLUMN key TYPE VARCHAR(255) COLLATE loose"]
+    else:
+        changes = ["MODIFY `key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"]
+    for table in ("agent_sessions_metadata_elements", "agent_sessions_metadata"):
+        await without_foreign_keys(engine, table)
+        for change in changes:
+            await raw.execute(
+                engine, f"ALTER TABLE {table} {change} ".replace("ci ", "ci NOT NULL")
+            )
+    found = await repair(engine, "collations")
+    assert "agent_sessions_metadata.key does not distinguish case or accents" in found[0].problem
+    await intact(filled)
+
+
+async def test_ids_that_differ_from_their_parents(filled, shared_database):
+    only(shared_database, "mysql")
+    engine = filled.engine
+    await without_foreign_keys(engine, "agent_sessions_metadata")
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    await raw.execute(
+        engine,
+        "ALTER TABLE agent_sessions_metadata MODIFY session_id VARCHAR(255)"
+        " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    )
+    found = await repair(engine, "columns", ["error", "warning"])
+    assert any("utf8mb4_bin" in finding.problem for finding in found)
+    await intact(filled)
+
+
+# ---- keys, indexes, triggers, orphans ----
+
+
+async def test_a_missing_primary_key(filled, shared_database):
+    only(shared_database, "postgresql", "mysql")
+    engine = filled.engine
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    word = "CONSTRAINT agent_sessions_metadata_pkey" * (shared_database.kind == "postgresql")
+    if shared_database.kind == "mysql":
+        # The foreign key leans on the primary key's index.
+        await without_foreign_keys(engine, "agent_sessions_metadata")
+    await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata DROP {word or 'PRIMARY KEY'}")
+    found = await repair(engine, "indexes")
+    assert "primary key of agent_sessions_metadata" in found[0].problem
+    await intact(filled)
+
+
+FOREIGN_KEYS = ["agent_messages", "agent_sessions_metadata", "agent_sessions_metadata_elements"]
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+async def test_a_missing_foreign_key_and_the_orphans_it_let_in(filled, shared_database, table):
+    only(shared_database, "postgresql", "mysql")
+    engine = filled.engine
+    await without_foreign_keys(engine, table)
+    parent = table.removesuffix("_elements") if "elements" in table else "agent_sessions"
+    await raw.execute(engine, f"DELETE FROM {parent} WHERE session_id = 'a'")
+    found = await repair(engine, "foreign keys", ["error", "warning"])
+    assert [finding.check for finding in found] == ["orphans", "foreign keys"]
+    if parent == "agent_sessions":
+        await intact(filled, ["b"])
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+async def test_a_foreign_key_that_does_not_delete(filled, shared_database, table):
+    only(shared_database, "postgresql", "mysql")
+    engine = filled.engine
+    async with engine.connect() as connection:
+        (key,) = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
+    await without_foreign_keys(engine, table)
+    quote = engine.dialect.identifier_preparer.quote
+    own, others = (
+        ", ".join(map(quote, key[f"{side}_columns"])) for side in ("constrained", "referred")
+    )
+    await raw.execute(
+        engine,
+        f"ALTER TABLE {table} ADD CONSTRAINT wrong FOREIGN KEY ({own})"
+        f" REFERENCES {key['referred_table']} ({others})",
+    )
+    found = await repair(engine, "foreign keys", ["error", "warning"])
+    assert "does not delete with its parent" in found[0].problem
+    await intact(filled)
+
+
+async def test_orphans(filled, shared_database):
+    only(shared_database, "sqlite")
+    engine = filled.engine
+    triggers = await raw.execute(engine, "SELECT name FROM sqlite_master WHERE type = 'trigger'")
+    for (name,) in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
+    await raw.execute(
+        engine, "DELETE FROM agent_sessions_metadata WHERE session_id = 'b' AND key = 'tags'"
+    )
+    found = await repair(engine, "orphans")
+    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 3
+    assert "1 row of agent_messages has no row in agent_sessions" in found[0].problem
+    assert "2 rows of agent_sessions_metadata_elements have no row" in found[2].problem
+    assert await raw.metadata_rows(engine) == 1
+    assert await raw.count_rows(engine, "agent_messages") == 1
+
+
+async def test_a_trigger_that_does_something_else(filled, shared_database):
+    only(shared_database, "sqlite")
+    engine = filled.engine
+    name = "agent_sessions_metadata_after_delete"
+    await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(
+        engine, f"CREATE TRIGGER {name} AFTER DELETE ON agent_sessions BEGIN SELECT 1; END"
+    )
+    found = await repair(engine, "triggers")
+    assert "does something else" in found[0].problem
+    await intact(filled)
+
+
+@pytest.mark.parametrize(
+    ("table", "index"),
+    [
+        ("agent_messages", "idx_agent_messages_session_time"),
+        ("agent_sessions_metadata", "agent_sessions_metadata_search_idx"),
+        ("agent_sessions_metadata_elements", "agent_sessions_metadata_elements_search_idx"),
+    ],
+)
+@pytest.mark.parametrize("way", ["missing", "other columns"])
+async def test_indexes(filled, shared_database, table, index, way):
+    engine = filled.engine
+    on = f" ON {table}" if shared_database.kind == "mysql" else ""
+    if shared_database.kind == "mysql":
+        # A foreign key wants some index.
+        await raw.execute(engine, f"CREATE INDEX other ON {table} (session_id)")
+    await raw.execute(engine, f"DROP INDEX {index}{on}")
+    if way == "other columns":
+        await raw.execute(engine, f"CREATE INDEX {index} ON {table} (session_id)")
+    found = await repair(engine, "indexes")
+    assert f"{table} has no index on" in found[0].problem
+    await intact(filled)
+
+
+async def test_an_engine_without_transactions(filled, shared_database):
+    only(shared_database, "mysql")
+    engine = filled.engine
+    for table in ("agent_messages", "agent_sessions_metadata_elements", "agent_sessions_metadata"):
+        await without_foreign_keys(engine, table)
+    await raw.execute(engine, "ALTER TABLE agent_sessions ENGINE=MEMORY")
+    await repair(engine, "engine", ["error", "warning"])
+    await intact(filled)
+
+
+# ---- clocks ----
+
+
+async def test_a_zone_that_is_not_utc(filled, shared_database):
+    only(shared_database, "postgresql")
+    engine = filled.engine
+    name = make_url(shared_database.url).database
+    before = (await filled.get_session("a")).updated_at
+    await raw.execute(engine, f"ALTER DATABASE {name} SET timezone = 'Asia/Kolkata'")
+    await raw.execute(engine, "UPDATE agent_sessions SET updated_at = updated_at + '5:30'")
+    await raw.execute(engine, "UPDATE agent_sessions SET created_at = created_at + '5:30'")
+    await raw.execute(engine, "UPDATE agent_messages SET created_at = created_at + '5:30'")
+    await engine.dispose()
+    assert (await filled.get_session("a")).updated_at == before
+    (finding,) = await problems(engine)
+    assert (finding.level, finding.check) == ("warning", "clock")
+    assert "Asia/Kolkata" in finding.problem
+    await run(engine, finding.repair)
+    await engine.dispose()
+    assert await problems(engine) == []
+    assert (await filled.get_session("a")).updated_at == before
+
+
+async def test_a_zone_that_the_client_asks_for(filled, shared_database):
+    only(shared_database, "postgresql")
+    settings = {"server_settings": {"timezone": "Europe/London"}}
+    engine = create_async_engine(shared_database.url, connect_args=settings)
+    (finding,) = await problems(engine)
+    assert "it is this client that asks" in finding.problem
+    assert finding.repair == ()
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(("shift", "words"), [(-60, "60 s ahead of"), (60, "60 s behind")])
+async def test_clocks_that_differ(filled, shared_database, monkeypatch, shift, words):
+    only(shared_database, "postgresql", "mysql")
+    monkeypatch.setattr(doctor, "now", lambda: time.time() + shift)
+    (finding,) = await problems(filled.engine)
+    assert (finding.level, finding.check) == ("warning", "clock")
+    assert words in finding.problem

@@ -1,0 +1,102 @@
+"""Each example runs on every database, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from servers import Database
+from sqlalchemy import Connection, inspect, text
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+QUICKSTART = EXAMPLES / "quickstart.py"
+SCENARIOS = sorted({*EXAMPLES.glob("[!_]*.py")} - {QUICKSTART})
+
+by_name = pytest.mark.parametrize("example", SCENARIOS, ids=lambda path: path.stem)
+
+
+def run(example: Path, directory: Path, url: str | None = None) -> str:
+    """Run an example in a directory, on SQLite unless a URL is given; gives its output."""
+    removed = {"OPENAI_API_KEY", "AGENT_SESSIONS_URL", "OPENAI_AGENTS_DISABLE_TRACING"}
+    environment = {name: value for name, value in os.environ.items() if name not in removed}
+    environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONDONTWRITEBYTECODE": "1"}
+    # Whatever a run leaves in the temporary directory is seen.
+    environment["TMPDIR"] = str(directory)
+    if url is not None:
+        environment["AGENT_SESSIONS_URL"] = url
+    result = subprocess.run(
+        [sys.executable, "-W", "error", example],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+async def rows(database: Database) -> dict[str, int]:
+    """The number of rows in each table."""
+
+    def names(connection: Connection) -> list[str]:
+        return inspect(connection).get_table_names()
+
+    async with database.engine().connect() as connection:
+        counts = {}
+        for name in await connection.run_sync(names):
+            counted = await connection.execute(text(f"SELECT count(*) FROM {name}"))
+            counts[name] = counted.scalar_one()
+        return counts
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """An empty directory."""
+    directory = tmp_path / "empty"
+    directory.mkdir()
+    return directory
+
+
+def test_there_is_one_for_each_scenario() -> None:
+    names = [path.stem for path in SCENARIOS]
+    assert names == ["agent_identity", "approval_pause", "last_session", "sidebar", "tool_workflow"]
+
+
+@by_name
+async def test_runs_on_every_database(example, directory, shared_database) -> None:
+    assert run(example, directory, shared_database.url)
+    assert await rows(shared_database) == {}
+
+
+@by_name
+def test_runs_without_a_database(example, directory) -> None:
+    assert run(example, directory)
+    assert list(directory.iterdir()) == []
+
+
+async def test_quickstart_runs_again_and_again(directory, shared_database) -> None:
+    first = run(QUICKSTART, directory, shared_database.url)
+    assert set((await rows(shared_database)).values()) == {0}
+    async with shared_database.engine().begin() as connection:
+        # As an interrupted run leaves it.
+        for insert in (
+            "INSERT INTO agent_sessions (session_id) VALUES ('quickstart-1')",
+            "INSERT INTO agent_messages (session_id, message_data) VALUES ('quickstart-1', '{}')",
+        ):
+            await connection.execute(text(insert))
+    assert run(QUICKSTART, directory, shared_database.url) == first
+    assert set((await rows(shared_database)).values()) == {0}
+
+
+def test_quickstart_without_a_database(directory) -> None:
+    output = run(QUICKSTART, directory)
+    assert "of user_123:        ['quickstart-1']" in output
+    assert "with the tag food:  ['quickstart-2']" in output
+    assert output.endswith("of user_123: []\n")
+    assert list(directory.iterdir()) == []
