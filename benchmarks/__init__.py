@@ -1,0 +1,1 @@
+"""Benchmarks: what this package costs beside the plain SDK, a plain table and other libraries."""

