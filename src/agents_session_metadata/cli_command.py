@@ -31,7 +31,7 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Awaitable[int |
 EXAMPLES: dict[str, str] = {}
 """An example of every command."""
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="agent-sessions",
     help="Metadata for the sessions of the OpenAI Agents SDK: find, change, age and move them.",
     epilog=(

@@ -163,7 +163,7 @@ class Counter:
     def __init__(self, progress: Progress | None, task: Any = None) -> None:
         self._progress = progress
         self._task = task
-        self.count = 0
+        self.count: int = 0
 
     def reach(self, count: int) -> None:
         """So many are done."""

@@ -172,8 +172,30 @@ class Dialect:
         raise NotImplementedError
 
     def stored_time_value(self, stored: str) -> Any:
-        """A stored time out of a cursor, as a parameter."""
+        """A stored time out of a cursor, as a parameter.
+
+        Raises:
+            ArithmeticError: If it is no number where one is needed.
+            TypeError: If it is no string.
+            ValueError: If it is no stored time.
+        """
         raise NotImplementedError
+
+    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
+        """Where a page ended, as parameters.
+
+        Raises:
+            ArithmeticError: As `stored_time_value`.
+            TypeError: If the id is no string; as `stored_time_value`.
+            ValueError: If no page ends there.
+        """
+        if not isinstance(session_id, str):
+            raise TypeError(session_id)
+        session_id.encode()
+        after_id = {"after_id": session_id}
+        if stored is None:
+            return after_id
+        return {**after_id, "after_time": self.stored_time_value(stored)}
 
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables, as `to_datetime` takes it."""
@@ -228,7 +250,7 @@ class SQLite(Dialect):
 
     name = "sqlite"
     uses_triggers = True
-    transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)
@@ -303,6 +325,7 @@ class SQLite(Dialect):
         return String()
 
     def stored_time_value(self, stored: str) -> Any:
+        stored.encode()
         return stored
 
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -363,9 +386,11 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     autocommit_reads = True
-    transient_codes = frozenset({"40001", "40P01"})  # serialization failure, deadlock
+    transient_codes: ClassVar[frozenset[object]] = frozenset(
+        {"40001", "40P01"}
+    )  # serialization failure, deadlock
     # duplicate table, duplicate object, and the unique index of the catalog behind both
-    creation_race_codes = frozenset({"42P07", "42710", "23505"})
+    creation_race_codes: ClassVar[frozenset[object]] = frozenset({"42P07", "42710", "23505"})
 
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
@@ -403,7 +428,16 @@ class PostgreSQL(Dialect):
         return TIMESTAMP(timezone=False)
 
     def stored_time_value(self, stored: str) -> Any:
-        return datetime.fromisoformat(stored)
+        moment = datetime.fromisoformat(stored)
+        if moment.utcoffset() is not None:
+            raise ValueError(stored)
+        return moment
+
+    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
+        parameters = super().position_parameters(stored, session_id)
+        if "\x00" in session_id:
+            raise ValueError(session_id)
+        return parameters
 
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         zone = func.current_setting("TimeZone")
@@ -482,9 +516,11 @@ class MySQL(Dialect):
     bounded_ids = True
     index_if_not_exists = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
-    transient_codes = frozenset({1213, 1205, 1020, 1047})
+    transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
     # table exists, duplicate key name, duplicate foreign key name (in its two forms)
-    creation_race_codes = frozenset({1050, 1061, 1826, 1005, 1684, 1213})
+    creation_race_codes: ClassVar[frozenset[object]] = frozenset(
+        {1050, 1061, 1826, 1005, 1684, 1213}
+    )
 
     def error_code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
@@ -514,7 +550,10 @@ class MySQL(Dialect):
         return Numeric(20, 6)
 
     def stored_time_value(self, stored: str) -> Any:
-        return Decimal(stored)
+        seconds = Decimal(stored)
+        if not abs(seconds) < 10**14:  # what `stored_time_type` holds
+            raise ValueError(stored)
+        return seconds
 
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return self.stored_time(column)
@@ -633,11 +672,15 @@ def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
     return mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
 
 
+Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
+"""What a column type is made of."""
+
+
 class SessionId(TypeDecorator[str]):
     """An id: unbounded as the SDK makes it; 255 characters where an index needs a length."""
 
-    impl = String
-    cache_ok = True
+    impl: Impl = String
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         if _is_mysql(dialect):
@@ -648,8 +691,8 @@ class SessionId(TypeDecorator[str]):
 class MetadataKey(TypeDecorator[str]):
     """A metadata key."""
 
-    impl = String(MAX_KEY_LENGTH)
-    cache_ok = True
+    impl: Impl = String(MAX_KEY_LENGTH)
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         if _is_mysql(dialect):
@@ -660,8 +703,8 @@ class MetadataKey(TypeDecorator[str]):
 class LongText(TypeDecorator[str]):
     """Text of any length: TEXT ends at 64 KiB on MySQL."""
 
-    impl = Text
-    cache_ok = True
+    impl: Impl = Text
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         return mysql.LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
@@ -670,8 +713,8 @@ class LongText(TypeDecorator[str]):
 class SearchBytes(TypeDecorator[bytes]):
     """The indexed part of a search key."""
 
-    impl = LargeBinary
-    cache_ok = True
+    impl: Impl = LargeBinary
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         return mysql.VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
@@ -680,8 +723,8 @@ class SearchBytes(TypeDecorator[bytes]):
 class LongBytes(TypeDecorator[bytes]):
     """What a search key has beyond its indexed part."""
 
-    impl = LargeBinary
-    cache_ok = True
+    impl: Impl = LargeBinary
+    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         return mysql.LONGBLOB() if _is_mysql(dialect) else LargeBinary()

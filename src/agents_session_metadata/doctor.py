@@ -25,7 +25,7 @@ __all__ = ["Finding", "diagnose"]
 CLOCK_TOLERANCE = 5.0
 """Seconds by which clocks may differ before it is worth a word."""
 
-now = time.time
+now: Callable[[], float] = time.time
 
 
 async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list[Finding]:

@@ -33,7 +33,7 @@ from .values import SEARCH_KEY_BYTES
 class SQLitePatient(Patient):
     """SQLite: repairs make a table anew, since columns cannot be changed."""
 
-    oldest = (3, 35)
+    oldest: tuple[int, ...] = (3, 35)
 
     @property
     def product_name(self) -> str:
@@ -128,8 +128,8 @@ class SQLitePatient(Patient):
 class PostgreSQLPatient(Patient):
     """PostgreSQL."""
 
-    oldest = (13,)
-    clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
+    oldest: tuple[int, ...] = (13,)
+    clock_query: str | None = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
 
     @property
     def product_name(self) -> str:
@@ -205,12 +205,12 @@ class PostgreSQLPatient(Patient):
 class MySQLPatient(Patient):
     """MySQL and MariaDB."""
 
-    clock_query = "SELECT UNIX_TIMESTAMP(NOW(6))"
+    clock_query: str | None = "SELECT UNIX_TIMESTAMP(NOW(6))"
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
         super().__init__(connection, names)
-        self.is_mariadb = bool(getattr(connection.dialect, "is_mariadb", False))
-        self.oldest = (10, 6) if self.is_mariadb else (8, 0, 17)
+        self.is_mariadb: bool = bool(getattr(connection.dialect, "is_mariadb", False))
+        self.oldest: tuple[int, ...] = (10, 6) if self.is_mariadb else (8, 0, 17)
         query = text(
             "SELECT table_name, column_name, character_set_name, collation_name,"
             " character_maximum_length, extra FROM information_schema.columns"

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import (
     Column,
     Connection,
+    Dialect,
     ForeignKeyConstraint,
     MetaData,
     String,
@@ -21,7 +22,7 @@ from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex, CreateTa
 from .ddl import as_text, offline
 from .dialects import dialect_of
 from .doctor_findings import Finding
-from .schema import CREATE_TYPES, TableNames, build_tables
+from .schema import CREATE_TYPES, SessionTables, TableNames, build_tables
 from .types import MAX_KEY_LENGTH
 
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
@@ -36,9 +37,9 @@ class Patient:
     def __init__(self, connection: Connection, names: TableNames) -> None:
         self.connection = connection
         self.inspector: Any = inspect(connection)
-        self.exact = build_tables(MetaData(), names, CREATE_TYPES)
-        self.schema = connection.schema_for_object(self.exact.sessions)
-        self.existing = {
+        self.exact: SessionTables = build_tables(MetaData(), names, CREATE_TYPES)
+        self.schema: str | None = connection.schema_for_object(self.exact.sessions)
+        self.existing: set[str] = {
             name for name in names if self.inspector.has_table(name, schema=self.schema)
         }
         types = CREATE_TYPES
@@ -46,8 +47,10 @@ class Patient:
             parent = dialect_of(connection.dialect).parent_id(connection, self.exact.sessions)[0]
             types = types._replace(session_id=parent)
         # Ids as the parent has them: what a table that is yet to be made must refer to.
-        self.expected = build_tables(MetaData(), names, types)
-        self.present = [table for table in self.expected.tables if table.name in self.existing]
+        self.expected: SessionTables = build_tables(MetaData(), names, types)
+        self.present: list[Table] = [
+            table for table in self.expected.tables if table.name in self.existing
+        ]
         self.columns: dict[str, dict[str, Any]] = {
             table.name: {
                 column["name"]: column
@@ -60,7 +63,7 @@ class Patient:
             for table in self.present
         }
         is_mariadb = getattr(connection.dialect, "is_mariadb", False)
-        self.dialect = offline("mariadb" if is_mariadb else connection.dialect.name)
+        self.dialect: Dialect = offline("mariadb" if is_mariadb else connection.dialect.name)
 
     # ---- SQL ----
 

@@ -125,7 +125,7 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
     """
 
     def __init__(self, tables: Sequence[str]) -> None:
-        self.tables = tuple(tables)
+        self.tables: tuple[str, ...] = tuple(tables)
         super().__init__(
             f"the database lacks {', '.join(self.tables)}; create what is missing with "
             "create_tables=True, with `agent-sessions ddl`, or by a migration from session_tables()"
@@ -148,5 +148,8 @@ class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
 
 def _shown(name: object) -> str:
     """A name as an error shows it: quoted, escaped, and cut when it is long."""
-    text = ascii(name)
+    try:
+        text = ascii(name)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a long {type(name).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -129,7 +129,7 @@ class SessionLifecycle:
         clock: Callable[[], datetime] | None = None,
     ) -> None:
         self.session = session
-        self.policy = policy or ResumePolicy()
+        self.policy: ResumePolicy = policy or ResumePolicy()
         self._phases = tuple(phases)
         self._final = tuple(final_phases)
         self._moves = {phase: frozenset(allowed) for phase, allowed in (moves or {}).items()}

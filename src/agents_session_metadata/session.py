@@ -139,7 +139,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         if typed and not kwargs and _constructor_is_known(engine):
             # What the SDK's constructor does, less the table objects that it makes each time.
             self.session_id = session_id
-            self.session_settings = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
+            self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
             self._engine = engine
             self._ensure_ascii = ensure_ascii
             self._connection_lock = self._sqlite_connection_locks.get(id(engine.sync_engine))

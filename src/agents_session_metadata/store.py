@@ -27,7 +27,7 @@ class SessionStore:
         self.database = database
         self.limits = limits
         self.scope = scope
-        self.rows = Rows(database.tables, database.dialect, limits, scope)
+        self.rows: Rows = Rows(database.tables, database.dialect, limits, scope)
 
     def within(self, scope: Scope) -> SessionStore:
         """The same store within a scope."""

@@ -21,7 +21,7 @@ from .types import Metadata
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _PER = 1_000_000
 _COST_DECIMALS = Decimal("1e-12")
