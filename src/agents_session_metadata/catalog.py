@@ -388,7 +388,9 @@ class SessionCatalog:
         ordering = Ordering.parse(order_by)
         wanted = storable_keys(keys)
         condition = self._condition(where)
-        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
+        after = None
+        if cursor is not None:
+            after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
         # One more than asked for tells whether there is a next page.
         found = await self._sessions(
             lambda: self._store.database.queries.page(

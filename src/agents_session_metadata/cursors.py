@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import json
 
+from .dialects import Dialect
 from .errors import InvalidCursorError
 from .filters import Condition
 from .ordering import Ordering, Position
@@ -26,8 +27,13 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
     return base64.urlsafe_b64encode(token).decode().rstrip("=")
 
 
-def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Position:
+def decode_cursor(
+    cursor: str, condition: Condition, ordering: Ordering, dialect: Dialect
+) -> Position:
     """Read the position out of a cursor.
+
+    The digest has no secret in it: whoever knows the question can make a cursor for it. All that
+    this gives is a place to begin at, in the answer to that same question.
 
     Raises:
         InvalidCursorError: If the cursor is damaged or belongs to another question.
@@ -43,8 +49,15 @@ def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Posi
     canonical = base64.urlsafe_b64encode(token).decode().rstrip("=")
     if canonical != cursor or digest != _digest(body, condition, ordering):
         raise InvalidCursorError
-    sorted_by, session_id = json.loads(body)
-    return Position(sorted_by, session_id)
+    try:
+        sorted_by, session_id = json.loads(body)
+        position = Position(sorted_by, session_id)
+        if (sorted_by is None) != (ordering.column == "session_id"):
+            raise InvalidCursorError
+        dialect.position_parameters(*position)
+    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        raise InvalidCursorError from None
+    return position
 
 
 def _digest(body: bytes, condition: Condition, ordering: Ordering) -> bytes:

@@ -155,7 +155,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not values:
         raise ValueError(f"{what} must not be empty")
     for key, value in values.items():
-        path = f"$.{key}"
+        path = _place("$", key)
         _check_key(key, path)
         if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
             raise InvalidFilterError(f"{what} takes plain values, not operators", path=path)
@@ -178,7 +178,7 @@ class _Parser:
             raise InvalidFilterError(f"filters nest {MAX_DEPTH} deep at most", path=path)
         parts: list[Condition] = []
         for key, operand in where.items():
-            parts.extend(self._entry(key, operand, f"{path}.{key}", depth))
+            parts.extend(self._entry(key, operand, _place(path, key), depth))
         return parts[0] if len(parts) == 1 else All(tuple(parts))
 
     def _entry(self, key: object, operand: object, path: str, depth: int) -> Iterator[Condition]:
@@ -335,6 +335,11 @@ def _id_condition(operator: str, operand: object, path: str) -> Condition:
     # No session has such an id, and not every database takes it as a parameter.
     ids = tuple(dict.fromkeys(one for one in candidates if "\x00" not in one))
     return IdIn(ids) if ids else NOTHING
+
+
+def _place(path: str, key: object) -> str:
+    # Python does not write every integer, and what is no string is no key.
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}.<{type(key).__name__}>"
 
 
 def _check_key(key: object, path: str) -> str:

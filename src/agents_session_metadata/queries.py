@@ -66,9 +66,7 @@ class Queries:
         """A page of sessions with their metadata: a row a session and key, in one statement."""
         parameters: dict[str, Any] = {}
         if after is not None:
-            parameters["after_id"] = after.session_id
-            if after.sorted_by is not None:
-                parameters["after_time"] = self.dialect.stored_time_value(after.sorted_by)
+            parameters.update(self.dialect.position_parameters(*after))
         if keys:
             parameters.update(self.dialect.list_parameters("keys", keys))
         some_keys = keys if keys is None else min(len(keys), self.dialect.many + 1)
