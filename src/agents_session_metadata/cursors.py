@@ -50,9 +50,11 @@ def decode_cursor(
     if canonical != cursor or digest != _digest(body, condition, ordering):
         raise InvalidCursorError
     try:
-        sorted_by, session_id = json.loads(body)
-        position = Position(sorted_by, session_id)
-        if (sorted_by is None) != (ordering.column == "session_id"):
+        position = Position(*json.loads(body))
+        by_time = ordering.column != "session_id"
+        if not isinstance(position.session_id, str):
+            raise InvalidCursorError
+        if not isinstance(position.sorted_by, str if by_time else type(None)):
             raise InvalidCursorError
         dialect.position_parameters(*position)
     except (ValueError, TypeError, ArithmeticError, RecursionError):

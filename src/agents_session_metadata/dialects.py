@@ -176,7 +176,6 @@ class Dialect:
 
         Raises:
             ArithmeticError: If it is no number where one is needed.
-            TypeError: If it is no string.
             ValueError: If it is no stored time.
         """
         raise NotImplementedError
@@ -186,11 +185,8 @@ class Dialect:
 
         Raises:
             ArithmeticError: As `stored_time_value`.
-            TypeError: If the id is no string; as `stored_time_value`.
             ValueError: If no page ends there.
         """
-        if not isinstance(session_id, str):
-            raise TypeError(session_id)
         session_id.encode()
         after_id = {"after_id": session_id}
         if stored is None:
