@@ -38,6 +38,8 @@ lint: $(DEV)  ## check format and lint rules
 typecheck: $(DEV)  ## check types with mypy and pyright
 	@$(BIN)/mypy
 	@$(BIN)/pyright
+	@report=$$(PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes agents_session_metadata \
+		--ignoreexternal) || { echo "$$report"; exit 1; }
 
 lock:  ## choose the newest versions and write them to constraints.txt
 	@$(PYTHON) -m venv $(VENV)

@@ -29,7 +29,7 @@ ResumeReason: TypeAlias = Literal[
 
 
 class _Session(Protocol):
-    """What a lifecycle needs of a session; wrappers that forward attributes will do."""
+    """What a lifecycle needs of a session."""
 
     session_id: str
 
@@ -37,6 +37,14 @@ class _Session(Protocol):
     def catalog(self) -> Any: ...
 
     async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
+
+
+class Forwarding(Protocol):
+    """A wrapper around a session that forwards attributes to it, as `EncryptedSession` does."""
+
+    session_id: str
+
+    def __getattr__(self, name: str, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ class SessionLifecycle:
 
     def __init__(
         self,
-        session: _Session,
+        session: _Session | Forwarding,
         policy: ResumePolicy | None = None,
         *,
         phases: Collection[str] = PHASES,

@@ -15,7 +15,7 @@ from agents import RunHooks
 from agents.usage import Usage
 
 from . import keys
-from .lifecycle import count_of, edit_keeping
+from .lifecycle import Forwarding, count_of, edit_keeping
 from .types import Metadata
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class SessionTracker(RunHooks[Any]):
 
     def __init__(
         self,
-        session: _Session,
+        session: _Session | Forwarding,
         *,
         hooks: RunHooks[Any] | None = None,
         prices: ModelPrice | Mapping[str, ModelPrice] | None = None,

@@ -1,0 +1,127 @@
+"""What type checkers see of lifecycle, tracking and errors. Checked, never run."""
+
+# Each ignored error must be there: mypy warns of a needless ignore by itself, pyright is told to.
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any, Literal
+
+from agents import Agent, RunHooks, Runner
+from agents.extensions.memory import EncryptedSession
+from agents.memory import OpenAIResponsesCompactionSession
+from typing_extensions import assert_type
+
+from agents_session_metadata import (
+    InvalidFilterError,
+    InvalidMetadataError,
+    InvalidPhaseError,
+    MetadataLimitError,
+    ModelPrice,
+    PhaseChange,
+    ResumeDecision,
+    ResumePolicy,
+    ScopeError,
+    SessionExistsError,
+    SessionLifecycle,
+    SessionMetadataError,
+    SessionNotFoundError,
+    SessionTracker,
+    SQLAlchemyMetadataSession,
+    TablesMissingError,
+    UnsupportedDialectError,
+    normalize_agent,
+)
+
+
+async def lifecycle(
+    session: SQLAlchemyMetadataSession,
+    wrapped: EncryptedSession,
+    compacting: OpenAIResponsesCompactionSession,
+) -> None:
+    """Each call gives the metadata. A wrapper will do if it forwards attributes."""
+    work = SessionLifecycle(session, ResumePolicy(max_idle=timedelta(hours=1), phases={"review"}))
+    SessionLifecycle(wrapped, phases=["a", "b"], final_phases=["c"], moves={"a": ["b"]})
+    assert_type(work.policy, ResumePolicy)
+    assert_type(await work.start("@planner", "plan", {"ticket": 1}), dict[str, Any])
+    assert_type(await work.enter("approval", metadata={"offer": "the sea"}), dict[str, Any])
+    assert_type(await work.record_error("no answer"), dict[str, Any])
+    assert_type(await work.finish("completed", summary="Booked."), dict[str, Any])
+    assert_type(normalize_agent("@planner"), str)
+
+    SessionLifecycle(compacting)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    SessionLifecycle("chat-1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ResumePolicy(max_idle=1800)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def decision(work: SessionLifecycle) -> None:
+    """The fields of a decision."""
+    made = await work.resume_decision()
+    assert_type(made, ResumeDecision)
+    assert_type(made.should_resume, bool)
+    assert_type(
+        made.reason,
+        Literal[
+            "not_found",
+            "not_ready",
+            "not_resumable_phase",
+            "too_old",
+            "too_many_errors",
+            "resumable",
+        ],
+    )
+    assert_type(made.phase, str | None)
+    assert_type(made.idle, timedelta | None)
+    assert_type(made.error_count, int)
+    assert_type(made.metadata, dict[str, Any])
+    assert_type(made.history, tuple[PhaseChange, ...])
+    assert_type(made.history[0].at, datetime)
+
+
+async def tracking(
+    session: SQLAlchemyMetadataSession,
+    wrapped: EncryptedSession,
+    agent: Agent[Any],
+    own: RunHooks[Any],
+) -> None:
+    """A tracker is run hooks."""
+    price = ModelPrice(input=Decimal("2.5"), output=Decimal(10))
+    async with SessionTracker(session, hooks=own, prices={"gpt-5": price}) as hooks:
+        assert_type(hooks, SessionTracker)
+        await Runner.run(agent, "Hello", session=session, hooks=hooks)
+    SessionTracker(wrapped, prices=price)
+    SessionTracker(session, prices=2.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def errors() -> None:
+    """Errors carry what was wrong."""
+    try:
+        ...
+    except InvalidMetadataError as error:
+        assert_type(error.key, object)
+        assert_type(error.path, str)
+    except MetadataLimitError as error:
+        assert_type((error.limit, error.key, error.size), tuple[str, str, int])
+    except InvalidFilterError as error:
+        assert_type(error.path, str)
+    except InvalidPhaseError as error:
+        assert_type(error.phase, object)
+    except ScopeError as error:
+        assert_type(error.key, str)
+    except (SessionExistsError, SessionNotFoundError) as error:
+        assert_type(error.session_id, str)
+    except TablesMissingError as error:
+        assert_type(error.tables, tuple[str, ...])
+    except UnsupportedDialectError as error:
+        assert_type(error.dialect, str)
+    except SessionMetadataError:
+        pass
+
+
+def builtins_behind_errors() -> tuple[
+    type[ValueError], type[LookupError], type[RuntimeError], type[NotImplementedError]
+]:
+    """Each error is the builtin that a caller would guess."""
+    return InvalidFilterError, SessionNotFoundError, TablesMissingError, UnsupportedDialectError

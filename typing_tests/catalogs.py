@@ -1,0 +1,141 @@
+"""What type checkers see of `SessionCatalog`. Checked by mypy and pyright, never run."""
+
+# Each ignored error must be there: mypy warns of a needless ignore by itself, pyright is told to.
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import MetaData, Table
+from sqlalchemy.ext.asyncio import AsyncEngine
+from typing_extensions import assert_type
+
+from agents_session_metadata import (
+    MetadataLimits,
+    SessionCatalog,
+    SessionInfo,
+    SessionPage,
+    SessionTables,
+    SQLAlchemyMetadataSession,
+    Statistics,
+    ToolStatistics,
+    ValueCount,
+    session_tables,
+)
+
+
+class Subclass(SessionCatalog):
+    """An application's own catalog."""
+
+
+async def construction(engine: AsyncEngine) -> None:
+    """An engine or a URL, and keywords; a subclass stays what it is."""
+    catalog = SessionCatalog(
+        engine,
+        create_tables=True,
+        sessions_table="sessions",
+        messages_table="messages",
+        metadata_table="facts",
+        metadata_limits=MetadataLimits(max_value_bytes=1024),
+        on_clear="keep",
+        session_settings={"limit": 10},
+        ensure_ascii=False,
+    )
+    assert_type(catalog.engine, AsyncEngine)
+    assert_type(catalog.scoped({"owner_id": "u1"}), SessionCatalog)
+    async with Subclass.from_url("sqlite+aiosqlite://", engine_kwargs={"echo": True}) as opened:
+        assert_type(opened, Subclass)
+        assert_type(opened.scoped({"owner_id": "u1"}), Subclass)
+    SessionCatalog(engine, True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def single_sessions(catalog: SessionCatalog) -> None:
+    """Reading may find nothing, making and opening gives a session."""
+    assert_type(catalog.session("chat-1"), SQLAlchemyMetadataSession)
+    assert_type(await catalog.create_session(), SQLAlchemyMetadataSession)
+    made = await catalog.create_session("chat-1", metadata={"owner_id": "u1"})
+    assert_type(made, SQLAlchemyMetadataSession)
+    found = await catalog.get_or_create_session({"repo": "o/r", "pr": 42}, metadata={"size": 1})
+    assert_type(found, tuple[SQLAlchemyMetadataSession, bool])
+    assert_type(await catalog.get_session("chat-1", keys=["title"]), SessionInfo | None)
+    assert_type(await catalog.last_session({"agent": "analyst"}), SessionInfo | None)
+    assert_type(await catalog.delete_session("chat-1"), bool)
+    assert_type(await catalog.fork_session("chat-1"), SQLAlchemyMetadataSession)
+
+    (await catalog.get_session("chat-1")).metadata  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # noqa: B018
+    catalog.session(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def metadata_by_id(catalog: SessionCatalog) -> None:
+    """The same verbs as on a session."""
+    assert_type(await catalog.get_metadata("chat-1", ["title"]), dict[str, Any])
+    await catalog.set_metadata("chat-1", {"title": "My chat"})
+    changed = await catalog.edit_metadata("chat-1", lambda stored: stored.clear())
+    assert_type(changed, dict[str, Any])
+    assert_type(await catalog.delete_metadata("chat-1"), int)
+
+
+async def many_sessions(catalog: SessionCatalog) -> None:
+    """Pages, walks and counts."""
+    page = await catalog.list_sessions({"size": {"$gte": 1}}, order_by="-created_at", limit=20)
+    assert_type(page, SessionPage)
+    assert_type(page.sessions, list[SessionInfo])
+    assert_type(page.next_cursor, str | None)
+    await catalog.list_sessions(cursor=page.next_cursor, keys=["title"], count_items=True)
+    assert_type(catalog.iter_sessions(), AsyncIterator[SessionInfo])
+    async for info in catalog.iter_sessions({"$updated_at": {"$lt": datetime.now(timezone.utc)}}):
+        assert_type(info, SessionInfo)
+    assert_type(await catalog.count_sessions(), int)
+    assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
+    assert_type(await catalog.statistics(), Statistics)
+
+    await catalog.list_sessions(order_by="title")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await catalog.list_sessions(owner_id="u1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await catalog.list_sessions([("owner_id", "u1")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def ageing_and_moving(catalog: SessionCatalog) -> None:
+    """What is exported can be imported, from any kind of iterable."""
+    month = timedelta(days=30)
+    assert_type(await catalog.delete_sessions(inactive_for=month, progress=print), int)
+    assert_type(await catalog.delete_sessions({"status": "failed"}, dry_run=True), int)
+    records = catalog.export_sessions({"owner_id": "u1"})
+    assert_type(records, AsyncIterator[dict[str, Any]])
+    assert_type(await catalog.import_sessions(records, on_conflict="skip"), int)
+    kept = [record async for record in catalog.export_sessions()]
+    assert_type(kept, list[dict[str, Any]])
+    await catalog.import_sessions(kept, "replace")
+
+    await catalog.delete_sessions(inactive_for=30)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await catalog.import_sessions(kept, "merge")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def results(info: SessionInfo, count: ValueCount, totals: Statistics) -> None:
+    """The fields of what comes back; it cannot be changed."""
+    assert_type(info.session_id, str)
+    assert_type(info.created_at, datetime)
+    assert_type(info.updated_at, datetime)
+    assert_type(info.metadata, dict[str, Any])
+    assert_type(info.item_count, int | None)
+    assert_type(count.value, str | int | float | bool | None)
+    assert_type(count.count, int)
+    assert_type(totals.by_status, dict[str, int])
+    assert_type(totals.cost, Decimal)
+    assert_type(totals.run_duration, timedelta)
+    assert_type(totals.tools, dict[str, ToolStatistics])
+    assert_type(totals.tool_calls, int)
+    assert_type(totals.tools["search"].duration, timedelta)
+
+    info.item_count = 1  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tables() -> None:
+    """For Alembic's `target_metadata`."""
+    found = session_tables(MetaData(), sessions_table="sessions")
+    assert_type(found, SessionTables)
+    assert_type(found.tables, tuple[Table, Table, Table, Table])
+    assert_type(found.metadata, Table)
