@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev
 SDK := $(SDK_TESTS)/.unpacked
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lint typecheck lock clean
+.PHONY: help demo test fuzz check format lint typecheck lock clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
@@ -24,6 +24,10 @@ demo: $(LIGHT)  ## run examples/quickstart.py
 
 test: $(SDK)  ## run the tests; ARGS="-k words" chooses some
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+
+fuzz: $(DEV)  ## run the property tests with fifty times as many examples
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600 \
+		tests/test_cli_fuzz.py tests/conformance/test_fuzz.py $(ARGS)
 
 check: lint typecheck test  ## lint, typecheck and test
 
@@ -45,12 +49,12 @@ lock:  ## choose the newest versions and write them to constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install uv
 	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
-		--extra dev --upgrade --no-annotate --no-header --output-file $(VENV)/lock.txt pyproject.toml
+		--extra dev --extra docs --upgrade --no-annotate --no-header --output-file $(VENV)/lock.txt pyproject.toml
 	@{ echo '# Written by "make lock": one version of everything, for Python 3.10 to 3.13.'; \
 		cat $(VENV)/lock.txt; } > constraints.txt
 
 clean:  ## remove the environment and all caches
-	@rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site docs/generated .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The back end is installed first and used as it is: a build environment of its own would take
@@ -99,4 +103,22 @@ $(BENCH)/.installed: $(LIGHT) benchmarks/requirements.txt
 		-c constraints.txt hatchling editables
 	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
 		--no-build-isolation -r benchmarks/requirements.txt -e .
+	@touch $@
+
+# ---- documentation ----
+
+DOCS := $(VENV)/.docs
+
+.PHONY: docs
+
+# Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape.
+docs: $(DOCS)  ## build the documentation in site/, without network
+	@rm -rf docs/generated && $(BIN)/python -m benchmarks.tables docs/generated
+	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
+		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
+	@echo 'The documentation is in site/index.html'
+
+$(DOCS): $(DEV)
+	@echo 'Installing what builds the documentation'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
 	@touch $@

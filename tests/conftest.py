@@ -13,7 +13,9 @@ os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 
 # A database's time is not the tested code's.
 settings.register_profile("databases", deadline=None)
-settings.load_profile("databases")
+# For "make fuzz": what asks for a few examples gets fifty times as many.
+settings.register_profile("thorough", deadline=None, max_examples=5_000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "databases"))
 
 
 @pytest.fixture(scope="session")

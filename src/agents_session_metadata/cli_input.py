@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from .catalog import SessionCatalog
+from .cli_output import shown
 from .schema import TableNames, table_names
 
 DRIVERS = {
@@ -209,12 +210,19 @@ def parse_json(text: str, what: str) -> Any:
         usage(f"{what} is not JSON: {error}")
 
 
-def parse_value(text: str) -> Any:
-    """A value after `key=`: JSON when it is valid JSON, else the string itself."""
+def parse_value(text: str, what: str = "the value") -> Any:
+    """A value after `key=`: JSON when it is valid JSON, else the string itself.
+
+    Raises:
+        Failure: If it is JSON and no value: too long a number, nested too deep, a key given twice.
+    """
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        json.loads(text, parse_constant=_refuse_constant, parse_int=str)
+    except ValueError:
         return text
+    except RecursionError:
+        pass
+    return parse_json(text, what)
 
 
 def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
@@ -230,7 +238,7 @@ def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
             usage(f"{option} takes key=value, not {pair!r}")
         if key in values:
             usage(f"{option} names {key!r} twice")
-        values[key] = parse_value(text)
+        values[key] = parse_value(text, f"{option} {shown(key)}")
     return values
 
 

@@ -202,7 +202,9 @@ def _policy(idle: Any, errors: Any, phases: Any) -> ResumePolicy:
         if phases is not None:
             chosen["phases"] = frozenset(phases)
         return ResumePolicy(**chosen)
-    except (ValueError, OverflowError) as error:
+    except OverflowError:
+        usage("max_idle_minutes is out of bounds")
+    except ValueError as error:
         usage(str(error))
 
 
