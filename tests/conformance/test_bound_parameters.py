@@ -1,0 +1,211 @@
+"""Contract, section 4: what comes in is bound as a parameter, and never is part of a statement."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from conformance import raw
+from conformance.junk import NASTY, attempt
+
+# Nothing of the package's own contains these.
+MARK = "x9q"
+NUMBER = 918273645
+YEAR = "2031"
+
+TEXTS = {
+    "printable": MARK + "".join(text for text in NASTY if text not in {"\0", "\ud800"}) + MARK,
+    "nul": f"{MARK}'\0--",
+    "surrogate": f"{MARK}'\ud800--",
+}
+
+
+def value(text: str) -> dict[str, Any]:
+    return {text: [text, NUMBER, {text: text}], "number": NUMBER, "fraction": NUMBER / 1000}
+
+
+def filters(text: str) -> list[dict[str, Any]]:
+    every = [
+        *({text: {operator: text}} for operator in ("$eq", "$ne", "$gt", "$lte", "$prefix")),
+        *({text: {operator: NUMBER}} for operator in ("$eq", "$ne", "$gte", "$lt", "$contains")),
+        *({text: {operator: [text, NUMBER, None, [text]]}} for operator in ("$in", "$nin")),
+        {text: {text: text}},
+        {text: {"$exists": True, "$contains": text}},
+        {"$session_id": text},
+        {"$session_id": {"$in": [text, "a"], "$prefix": text}},
+        {"$created_at": {"$gt": f"{YEAR}-07-09T10:11:12.{NUMBER % 10**6}+00:00"}},
+        {"$updated_at": {"$lte": f"{YEAR}-07-09T10:11:12+00:00"}},
+    ]
+    return [{"$or": every}, {"$not": {"$and": every}}, *every]
+
+
+def record(text: str) -> dict[str, Any]:
+    time = f"{YEAR}-07-09T10:11:12+00:00"
+    items = [{"created_at": time, "item": raw.message(text)}, {"created_at": time, "text": text}]
+    return {
+        "format": 1,
+        "session_id": f"{text[:200]} imported",
+        "created_at": time,
+        "updated_at": time,
+        "metadata": value(text),
+        "items": items,
+    }
+
+
+async def each(walk: Any) -> list[Any]:
+    return [one async for one in walk]
+
+
+def change(text: str) -> Callable[[Any], None]:
+    return lambda metadata: metadata.update(value(text))
+
+
+async def scoped(catalog: SessionCatalog, text: str) -> int:
+    return await catalog.scoped({text: text}).count_sessions()
+
+
+async def fork(catalog: SessionCatalog, text: str) -> None:
+    await catalog.fork_session(text, f"{text[:200]} forked", metadata=value(text))
+
+
+Call = Callable[[Any, str], Awaitable[Any]]
+BY_FILTER: dict[str, Call] = {
+    "last_session": lambda catalog, where: catalog.last_session(where, count_items=True),
+    "list_sessions": lambda catalog, where: catalog.list_sessions(where, limit=1),
+    "iter_sessions": lambda catalog, where: each(catalog.iter_sessions(where)),
+    "count_sessions": lambda catalog, where: catalog.count_sessions(where),
+    "count_values": lambda catalog, where: catalog.count_values("number", where),
+    "statistics": lambda catalog, where: catalog.statistics(where),
+    "export_sessions": lambda catalog, where: each(catalog.export_sessions(where)),
+    "delete_sessions": lambda catalog, where: catalog.delete_sessions(
+        {"$and": [where, {"never": 1}]}, inactive_for=timedelta(seconds=1)
+    ),
+}
+BY_TEXT: dict[str, Call] = {
+    "create_session": lambda catalog, text: catalog.create_session(text, metadata=value(text)),
+    "set_metadata": lambda catalog, text: catalog.set_metadata(text, value(text)),
+    "get_metadata": lambda catalog, text: catalog.get_metadata(text, [text, "number"]),
+    "edit_metadata": lambda catalog, text: catalog.edit_metadata(text, change(text)),
+    "get_session": lambda catalog, text: catalog.get_session(text, keys=[text]),
+    "get_or_create_session": lambda catalog, text: catalog.get_or_create_session(
+        {text: text, "number": NUMBER}, metadata={"other": text}
+    ),
+    "count_values": lambda catalog, text: catalog.count_values(text),
+    "fork_session": fork,
+    "import_sessions": lambda catalog, text: catalog.import_sessions([record(text)], "replace"),
+    "delete_metadata": lambda catalog, text: catalog.delete_metadata(text, [text, "fraction"]),
+    "delete_session": lambda catalog, text: catalog.delete_session(text),
+    "scoped": scoped,
+}
+NO_STATEMENT = {"from_url", "engine", "session"}
+
+OF_A_SESSION: dict[str, Call] = {
+    "add_items": lambda session, text: session.add_items([raw.message(text)] * 2),
+    "get_items": lambda session, text: session.get_items(),
+    "set_metadata": lambda session, text: session.set_metadata(value(text)),
+    "get_metadata": lambda session, text: session.get_metadata([text]),
+    "edit_metadata": lambda session, text: session.edit_metadata(change(text)),
+    "find_sessions_by_metadata": lambda session, text: session.find_sessions_by_metadata(
+        text, text
+    ),
+    "catalog": lambda session, text: session.catalog.get_metadata(text),
+    "pop_item": lambda session, text: session.pop_item(),
+    "delete_metadata": lambda session, text: session.delete_metadata([text]),
+    "clear_session": lambda session, text: session.clear_session(),
+}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name, _ in inspect.getmembers(kind) if not name.startswith("_")}
+
+
+def test_every_method_is_called_here() -> None:
+    assert {*BY_FILTER, *BY_TEXT, *NO_STATEMENT} == public(SessionCatalog)
+    told = {"session_settings", "from_url", "engine"}
+    assert {*OF_A_SESSION, *told} == public(SQLAlchemyMetadataSession)
+
+
+@pytest.fixture
+def statements(engine):
+    """All statements that are sent, each with its parameters."""
+    sent: list[Any] = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2:4]))
+    return sent
+
+
+@pytest.fixture(params=[False, True], ids=["open", "scoped"])
+async def catalog(request, engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("other", metadata={"number": NUMBER})
+    if request.param:
+        return catalog.scoped({TEXTS["printable"] + "1": TEXTS["printable"], f"{MARK} n": NUMBER})
+    return catalog
+
+
+def check(statements: list[Any]) -> int:
+    """Gives the number of statements that had input among their parameters, and forgets all."""
+    for text, _ in statements:
+        for part in (MARK, MARK.encode().hex(), MARK.upper(), str(NUMBER), YEAR):
+            assert part not in text, text
+    bound = sum(MARK in repr(parameters) for _, parameters in statements)
+    statements.clear()
+    return bound
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+async def test_no_input_becomes_sql(catalog, statements, text):
+    session = catalog.session(text)
+    bound = 0
+    for call in (*OF_A_SESSION.values(), *BY_TEXT.values()):
+        subject = session if call in OF_A_SESSION.values() else catalog
+        # NUL and lone surrogates are refused, in history by the driver; what was sent is seen.
+        _, error = await attempt(call(subject, text), ValueError, LookupError, DBAPIError)
+        assert error is None or text is not TEXTS["printable"]
+        bound += check(statements)
+    await attempt(catalog.create_session(text[:200] + " a", metadata=value(text)), ValueError)
+    both, neither, *every = filters(text)
+    asked = [(call, where) for where in (both, neither) for call in BY_FILTER.values()]
+    for call, where in [*asked, *((BY_FILTER["list_sessions"], where) for where in every)]:
+        _, error = await attempt(call(catalog, where), ValueError)
+        assert error is None or text is not TEXTS["printable"]
+        bound += check(statements)
+    assert bound > 60 or text is not TEXTS["printable"]
+    assert await SessionCatalog(catalog.engine).get_metadata("other") == {"number": NUMBER}
+
+
+async def test_no_cursor_becomes_sql(catalog, statements):
+    for name in ("a", "b", "c"):
+        await catalog.create_session(f"{TEXTS['printable'][:200]} {name}")
+    for order_by in ("session_id", "-updated_at", "created_at"):
+        first = await catalog.list_sessions(order_by=order_by, limit=1)
+        second = await catalog.list_sessions(order_by=order_by, limit=1, cursor=first.next_cursor)
+        assert first.sessions != second.sessions
+        check(statements)
+        for text in TEXTS.values():
+            forged = base64.urlsafe_b64encode(text.encode(errors="surrogatepass")).decode()
+            for cursor in (text, forged):
+                await attempt(catalog.list_sessions(order_by=order_by, cursor=cursor), ValueError)
+    assert statements == []
+
+
+async def test_what_is_no_number_is_no_limit(catalog, statements):
+    # A limit is a number in the statement's text, so it has to be one.
+    session = catalog.session("a")
+    for limit in (f"{NUMBER}; --", f"{NUMBER}", float(NUMBER), True, -NUMBER, None):
+        for call in (
+            catalog.list_sessions(limit=limit),
+            catalog.count_values("a", limit=limit),
+            catalog.delete_sessions({"a": 1}, batch_size=limit),
+            session.find_sessions_by_metadata({}, limit=limit if limit is not None else 0),
+        ):
+            with pytest.raises(ValueError, match=r"limit|batch_size"):
+                await call
+    assert statements == []
