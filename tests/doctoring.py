@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance import raw
+from servers import SHARED_DATABASES
 
 from agents_session_metadata.doctor import diagnose
 
@@ -52,9 +53,16 @@ async def intact(catalog, sessions=("a", "b")):
     assert await raw.metadata_rows(catalog.engine) == 0
 
 
-def only(shared_database, *kinds):
-    if shared_database.kind not in kinds:
-        pytest.skip(f"not a matter of {shared_database.kind}")
+def of_kind(kind):
+    """The names of the databases of a kind."""
+    kinds = {"sqlite-file": "sqlite", "mariadb": "mysql"}
+    return [name for name in SHARED_DATABASES if kinds.get(name, "postgresql") == kind]
+
+
+def only(*kinds):
+    """Collect a test for these kinds of databases only."""
+    names = [name for kind in kinds for name in of_kind(kind)]
+    return pytest.mark.parametrize("shared_database", names, indirect=True)
 
 
 async def exact_collation(engine):
