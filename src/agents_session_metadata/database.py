@@ -16,9 +16,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
 
 from .dialects import Dialect, dialect_of
@@ -65,9 +66,16 @@ async def retry(
 
 @dataclass
 class _TablesState:
-    """What is known of one set of tables in one engine's database; shared by all its sessions."""
+    """What is known of one set of tables in one engine's database; shared by all its sessions.
 
-    ready: bool = False
+    Attributes:
+        checked: The engine's pool when the tables were seen. Disposing an engine gives it another,
+            and ends an in-memory database; a listener for it would slow down every statement.
+        native_ids: Whether ids compare by code point in the sessions table as it is.
+        queries: The statements, by `native_ids`.
+    """
+
+    checked: Pool | None = None
     native_ids: bool = True
     queries: dict[bool, Queries] = field(default_factory=dict)
 
@@ -85,14 +93,7 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
             of_engine = _states.get(engine)
             if of_engine is None:
                 of_engine = _states[engine] = {}
-                # An in-memory database is gone with the engine's connections.
-                event.listen(engine, "engine_disposed", _forget)
     return of_engine.setdefault(names, _TablesState())
-
-
-def _forget(engine: Engine) -> None:
-    for state in _states.get(engine, {}).values():
-        state.ready = False
 
 
 class Database:
@@ -155,14 +156,13 @@ class Database:
         Raises:
             TablesMissingError: If some are not, and they are not to be created.
         """
-        state = self._state
-        if state.ready:
+        if self._ready:
             return
         lock = self._init_lock()
         while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
             await asyncio.sleep(0.005)
         try:
-            if not state.ready:
+            if not self._ready:
                 await settle(self._prepare())
         finally:
             lock.release()
@@ -182,13 +182,17 @@ class Database:
         Raises:
             TablesMissingError: If they are gone and are not to be created.
         """
-        if not self._state.ready or not isinstance(error, (ProgrammingError, OperationalError)):
+        if not self._ready or not isinstance(error, (ProgrammingError, OperationalError)):
             return False
         if self.dialect.is_transient(error) or not await self.find_missing():
             return False
-        self._state.ready = False
+        self._state.checked = None
         await self.ensure_tables()
         return True
+
+    @property
+    def _ready(self) -> bool:
+        return self._state.checked is self.engine.sync_engine.pool
 
     async def _with_tables(self, operation: Callable[[], Awaitable[T]]) -> T:
         await self.ensure_tables()
@@ -212,8 +216,9 @@ class Database:
         def may_pass(error: DBAPIError) -> bool:
             return self.dialect.is_transient(error) or self.dialect.is_creation_race(error)
 
+        pool = self.engine.sync_engine.pool
         await retry(lambda: self._on_connection(prepare), may_pass)
-        self._state.ready = True
+        self._state.checked = pool
 
     async def _connected(self, work: Callable[[Connection], T], *, commit: bool) -> T:
         def unit(connection: Connection) -> T:
