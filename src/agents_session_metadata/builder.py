@@ -221,7 +221,7 @@ class Builder:
         return (
             select(page, rows.c.key, rows.c.value)
             .select_from(page.outerjoin(rows, same))
-            .order_by(*_directed(order, descending=ordering.descending), rows.c.key)
+            .order_by(*_directed(order, descending=ordering.descending))
         )
 
     def _beyond(self, order: list[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
@@ -316,12 +316,16 @@ class Builder:
         if isinstance(condition, f.IdHasPrefix):
             return self._id_has_prefix(condition, session_id)
         rows = self._table_of(condition).alias()
-        own = and_(rows.c.session_id == session_id, self._of_key(condition, rows))
-        if isinstance(condition, f.Contains):
+        of_key, matches = self._of_key(condition, rows), self._matches(condition, rows)
+        by_range = self._dialect.probes_by_range and _is_of_one_short_value(condition)
+        if by_range or isinstance(condition, f.Contains):
+            own = rows.c.session_id == session_id
+            if by_range:
+                own = rows.c.session_id.between(session_id, session_id)
             # A subquery with a limit stays one; EXISTS would become a join.
-            found = select(true()).where(own, self._matches(condition, rows)).limit(_constant(1))
+            found = select(true()).where(own, of_key, matches).limit(_constant(1))
         else:
-            found = select(self._matches(condition, rows)).where(own)
+            found = select(matches).where(rows.c.session_id == session_id, of_key)
         looked_up = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
         truth: ColumnElement[bool] = func.coalesce(looked_up, false())
         return truth
@@ -370,6 +374,14 @@ class Builder:
             "$lt": column < moment,
             "$lte": column <= moment,
         }[condition.operator]
+
+
+def _is_of_one_short_value(condition: f.Condition) -> bool:
+    """Whether a search key in the index is all that a condition has to look at."""
+    if not isinstance(condition, (f.Equals, f.Contains)):
+        return False
+    whole, long = split_values(condition)
+    return len(whole) == 1 and not long
 
 
 def _bounds(

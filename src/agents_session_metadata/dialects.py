@@ -84,6 +84,11 @@ class Dialect:
     """Whether the sessions table cuts or refuses ids of more than 255 characters."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, not foreign keys, delete metadata with its session."""
+    probes_by_range: ClassVar[bool] = False
+    """Whether a row is found in the covering index by a range of one id.
+
+    By equality with the id, the primary key would be taken, and the row fetched after it.
+    """
     many: ClassVar[int] = 200
     """Above so many values, a list may be bound in another way."""
     index_if_not_exists: ClassVar[bool] = True
@@ -246,6 +251,7 @@ class SQLite(Dialect):
 
     name = "sqlite"
     uses_triggers = True
+    probes_by_range = True
     transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 
     def error_code(self, error: DBAPIError) -> object:

@@ -218,6 +218,8 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         return SessionTables(sessions, messages, rows, elements, triggers=triggers)
     now = text("CURRENT_TIMESTAMP")
     options: dict[str, Any] = TABLE_OPTIONS
+    # Rows kept in the primary key itself: one lookup instead of two, and one tree less to write.
+    own_options = {**options, "sqlite_with_rowid": False}
 
     def time(name: str, *, aware: bool = False, onupdate: Any = None) -> Column[Any]:
         kind = TIMESTAMP(timezone=aware)
@@ -265,7 +267,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
             ondelete="CASCADE",
         ),
         Index(derived_name(names.metadata, "_search_idx"), "key", "search_key", "session_id"),
-        **options,
+        **own_options,
     )
     elements = Table(
         names.elements,
@@ -282,7 +284,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
             ondelete="CASCADE",
         ),
         Index(derived_name(names.elements, "_search_idx"), "key", "search_key", "session_id"),
-        **options,
+        **own_options,
     )
     triggers = _triggers(sessions, rows, elements)
     wanted: Any = _is_wanted
