@@ -6,6 +6,8 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from itertools import groupby
+from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
@@ -711,26 +713,24 @@ class SessionCatalog:
         names = list(result.keys())
         place = {name: index for index, name in enumerate(names)}
         sorted_by, count = place.get("position"), place.get("item_count")
-        with_metadata = "key" in place
         found: list[tuple[SessionInfo, Position]] = []
-        current: str | None = None
-        metadata: Metadata = {}
-        for row in cast("Iterable[Any]", result):
-            session_id, created_at, updated_at = row[:3]
-            if session_id != current:
-                current, metadata = session_id, {}
-                info = SessionInfo(
-                    session_id,
-                    to_datetime(created_at),
-                    to_datetime(updated_at),
-                    metadata,
-                    None if count is None else row[count],
-                )
-                position = None if sorted_by is None else str(row[sorted_by])
-                found.append((info, Position(position, session_id)))
+        for session_id, group in groupby(cast("Iterable[Any]", result), itemgetter(0)):
+            rows = list(group)
+            row, metadata = rows[0], {}
             # Key and value come last; a session without metadata has neither.
-            if with_metadata and row[-2] is not None:
-                metadata[row[-2]] = decode_value(row[-1])
+            if "key" in place and row[-2] is not None:
+                # To sort them in the statement, a database would copy all values first.
+                rows.sort(key=itemgetter(-2))
+                metadata = {each[-2]: decode_value(each[-1]) for each in rows}
+            info = SessionInfo(
+                session_id,
+                to_datetime(row[1]),
+                to_datetime(row[2]),
+                metadata,
+                None if count is None else row[count],
+            )
+            position = None if sorted_by is None else str(row[sorted_by])
+            found.append((info, Position(position, session_id)))
         return found
 
 
