@@ -368,9 +368,8 @@ class SessionCatalog:
 
         Args:
             where: A filter; every session by default.
-            order_by: `updated_at`, `created_at` or `session_id`, with `-` for descending. Ties
-            break
-                by id, in the same direction.
+            order_by: `updated_at`, `created_at` or `session_id`, with `-` for descending. Among
+                equals it goes by id, in the same direction.
             limit: Sessions a page, 1 to 1,000.
             cursor: The `next_cursor` of the page before, of the same filter, order and scope.
             keys: The metadata keys to bring; every stored one by default. `[]` means none.
