@@ -1,0 +1,158 @@
+"""`python -m benchmarks.tables DIRECTORY`: the results as tables in Markdown, beside the chart.
+
+Each time the documentation is built, from `results.json`: figures in it cannot be older than those.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import operations as op
+from .overhead import MODES, OPERATIONS
+
+_HERE = Path(__file__).parent
+
+
+def main() -> None:
+    """Write `performance.md`, and put the chart next to it."""
+    directory = Path(sys.argv[1])
+    directory.mkdir(parents=True, exist_ok=True)
+    content = json.loads((_HERE / "results.json").read_text(encoding="utf-8"))
+    text = "\n\n".join(page(content)) + "\n"
+    (directory / "performance.md").write_text(text, encoding="utf-8")
+    shutil.copy(_HERE / "latency.svg", directory)
+
+
+def page(content: dict[str, Any]) -> Iterator[str]:
+    """All parts, in order."""
+    servers: dict[str, Any] = content.get("servers", {})
+    if not servers:
+        yield "Nothing has been measured with this version."
+        return
+    yield "## Measured with"
+    yield _measured_with(content, servers)
+    yield "## Sessions beside the SDK's own"
+    yield (
+        "Milliseconds a call: this package / `SQLAlchemySession`, and in brackets the ratio of the "
+        "two in the median round."
+    )
+    yield _overhead(servers)
+    yield "## Operations on metadata beside a plain table"
+    yield "Milliseconds a call: this package / plain table (ratio in the median round)."
+    for size in sorted({int(each) for server in servers.values() for each in server["sizes"]}):
+        yield f"### {size:,} sessions"
+        yield _operations(servers, str(size))
+    peers = list(_peers(servers))
+    if peers:
+        yield "## Other libraries"
+        yield "The newest 20 sessions of one owner, with their metadata, in milliseconds."
+        yield from peers
+    yield "## Statements a call"
+    yield _statements(servers)
+    yield "## Walks through everything"
+    yield "`iter_sessions`; memory is what was added after the first 1,000 sessions."
+    yield _walks(servers)
+
+
+def _measured_with(content: dict[str, Any], servers: dict[str, Any]) -> str:
+    versions = {"Python": content["python"], **content["versions"]}
+    found = [server.get("version", "") for server in servers.values()]
+    named = {
+        title: version.removeprefix(title).strip()
+        for title, version in zip(servers, found, strict=True)
+    }
+    return _table(["what", "version"], ([name, text] for name, text in (named | versions).items()))
+
+
+def _overhead(servers: dict[str, Any]) -> str:
+    def cell(server: dict[str, Any], mode: str, operation: str) -> str:
+        return _compared(server["overhead"].get(mode, {}).get(operation, {}), "ours", "sdk")
+
+    rows = (
+        [f"`{operation}`", mode, *(cell(server, mode, operation) for server in servers.values())]
+        for mode in MODES
+        for operation in OPERATIONS
+    )
+    return _table(["call", "session", *servers], rows)
+
+
+def _operations(servers: dict[str, Any], size: str) -> str:
+    def cell(server: dict[str, Any], operation: str) -> str:
+        measured = server["sizes"].get(size, {}).get("operations", {})
+        return _compared(measured.get(operation, {}), op.OURS, op.PLAIN)
+
+    shown = [title for title in servers if size in servers[title]["sizes"]]
+    rows = ([each, *(cell(servers[title], each) for title in shown)] for each in op.OPERATIONS)
+    return _table(["operation", *shown], rows)
+
+
+def _peers(servers: dict[str, Any]) -> Iterator[str]:
+    for title, server in servers.items():
+        at = {
+            size: at_size["operations"].get(op.NEWEST, {})
+            for size, at_size in server["sizes"].items()
+        }
+        parties = dict.fromkeys(party for timings in at.values() for party in timings)
+        if parties.keys() <= {op.OURS, op.PLAIN}:
+            continue
+        sizes = [f"{int(size):,} sessions" for size in at]
+        rows = (
+            [party, *(_number(timings.get(party, {}).get("ms")) for timings in at.values())]
+            for party in parties
+        )
+        yield f"### {title}"
+        yield _table(["", *sizes], rows)
+
+
+def _statements(servers: dict[str, Any]) -> str:
+    calls = dict.fromkeys(call for server in servers.values() for call in server["statements"])
+    shown = [title for title in servers if servers[title]["statements"]]
+    rows = (
+        [call, *(str(servers[title]["statements"].get(call, "")) for title in shown)]
+        for call in calls
+    )
+    return _table(["call", *shown], rows)
+
+
+def _walks(servers: dict[str, Any]) -> str:
+    rows = (
+        [
+            title,
+            f"{walk['sessions']:,}",
+            f"{walk['seconds']:.1f} s",
+            f"{walk['growth']:.1f} MB",
+        ]
+        for title, server in servers.items()
+        for at_size in server["sizes"].values()
+        if (walk := at_size["walk"])
+    )
+    return _table(["database", "sessions", "time", "memory"], rows)
+
+
+def _compared(timings: dict[str, Any], ours: str, other: str) -> str:
+    if ours not in timings or other not in timings:
+        return ""
+    ratio = _number(timings[other]["ratio"])
+    return f"{_number(timings[ours]['ms'])} / {_number(timings[other]['ms'])} ({ratio})"
+
+
+def _number(number: float | None) -> str:
+    if number is None:
+        return ""
+    if number >= 100:
+        return f"{number:,.0f}"
+    return f"{number:.2f}" if number >= 0.1 else f"{number:.2g}"
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()

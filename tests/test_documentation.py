@@ -1,0 +1,78 @@
+"""All code in the README and the documentation runs, and what it says comes out does."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from documentation import DOCS, ROOT, Program, blocks, pages
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Parts of a migration: a test of their own puts them into one and runs Alembic.
+ELSEWHERE = {DOCS / "migrations.md": "test_alembic.py"}
+
+by_name = pytest.mark.parametrize(
+    "page", [page for page in pages() if blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
+
+
+@by_name
+async def test_the_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("AGENT_SESSIONS_URL", "sqlite:///chat.db")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    found = blocks(page)
+    if page in ELSEWHERE:
+        there = (Path(__file__).parent / ELSEWHERE[page]).read_text(encoding="utf-8")
+        assert all(f'documented("{block.heading}")' in there for block in found)
+        return
+    program = Program()
+    try:
+        for block in found:
+            await program.run(block)
+    finally:
+        await program.close()
+    # Each promise is of a statement: none is overlooked.
+    promises = sum(block.source.count("# -> ") for block in found if block.kind == "python")
+    assert program.compared == promises
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    settings = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))
+
+    def paths(entries: object) -> list[str]:
+        if isinstance(entries, str):
+            return [entries]
+        values = entries.values() if isinstance(entries, dict) else entries
+        return [path for entry in values for path in paths(entry)]
+
+    listed = paths(settings["project"]["nav"])
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {str(page.relative_to(DOCS)) for page in pages() if DOCS in page.parents}
+
+
+def test_everything_public_is_in_the_reference() -> None:
+    import agents_session_metadata
+
+    reference = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md"))
+    listed = re.findall(r"^::: agents_session_metadata\.(\w+)$", reference, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    modules = {"keys", "types"}
+    assert set(listed) - modules == set(agents_session_metadata.__all__)
+
+
+@pytest.mark.parametrize("kind", ["", "perl"])
+async def test_a_block_that_nobody_runs(kind: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n\n```{kind}\nprint 1\n```\n", encoding="utf-8")
+    [block] = blocks(page)
+    with pytest.raises(AssertionError, match="nobody runs"):
+        await Program().run(block)
