@@ -14,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from . import results as kept
+from .agents import measure_calls, measure_tracker
 from .catalog import CatalogResults, Effort, measure_catalog
 from .databases import TITLES, Server, open_servers
 from .goals import table
@@ -60,7 +61,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--without-peers", action="store_true", help="only the plain table")
     parser.add_argument(
-        "--only", choices=("overhead", "catalog"), help="one half of the measurements"
+        "--only", choices=("overhead", "agents", "catalog"), help="one part of the measurements"
     )
     parser.add_argument("--output", type=Path, default=_HERE, help="where the results go")
     return parser.parse_args()
@@ -74,6 +75,7 @@ async def _measure(
 ) -> None:
     small = arguments.small
     sizes = arguments.sizes or (SIZES[:1] if small else SIZES)
+    parts = [arguments.only] if arguments.only else ["overhead", "agents", "catalog"]
     overhead_effort = Effort(60, 1.5) if small else Effort(240, 2 * arguments.seconds)
     effort = Effort(15, 1.5) if small else Effort(61, arguments.seconds)
     async with open_servers(
@@ -84,12 +86,19 @@ async def _measure(
         for server in servers:
             overhead: list[Overhead] = []
             catalog = CatalogResults()
-            if arguments.only != "catalog":
+            if "overhead" in parts:
                 report(f"{server.title}: sessions beside the plain SDK")
                 overhead = await measure_overhead(
                     server, rounds=overhead_effort.rounds, seconds=overhead_effort.seconds
                 )
-            if arguments.only != "overhead":
+            if "agents" in parts:
+                report(f"{server.title}: what agents do")
+                calls = await measure_calls(server, rounds=2 if small else 7)
+                tracker = await measure_tracker(
+                    server, rounds=overhead_effort.rounds, seconds=overhead_effort.seconds
+                )
+                kept.join_agents(results, server.title, calls, tracker)
+            if "catalog" in parts:
                 peers: Any = []
                 if not (small or arguments.without_peers):
                     from .peers import peers as peers_of

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from . import agents
 from . import operations as op
 from .databases import TITLES
 from .overhead import CREATING, KEPT, OPERATIONS, PER_CALL
@@ -28,6 +30,8 @@ class Cell(NamedTuple):
     def __str__(self) -> str:
         if self.measured is None:
             return "not measured"
+        if self.limit == math.inf:
+            return _short(self.measured)
         verdict = "met" if self.measured <= self.limit else "missed"
         if not self.applies:
             verdict = "at another N"
@@ -104,6 +108,14 @@ def goals(size: int = _SIZE) -> Iterator[Goal]:
     ):
         for call in calls:
             yield Goal(f"statements: {call}", (most, most, most), _found("statements", call))
+    for call, milliseconds in ((agents.CHECK, 10), (agents.LIST, 10), (agents.CLEAN_UP, 50)):
+        most = (milliseconds, math.inf, math.inf)
+        yield Goal(f"{call}, in ms", most, _found("agents", call))
+    yield Goal(
+        "a run with 8 tool calls, tracked / untracked",
+        (1.05, 1.05, 1.05),
+        _found("tracker", agents.UNTRACKED, "ratio"),
+    )
     yield Goal("iter_sessions: megabytes more after the first 1,000", (16, 16, 16), _largest_growth)
 
 

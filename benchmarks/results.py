@@ -15,12 +15,13 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from . import operations as op
+from .agents import TRACKED
 from .catalog import AtSize, CatalogResults
 from .measure import Timings
 from .overhead import Overhead
 
 Results: TypeAlias = dict[str, Any]
-"""By server: its `version`, `overhead`, `statements`, `same_page`, and `sizes` by their number."""
+"""By server: its `version`, and what was measured of it, `sizes` by their number."""
 
 _VERSIONS = (
     *("openai-agents", "sqlalchemy", "aiosqlite", "asyncpg", "asyncmy"),
@@ -51,9 +52,7 @@ def join(
     catalog: CatalogResults,
 ) -> None:
     """Put what was measured on a server among the results."""
-    server = results.setdefault(
-        title, {"overhead": {}, "statements": {}, "same_page": None, "sizes": {}}
-    )
+    server = _server(results, title)
     server["version"] = server_version
     for one in overhead:
         server["overhead"].setdefault(one.mode, {})[one.operation] = _timings(one.timings, "ours")
@@ -63,6 +62,19 @@ def join(
     for at_size in catalog.sizes:
         server["sizes"][str(at_size.size)] = _at_size(at_size)
     server["sizes"] = dict(sorted(server["sizes"].items(), key=lambda item: int(item[0])))
+
+
+def join_agents(results: Results, title: str, calls: dict[str, float], tracker: Timings) -> None:
+    """Put what agents' calls took among the results."""
+    server = _server(results, title)
+    server["agents"] = {name: _rounded(took) for name, took in calls.items()}
+    server["tracker"] = _timings(tracker, TRACKED)
+
+
+def _server(results: Results, title: str) -> dict[str, Any]:
+    empty = {"overhead": {}, "statements": {}, "same_page": None, "sizes": {}}
+    server: dict[str, Any] = results.setdefault(title, empty)
+    return server
 
 
 def _at_size(at_size: AtSize) -> dict[str, Any]:

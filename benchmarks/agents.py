@@ -1,0 +1,108 @@
+"""What agents do: a resume check, a list, a clean-up, and a run with and without a tracker."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+from agents import Agent, RunConfig, Runner, Usage, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker
+
+from . import load
+from .data import Corpus
+from .databases import Server
+from .measure import Timings, contest
+
+CHECK, LIST, CLEAN_UP = "resume check", "list 100 sessions", "clean up 1,000 sessions"
+TRACKED, UNTRACKED = "tracked", "untracked"
+SESSIONS = 1_000
+TOOL_CALLS = 8
+_QUIET = RunConfig(tracing_disabled=True)
+
+
+async def measure_calls(server: Server, *, rounds: int) -> dict[str, float]:
+    """Milliseconds a call, by what was called: medians over the rounds.
+
+    The database has 1,000 sessions, each with ten items and six keys.
+    """
+    seconds: dict[str, list[float]] = {CHECK: [], LIST: [], CLEAN_UP: []}
+    for _ in range(rounds):
+        url = await server.create("agents")
+        engine = create_async_engine(url)
+        await load.load_ours(engine, Corpus(SESSIONS))
+        catalog = SessionCatalog(engine)
+        session = await catalog.create_session("approval", metadata={"pinned": True})
+        lifecycle = SessionLifecycle(session)
+        await lifecycle.start("planner")
+        await lifecycle.enter("approval")
+
+        async def clean_up(catalog: SessionCatalog = catalog) -> Any:
+            where = {"pinned": {"$exists": False}}
+            return await catalog.delete_sessions(where, inactive_for=timedelta(hours=24))
+
+        for name, call, times in (
+            (CHECK, lifecycle.resume_decision, 20),
+            (LIST, lambda catalog=catalog: catalog.list_sessions(limit=100), 20),
+            (CLEAN_UP, clean_up, 1),
+        ):
+            for number in range(times):
+                began = time.perf_counter()
+                result = await call()
+                # The first builds its statement.
+                if number or times == 1:
+                    seconds[name].append(time.perf_counter() - began)
+        assert result == SESSIONS
+        await engine.dispose()
+        await server.drop(url)
+    return {name: median(found) * 1000 for name, found in seconds.items()}
+
+
+async def measure_tracker(server: Server, *, rounds: int, seconds: float) -> Timings:
+    """A run of nine turns with eight calls of a tool that takes no time, each in a new session."""
+    url = await server.create("tracker")
+    engine = create_async_engine(url)
+    catalog = SessionCatalog(engine, create_tables=True)
+
+    async def tracked(number: int) -> Any:
+        session = catalog.session(f"tracked-{number}")
+        async with SessionTracker(session) as hooks:
+            return await Runner.run(
+                _agent(), "Go", session=session, hooks=hooks, run_config=_QUIET, max_turns=20
+            )
+
+    async def untracked(number: int) -> Any:
+        session = catalog.session(f"untracked-{number}")
+        return await Runner.run(_agent(), "Go", session=session, run_config=_QUIET, max_turns=20)
+
+    try:
+        return await contest(
+            {TRACKED: tracked, UNTRACKED: untracked},
+            calls=1,
+            rounds=rounds,
+            seconds=seconds,
+            warm_up=5,
+        )
+    finally:
+        await engine.dispose()
+        await server.drop(url)
+
+
+@function_tool
+async def search(text: str) -> str:
+    """Search for a text."""
+    return f"3 pages about {text}"
+
+
+def _agent() -> Agent[Any]:
+    calls = [
+        [function_call("search", {"text": "SQLite"}, call_id=f"call-{number}")]
+        for number in range(TOOL_CALLS)
+    ]
+    usage = Usage(requests=1, input_tokens=100, output_tokens=20, total_tokens=120)
+    model = ScriptedModel([*calls, [assistant_message("Done.")]], default_usage=usage)
+    return Agent(name="researcher", model=model, tools=[search])
