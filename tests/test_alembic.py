@@ -10,18 +10,19 @@ import pytest
 from alembic import command
 from alembic.config import Config
 from conformance import raw
+from documentation import DOCS, blocks
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.doctor import diagnose
 
-DOCS = (Path(__file__).parent.parent / "docs" / "migrations.md").read_text()
+MIGRATIONS = blocks(DOCS / "migrations.md")
 
 
 def documented(heading):
     """The block of Python under a heading of the documentation."""
-    section = DOCS.split(f"## {heading}\n")[1].split("\n## ")[0]
-    return section.split("```python\n")[1].split("```")[0]
+    [source] = [block.source for block in MIGRATIONS if block.heading == heading]
+    return source
 
 
 ENV = f"""
