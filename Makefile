@@ -63,7 +63,7 @@ $(LIGHT): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt hatchling editables
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,cli]'
 	@touch $@
 
 $(DEV): $(LIGHT)

@@ -1,8 +1,8 @@
-"""An agent talks in two sessions, and metadata says whose they are and what they are about.
+"""An agent talks in three sessions, and metadata says whose they are and what they are about.
 
 Without OPENAI_API_KEY a scripted model answers. The database is SQLite in a temporary directory,
-or the one that AGENT_SESSIONS_URL names, such as postgresql+asyncpg://user:password@host/name. The
-two sessions are cleared at the end.
+or the one that AGENT_SESSIONS_URL names, such as postgresql+asyncpg://user:password@host/name; two
+of the sessions stay there.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from agents_session_metadata import SQLAlchemyMetadataSession
 ANSWERS = [
     "Alfama for its lanes, Belém for its tower, Sintra for a day trip.",
     "April and May: warm, and not yet crowded.",
+    "Five: one for each day, and one in reserve.",
     "Mix two tablespoons of starter into flour and water; bake it the next day.",
 ]
 
@@ -36,10 +37,12 @@ def make_agent() -> Agent[Any]:
 async def main(url: str) -> None:
     """Show what a session with metadata can do."""
     engine = create_async_engine(url)
-    travel = SQLAlchemyMetadataSession("quickstart-1", engine=engine, create_tables=True)
-    bread = SQLAlchemyMetadataSession("quickstart-2", engine=engine, create_tables=True)
-    for session in (travel, bread):
-        await session.clear_session()  # what an interrupted run may have left
+    travel, packing, bread = (
+        SQLAlchemyMetadataSession(f"quickstart-{number}", engine=engine, create_tables=True)
+        for number in (1, 2, 3)
+    )
+    for session in (travel, packing, bread):
+        await session.clear_session()  # what an earlier run has left
 
     agent = make_agent()
 
@@ -48,13 +51,15 @@ async def main(url: str) -> None:
         print(f"  {session.session_id}  user:  {question}")
         print(f"  {session.session_id}  agent: {result.final_output}")
 
-    print("Two users talk to an agent, each in a session of their own:")
+    print("Two users talk to an agent, in three sessions:")
     await ask(travel, "What should I see in Lisbon?")
     await ask(travel, "When should I go?")
+    await ask(packing, "How many shirts do I need for four days?")
     await ask(bread, "How do I bake sourdough bread?")
 
     print("\nset_metadata says whose the sessions are, and what they are about:")
     await travel.set_metadata({"owner_id": "user_123", "title": "Lisbon", "tags": ["travel"]})
+    await packing.set_metadata({"owner_id": "user_123", "title": "Packing", "tags": ["travel"]})
     await bread.set_metadata({"owner_id": "user_456", "title": "Sourdough", "tags": ["food"]})
     print(" ", await travel.get_metadata())
     print(" ", await bread.get_metadata(keys=["title", "pinned"]), "- what is missing is None")
@@ -66,19 +71,18 @@ async def main(url: str) -> None:
     print(" ", await travel.edit_metadata(add_tag))
 
     print("\nfind_sessions_by_metadata finds sessions, from any of them:")
-    print("  of user_123:       ", await bread.find_sessions_by_metadata("owner_id", "user_123"))
+    print("  of user_456:       ", await travel.find_sessions_by_metadata("owner_id", "user_456"))
     by_tag = {"tags": {"$contains": "food"}}
     print("  with the tag food: ", await bread.find_sessions_by_metadata(by_tag))
 
     print("\ndelete_metadata removes keys; the conversation stays:")
-    print("  keys removed:", await travel.delete_metadata(keys=["tags"]))
-    print("  keys left:   ", await travel.get_metadata())
-    print("  items left:  ", len(await travel.get_items()))
+    print("  keys removed:", await bread.delete_metadata(keys=["tags"]))
+    print("  keys left:   ", await bread.get_metadata())
+    print("  items left:  ", len(await bread.get_items()))
 
     print("\nclear_session ends a session, metadata included:")
-    for session in (travel, bread):
-        await session.clear_session()
-    print("  of user_123:", await travel.find_sessions_by_metadata("owner_id", "user_123"))
+    await bread.clear_session()
+    print("  of user_456:", await travel.find_sessions_by_metadata("owner_id", "user_456"))
     await engine.dispose()
 
 

@@ -82,21 +82,22 @@ def test_runs_without_a_database(example, directory) -> None:
 
 async def test_quickstart_runs_again_and_again(directory, shared_database) -> None:
     first = run(QUICKSTART, directory, shared_database.url)
-    assert set((await rows(shared_database)).values()) == {0}
+    left = await rows(shared_database)
+    assert left["agent_sessions"] == 2
     async with shared_database.engine().begin() as connection:
         # As an interrupted run leaves it.
         for insert in (
-            "INSERT INTO agent_sessions (session_id) VALUES ('quickstart-1')",
-            "INSERT INTO agent_messages (session_id, message_data) VALUES ('quickstart-1', '{}')",
+            "INSERT INTO agent_sessions (session_id) VALUES ('quickstart-3')",
+            "INSERT INTO agent_messages (session_id, message_data) VALUES ('quickstart-3', '{}')",
         ):
             await connection.execute(text(insert))
     assert run(QUICKSTART, directory, shared_database.url) == first
-    assert set((await rows(shared_database)).values()) == {0}
+    assert await rows(shared_database) == left
 
 
 def test_quickstart_without_a_database(directory) -> None:
     output = run(QUICKSTART, directory)
-    assert "of user_123:        ['quickstart-1']" in output
-    assert "with the tag food:  ['quickstart-2']" in output
-    assert output.endswith("of user_123: []\n")
+    assert "of user_456:        ['quickstart-3']" in output
+    assert "with the tag food:  ['quickstart-3']" in output
+    assert output.endswith("of user_456: []\n")
     assert list(directory.iterdir()) == []
