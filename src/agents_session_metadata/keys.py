@@ -54,8 +54,11 @@ RUNS: Final = "runs"
 REQUESTS: Final = "requests"
 """Requests to models."""
 INPUT_TOKENS: Final = "input_tokens"
+"""Tokens that went into models."""
 OUTPUT_TOKENS: Final = "output_tokens"
+"""Tokens that came out of them."""
 TOTAL_TOKENS: Final = "total_tokens"
+"""Both."""
 RUN_MS: Final = "run_ms"
 """Whole milliseconds spent in runs."""
 COST: Final = "cost"
@@ -74,6 +77,12 @@ COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
 def normalize_agent(name: str) -> str:
     """An agent's name without spaces around it and without a leading `@`.
 
-    `ai-engineer`, `@ai-engineer` and ` @ai-engineer ` are one agent.
+    `ai-engineer`, `@ai-engineer` and ` @ai-engineer ` are one agent. Case distinguishes.
+
+    Args:
+        name: The name as somebody wrote it.
+
+    Returns:
+        The name as it is stored under `agent`.
     """
     return name.strip().removeprefix("@").strip()

@@ -26,6 +26,7 @@ HISTORY_LENGTH = 50
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
 ]
+"""Why a session may be resumed, or the first condition that failed."""
 
 
 class _Session(Protocol):
@@ -53,8 +54,8 @@ class ResumePolicy:
 
     Attributes:
         phases: The phases in which it may.
-        max_idle: It must have been idle for less.
-        max_errors: It must have recorded fewer.
+        max_idle: It must have been idle for less; zero resumes nothing.
+        max_errors: It must have recorded fewer since its last start; zero resumes nothing.
 
     Raises:
         ValueError: If an age or a number is negative.
@@ -111,16 +112,21 @@ class SessionLifecycle:
     """Moves a session through phases; each call is one atomic edit of its metadata.
 
     Two processes may move the same session: they take turns, and each move is checked against what
-    the other has just written.
+    the other has just written. Times come from the clock of the process. Besides what is listed
+    there, each call raises what `edit_metadata` raises.
 
     Args:
         session: The session; an `EncryptedSession` around it will do.
-        policy: When it may be resumed.
+        policy: When it may be resumed; by default `ResumePolicy()`.
         phases: The phases of work that goes on; the first is where it begins.
         final_phases: The phases of work that has ended; only `start` leaves them.
         moves: The phases that each phase may move to, final ones included. A phase that is not a
             key may move to any. By default every phase may.
         clock: Gives the time, aware; for tests.
+
+    Attributes:
+        session: The session.
+        policy: When it may be resumed.
 
     Raises:
         ValueError: If there are no phases, or one is also final.
@@ -190,6 +196,8 @@ class SessionLifecycle:
     async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
         """Move to a phase.
 
+        A session that was never started may be moved as well.
+
         Args:
             phase: The phase; a final one finishes the work.
             metadata: More metadata to store in the same edit.
@@ -205,10 +213,10 @@ class SessionLifecycle:
         return await self._move(phase, metadata or {})
 
     async def record_error(self, message: str) -> Metadata:
-        """Count an error and keep its message.
+        """Count an error and keep its message; in any phase, a final one included.
 
         Args:
-            message: What went wrong.
+            message: What went wrong; the newest replaces the one before.
 
         Returns:
             The metadata afterwards.
@@ -223,7 +231,7 @@ class SessionLifecycle:
         return await self.session.edit_metadata(change)
 
     async def finish(self, outcome: str, summary: str | None = None) -> Metadata:
-        """End the work: a final phase, with its duration.
+        """End the work: a final phase, with its duration since `start`.
 
         Args:
             outcome: The final phase, such as `completed`.

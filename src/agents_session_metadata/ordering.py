@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 OrderBy: TypeAlias = Literal[
     "updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"
 ]
+"""An order of sessions; `-` is for descending."""
+
 ORDERS: tuple[str, ...] = get_args(OrderBy)
 
 

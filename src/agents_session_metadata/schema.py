@@ -95,7 +95,8 @@ class SessionTables:
         messages: The SDK's `agent_messages`.
         metadata: One row a session and key.
         elements: One row a distinct scalar element of a list.
-        triggers: What SQLite needs besides.
+        triggers: What SQLite needs besides: statements that create triggers, for `execute`. Their
+            `name` is what to drop.
     """
 
     sessions: Table

@@ -33,7 +33,7 @@ class _Session(Protocol):
 
 @dataclass(frozen=True)
 class ModelPrice:
-    """What a million tokens cost, in whatever currency.
+    """What a million tokens cost, in whatever currency: one for all prices that are added up.
 
     Attributes:
         input: Input tokens, those that were not cached.
@@ -46,7 +46,14 @@ class ModelPrice:
     cached_input: Decimal | None = None
 
     def cost(self, usage: Usage) -> Decimal:
-        """What this usage costs."""
+        """What this usage costs.
+
+        Args:
+            usage: Tokens, as the SDK counts them.
+
+        Returns:
+            The cost in the currency of the prices, exactly.
+        """
         cached = usage.input_tokens_details.cached_tokens
         cached_price = self.input if self.cached_input is None else self.cached_input
         fresh = max(usage.input_tokens - cached, 0)

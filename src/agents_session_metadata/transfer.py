@@ -21,6 +21,7 @@ FORMAT = 1
 """The version of the records that this module writes, and the newest that it reads."""
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
+"""What an import does about a session that exists."""
 Record: TypeAlias = "dict[str, Any]"
 
 

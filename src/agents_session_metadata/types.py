@@ -116,10 +116,10 @@ class Statistics:
         by_status: Number of sessions by `status`; those without one are not in it.
         runs: Runs that were tracked.
         requests: Requests to models.
-        input_tokens: Tokens that went in.
-        output_tokens: Tokens that came out.
+        input_tokens: Tokens that went into models.
+        output_tokens: Tokens that came out of them.
         total_tokens: Both.
-        cost: What they cost, exactly, to twelve decimals a session.
+        cost: What they cost, in the currency of the prices; of each session twelve decimals.
         run_duration: Time spent in runs.
         duration: Time from start to finish of finished sessions.
         errors: Errors recorded.
