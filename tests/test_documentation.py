@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
+import itertools
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from agents import RunHooks
 from documentation import DOCS, ROOT, Program, blocks, pages
+
+import agents_session_metadata
+from agents_session_metadata import keys
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,13 +70,54 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_everything_public_is_in_the_reference() -> None:
-    import agents_session_metadata
-
     reference = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md"))
     listed = re.findall(r"^::: agents_session_metadata\.(\w+)$", reference, re.MULTILINE)
     assert len(listed) == len(set(listed))
     modules = {"keys", "types"}
     assert set(listed) - modules == set(agents_session_metadata.__all__)
+
+
+def undescribed(thing: Any) -> Iterator[str]:
+    """What a class or function takes or has, and does not say what it means."""
+    text = inspect.getdoc(thing) or ""
+    if not text:
+        yield "itself"
+    if dataclasses.is_dataclass(thing):
+        named = {field.name for field in dataclasses.fields(thing)}
+    elif isinstance(thing, type) and issubclass(thing, Exception):
+        # What a constructor keeps has the name of what it takes.
+        made = vars(thing).get("__init__", None)
+        named = (
+            set(inspect.signature(made).parameters) & set(made.__code__.co_names) if made else set()
+        )
+    elif text.startswith("As `"):
+        named = set()  # As another one, which says it.
+    else:
+        named = set(inspect.signature(thing).parameters) - {"self", "cls", "kwargs"}
+    yield from (name for name in named if not re.search(rf"^ +{name}: ", text, re.MULTILINE))
+    for name, member in vars(thing).items() if isinstance(thing, type) else ():
+        # The SDK says when it calls each hook.
+        if not name.startswith("_") and not hasattr(RunHooks, name):
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            if inspect.isfunction(function):
+                yield from (f"{name}: {each}" for each in undescribed(function))
+
+
+@pytest.mark.parametrize("name", agents_session_metadata.__all__)
+def test_everything_public_is_described(name: str) -> None:
+    assert list(undescribed(getattr(agents_session_metadata, name))) == []
+
+
+def test_every_key_is_described() -> None:
+    body = ast.parse(inspect.getsource(keys)).body
+    names = [
+        ast.unparse(node.target)
+        for node, following in itertools.pairwise(body)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(following, ast.Expr)
+        and isinstance(following.value, ast.Constant)
+    ]
+    assert names == [name for name in vars(keys) if name.isupper()]
 
 
 @pytest.mark.parametrize("kind", ["", "perl"])

@@ -340,7 +340,14 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     # ---- history ----
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Read the history, as in the SDK; outside the scope it is empty."""
+        """Read the history, as in the SDK; outside the scope it is empty.
+
+        Args:
+            limit: How many of the newest items; by default as `session_settings` say, else all.
+
+        Returns:
+            The items, oldest first.
+        """
         if self._store.scope:
             if not await self._store.is_visible(self.session_id):
                 return []
@@ -355,7 +362,10 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         return items
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Append to the history, as in the SDK.
+        """Append to the history, as in the SDK; the session becomes the most recently active one.
+
+        Args:
+            items: The items, oldest first. An empty list does nothing.
 
         Raises:
             SessionNotFoundError: If the session is scoped and exists outside the scope.
