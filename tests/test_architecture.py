@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ LIBRARY = [
     "rows",
     "store",
     "cursors",
+    "sdk",
     "session",
     "retention",
     "statistics",
@@ -94,13 +96,13 @@ def test_faces_do_not_import_each_other_in_circles() -> None:
     assert wants == {}
 
 
-def test_only_three_modules_know_the_sdk() -> None:
+def test_only_four_modules_know_the_sdk() -> None:
     def knows(name: str) -> bool:
         walked = ast.walk(tree(name))
         modules = [each for node in walked for each in imports(ast.Module([node], []))]
         return any(each.split(".")[0] == "agents" for each in modules)
 
-    assert {name for name in MODULES if knows(name)} == {"session", "catalog", "tracking"}
+    assert {name for name in MODULES if knows(name)} == {"sdk", "session", "catalog", "tracking"}
 
 
 def test_one_module_of_the_library_names_databases() -> None:
@@ -148,3 +150,11 @@ def test_everything_public_is_there() -> None:
     names = agents_session_metadata.__all__
     assert names == sorted(names)
     assert all(hasattr(agents_session_metadata, name) for name in names)
+
+
+def test_every_module_is_on_the_map() -> None:
+    text = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[^|]+) \|", text.split("## ")[1], re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(MODULES)
+    assert [name for name in named if not IS_FACE[name]] == LIBRARY

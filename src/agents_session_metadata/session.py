@@ -1,6 +1,7 @@
 """`SQLAlchemyMetadataSession`: the SDK's session, with metadata.
 
-The only file that knows private members of `SQLAlchemySession`. Of these it overrides
+The only file that uses private members of `SQLAlchemySession`; `sdk` checks that they are as known.
+Of these it overrides
 
 | member | because |
 |---|---|
@@ -21,7 +22,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
@@ -41,6 +41,7 @@ from .filters import Where
 from .rows import check_id, id_problem
 from .schema import TableNames, table_names
 from .scope import Scope
+from .sdk import constructor_is_known
 from .store import MISSING, SessionStore
 from .types import JSONValue, Metadata, MetadataLimits, OnClear
 
@@ -50,41 +51,6 @@ if TYPE_CHECKING:
     from .catalog import SessionCatalog
 
 T = TypeVar("T")
-
-_SDK_MEMBERS = (
-    "_clear_session",
-    "_configure_sqlite_engine",
-    "_deserialize_item",
-    "_ensure_tables",
-    "_get_compaction_snapshot",
-    "_get_table_init_lock",
-    "_lock_session",
-    "_run_sqlite_write_with_retry",
-    "_serialize_item",
-    "_session",
-    "_sqlite_connection_locks",
-)
-_lacking = [name for name in _SDK_MEMBERS if not hasattr(SQLAlchemySession, name)]
-if _lacking:
-    raise ImportError(
-        f"agents-session-metadata {version('agents-session-metadata')} does not know "
-        f"openai-agents {version('openai-agents')}: SQLAlchemySession lacks {', '.join(_lacking)}"
-    )
-
-_SDK_STATE = {
-    "session_id",
-    "session_settings",
-    "_engine",
-    "_ensure_ascii",
-    "_connection_lock",
-    "_init_lock",
-    "_metadata",
-    "_sessions",
-    "_messages",
-    "_session_factory",
-    "_create_tables",
-}
-"""What the SDK's constructor sets. Only when it is just this can the constructor be passed over."""
 
 
 class SQLAlchemyMetadataSession(SQLAlchemySession):
@@ -136,7 +102,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             engine, names, create_tables=create_tables, limits=metadata_limits, scope=Scope()
         )
         typed = session_settings is None or isinstance(session_settings, SessionSettings)
-        if typed and not kwargs and _constructor_is_known(engine):
+        if _constructor_is_known(engine) and (typed and not kwargs):
             # What the SDK's constructor does, less the table objects that it makes each time.
             self.session_id = session_id
             self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
@@ -523,8 +489,12 @@ _known_constructors: dict[type, bool] = {}
 
 
 def _constructor_is_known(engine: AsyncEngine) -> bool:
-    """Whether the SDK's constructor sets what this module knows of, and nothing else."""
+    """Whether the SDK's constructor sets what is known, and nothing else, and may be passed over.
+
+    Raises:
+        ImportError: If it does not set what this module needs.
+    """
     kind = SQLAlchemySession
     if kind not in _known_constructors:
-        _known_constructors[kind] = set(vars(kind("", engine=engine))) == _SDK_STATE
+        _known_constructors[kind] = constructor_is_known(kind("", engine=engine))
     return _known_constructors[kind]

@@ -1,0 +1,146 @@
+"""A release of the SDK that has changed what this package builds on is refused in one sentence."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from agents.memory import OpenAIResponsesCompactionSession
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SQLAlchemyMetadataSession, sdk, session
+
+TREE = ast.parse(Path(session.__file__).read_text(encoding="utf-8"))
+OWN = {
+    node.name
+    for node in ast.walk(TREE)
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    and not hasattr(SQLAlchemySession, node.name)
+}
+
+VERSIONS = (
+    f"agents-session-metadata {version('agents-session-metadata')} does not know "
+    f"the SQLAlchemySession of openai-agents {version('openai-agents')}: "
+)
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def refusal() -> str:
+    """What the import says of the SDK as it is now; the names that it leaves are the same."""
+    with pytest.raises(ImportError) as caught:
+        importlib.reload(sdk)
+    return str(caught.value).removeprefix(VERSIONS)
+
+
+def test_every_private_member_that_is_used_is_checked() -> None:
+    attributes = {node.attr for node in ast.walk(TREE) if isinstance(node, ast.Attribute)}
+    texts = {node.value for node in ast.walk(TREE) if isinstance(node, ast.Constant)}
+    known = {name for name in vars(SQLAlchemySession) if private(name)} - {"_abc_impl"}
+    overridden = known & vars(SQLAlchemyMetadataSession).keys()
+    used = {name for name in attributes if private(name)} | (texts & known) | overridden
+    own = {*OWN, *vars(SQLAlchemyMetadataSession), "_store", "_on_clear", "_sharing"} - known
+    state = {name for name in sdk.STATE if private(name)}
+    assert used - own == sdk.MEMBERS.keys() | state
+    assert overridden | {"_atomic_replace_items"} == set(sdk.HOOKS)
+
+
+@pytest.mark.parametrize("name", sdk.MEMBERS)
+def test_a_member_that_is_missing(name, monkeypatch) -> None:
+    monkeypatch.delattr(SQLAlchemySession, name)
+    assert refusal() == f"it has no {name}"
+
+
+@pytest.mark.parametrize("name", [name for name, known in sdk.MEMBERS.items() if known])
+def test_a_member_that_takes_something_else(name, monkeypatch) -> None:
+    known = sdk.MEMBERS[name]
+    assert known is not None
+    for given, problems in (
+        ("other", [f"{name} does not take {', '.join(known)}", f"{name} needs other"]),
+        (", ".join([*known, "new"]), [f"{name} needs new"]),
+        (", ".join([*known, "*", "new"]), [f"{name} needs new"]),
+    ):
+        changed = eval(f"lambda {given}: None")  # noqa: S307  # parameters are made no other way
+        monkeypatch.setattr(SQLAlchemySession, name, staticmethod(changed))
+        told = refusal().split("; ")
+        assert [each for each in told if not each.startswith("it does not call")] == problems
+
+
+def test_a_member_that_takes_more_if_one_likes(monkeypatch) -> None:
+    for name, known in sdk.MEMBERS.items():
+        if known:
+            changed = eval(f"lambda {', '.join(known)}, *, more=0, **rest: None")  # noqa: S307
+            monkeypatch.setattr(SQLAlchemySession, name, staticmethod(changed))
+            assert list(sdk._other_parameters(name, known)) == []
+            monkeypatch.undo()
+
+
+@pytest.mark.parametrize("name", sdk.HOOKS)
+def test_a_hook_that_the_sdk_calls_no_more(name, monkeypatch) -> None:
+    for kind in (SQLAlchemySession, OpenAIResponsesCompactionSession):
+        for member, value in list(vars(kind).items()):
+            code = getattr(inspect.unwrap(value), "__code__", None)
+            if name in sdk._names(code) and member != name:
+                # It takes what it took, and does nothing.
+                signature = inspect.signature(getattr(kind, member))
+                changed = eval("lambda *_, **__: None")  # noqa: S307  # with no code of the SDK's
+                changed.__signature__ = signature
+                monkeypatch.setattr(kind, member, changed)
+    assert f"it does not call {name}" in refusal().split("; ")
+
+
+@pytest.mark.parametrize("name", sorted(sdk.STATE))
+def test_a_constructor_that_leaves_something_out(name, monkeypatch) -> None:
+    constructor = SQLAlchemySession.__init__
+
+    def changed(self, *args, **kwargs) -> None:
+        constructor(self, *args, **kwargs)
+        del vars(self)[name]
+
+    monkeypatch.setattr(SQLAlchemySession, "__init__", changed)
+    monkeypatch.setattr(session, "_known_constructors", {})
+    engine = create_async_engine("sqlite+aiosqlite://")
+    for more in ({}, {"session_settings": {"limit": 3}}):
+        with pytest.raises(ImportError) as caught:
+            SQLAlchemyMetadataSession("chat", engine=engine, **more)
+        assert str(caught.value) == f"{VERSIONS}its constructor does not set {name}"
+
+
+async def test_a_constructor_that_sets_more_is_called(monkeypatch) -> None:
+    constructor = SQLAlchemySession.__init__
+
+    def changed(self, *args, **kwargs) -> None:
+        constructor(self, *args, **kwargs)
+        self._new = True
+
+    monkeypatch.setattr(SQLAlchemySession, "__init__", changed)
+    monkeypatch.setattr(session, "_known_constructors", {})
+    engine = create_async_engine("sqlite+aiosqlite://")
+    chat = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    assert chat._new
+    await chat.set_metadata({"a": 1})
+    assert await chat.get_metadata() == {"a": 1}
+    await engine.dispose()
+
+
+def test_it_is_the_import_that_stops() -> None:
+    script = """
+from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
+del SQLAlchemySession._lock_session
+import agents_session_metadata
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False
+    )
+    assert result.returncode == 1
+    last = result.stderr.splitlines()[-1]
+    assert last == f"ImportError: {VERSIONS}it has no _lock_session"
