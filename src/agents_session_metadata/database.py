@@ -184,6 +184,10 @@ class Database:
         """
         if not self._ready or not isinstance(error, (ProgrammingError, OperationalError)):
             return False
+        if error.connection_invalidated:
+            # Not for want of tables. Looking would put a refused connection in the error's place,
+            # as if nothing had been written, when a commit may have been.
+            return False
         if self.dialect.is_transient(error) or not await self.find_missing():
             return False
         self._state.checked = None

@@ -1,0 +1,295 @@
+"""Lost connections, no room, no right to write: errors pass through, and nothing is half there.
+
+What takes longer, and what needs servers of its own, is in the package `stress`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+import pytest
+from proxy import proxy_to
+from servers import DATABASES, SHARED_DATABASES
+from sqlalchemy import event, make_url
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from conformance import raw
+
+ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
+ON_SQLITE = [name for name in DATABASES if name.startswith("sqlite")]
+
+on_servers = pytest.mark.parametrize("database", ON_SERVERS, indirect=True)
+on_sqlite = pytest.mark.parametrize("database", ON_SQLITE, indirect=True)
+
+
+class Counting:
+    """A change for `edit_metadata` that counts up, and knows how often it was asked to."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, metadata):
+        self.calls += 1
+        metadata["turns"] = metadata.get("turns", 0) + 1
+        metadata["tags"] = [str(metadata["turns"])]
+
+
+@pytest.fixture
+async def proxied(database):
+    """A proxy to the database, and an engine of one connection that goes through it."""
+    async with proxy_to(make_url(database.url)) as proxy:
+        engine = create_async_engine(proxy.url, pool_size=1, max_overflow=0)
+        yield proxy, engine
+        assert engine.pool.checkedout() == 0
+        await engine.dispose()
+
+
+async def prepared(engine, turns: int = 0) -> SQLAlchemyMetadataSession:
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    await session.set_metadata({"turns": turns, "tags": [str(turns)]})
+    return session
+
+
+@on_servers
+async def test_a_connection_lost_before_the_commit(database, proxied):
+    proxy, engine = proxied
+    session = await prepared(engine)
+
+    def change(metadata):
+        count(metadata)
+        proxy.lost = lambda is_answer: not is_answer  # the next question never arrives
+
+    count = Counting()
+    with pytest.raises(DBAPIError) as caught:
+        await session.edit_metadata(change)
+    assert caught.value.connection_invalidated
+    assert count.calls == 1
+    proxy.lost = lambda is_answer: False
+    assert await session.get_metadata() == {"turns": 0, "tags": ["0"]}
+    assert await session.edit_metadata(Counting()) == {"turns": 1, "tags": ["1"]}
+
+
+@on_servers
+@pytest.mark.parametrize("call", ["edit", "set", "add"])
+async def test_a_commit_whose_answer_is_lost_is_not_repeated(database, proxied, call):
+    # It was applied, or not: nobody can know. Once more would be once too often.
+    proxy, engine = proxied
+    session = await prepared(engine)
+    commits = []
+
+    @event.listens_for(engine.sync_engine, "commit")
+    def commit(connection):
+        commits.append(connection)
+        proxy.lost = lambda is_answer: is_answer
+
+    count = Counting()
+    calls = {
+        "edit": lambda: session.edit_metadata(count),
+        "set": lambda: session.set_metadata({"turns": 1, "tags": ["1"]}),
+        "add": lambda: session.add_items([raw.message("a"), raw.message("b")]),
+    }
+    with pytest.raises(DBAPIError) as caught:
+        await calls[call]()
+    assert caught.value.connection_invalidated
+    assert len(commits) == 1
+    proxy.lost = lambda is_answer: False
+    event.remove(engine.sync_engine, "commit", commit)
+    # The server goes on with what it has read, whoever is still there to hear.
+    expected = (0, ["a", "b"]) if call == "add" else (1, [])
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        metadata = await session.get_metadata()
+        contents = [item["content"] for item in await session.get_items()]
+        if metadata["turns"] == 1 or contents:
+            break
+        await asyncio.sleep(0.01)
+    assert (metadata["turns"], contents) == expected
+    assert metadata["tags"] == [str(metadata["turns"])]
+    assert count.calls == (call == "edit")
+
+
+@on_servers
+async def test_a_server_that_has_gone_leaves_the_first_error(database, proxied):
+    # A refused connection would say that nothing was written, and that may be untrue.
+    proxy, engine = proxied
+    session = await prepared(engine)
+    refusals = []
+
+    @event.listens_for(engine.sync_engine, "commit")
+    def commit(connection):
+        proxy.lost = lambda is_answer: is_answer
+        refusals.append(asyncio.ensure_future(proxy.refuse()))
+
+    began = time.monotonic()
+    with pytest.raises(DBAPIError) as caught:
+        await session.edit_metadata(Counting())
+    assert caught.value.connection_invalidated
+    await asyncio.gather(*refusals)
+    with pytest.raises((DBAPIError, OSError)):
+        await session.edit_metadata(Counting())
+    assert time.monotonic() - began < 5
+
+
+@on_servers
+async def test_killed_connections_during_edits(database):
+    engine = database.engine(pool_size=5)
+    session = await prepared(engine)
+    acknowledged: list[tuple[int, int]] = []
+    failed: list[tuple[int, int]] = []
+    lost: list[bool] = []
+    end = time.monotonic() + 1
+
+    async def write(writer: int) -> None:
+        number = 0
+        while time.monotonic() < end:
+            number += 1
+
+            def change(metadata, number=number):
+                metadata["turns"] += 1
+                metadata.setdefault(f"by {writer}", {"calls": []})["calls"].append(number)
+
+            try:
+                await session.edit_metadata(change)
+            except DBAPIError as error:
+                lost.append(error.connection_invalidated)
+                failed.append((writer, number))
+            else:
+                acknowledged.append((writer, number))
+
+    async def kill() -> None:
+        while time.monotonic() < end:
+            await asyncio.sleep(0.03)
+            with contextlib.suppress(DBAPIError):
+                await kill_others(killer)
+
+    killer = create_async_engine(database.url)
+    try:
+        await asyncio.gather(*[write(number) for number in range(5)], kill())
+    finally:
+        await killer.dispose()
+    assert await session.edit_metadata(lambda metadata: metadata.update(done=True))
+    assert failed
+    assert all(lost)
+    assert acknowledged
+    metadata = await session.get_metadata()
+    applied = [
+        (writer, number)
+        for writer in range(5)
+        for number in metadata.get(f"by {writer}", {"calls": []})["calls"]
+    ]
+    assert metadata["turns"] == len(applied) == len(set(applied))
+    assert set(acknowledged) <= set(applied) <= {*acknowledged, *failed}
+    assert engine.pool.checkedout() == 0
+
+
+async def kill_others(engine) -> None:
+    """End every other connection to the same database."""
+    if engine.dialect.name == "postgresql":
+        await raw.execute(
+            engine,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        return
+    found = await raw.execute(
+        engine,
+        "SELECT id FROM information_schema.processlist"
+        " WHERE db = database() AND id <> connection_id()",
+    )
+    for (connection,) in found:
+        with contextlib.suppress(DBAPIError):  # it may have gone meanwhile
+            await raw.execute(engine, f"KILL {connection}")
+
+
+@on_sqlite
+async def test_a_full_disk(database):
+    room = 200  # pages of 4 KiB
+
+    engine = database.engine()
+    session = await prepared(engine)
+    await session.add_items([raw.message("before")])
+    before = await session.get_metadata(), await session.get_items()
+    pages = (await raw.execute(engine, "PRAGMA page_count"))[0][0]
+
+    async def limit(count: int) -> None:
+        # It belongs to a connection; the pool gives this one again.
+        assert (await raw.execute(engine, f"PRAGMA max_page_count = {count}"))[0][0] == count
+
+    await limit(pages + 1)
+    large = "x" * 60_000
+    began = time.monotonic()
+    for write in (
+        lambda: session.set_metadata({"turns": 1, "a": large, "tags": ["1"], "z": 1}),
+        lambda: session.edit_metadata(lambda m: m.update(turns=1, a=large, tags=["1"])),
+        lambda: session.add_items([raw.message("small"), raw.message(large)]),
+        lambda: SessionCatalog(engine).create_session("new", metadata={"a": large}),
+    ):
+        with pytest.raises(OperationalError, match="full"):
+            await write()
+        assert (await session.get_metadata(), await session.get_items()) == before
+    assert time.monotonic() - began < 2
+    assert await SessionCatalog(engine).count_sessions() == 1
+    await limit(pages + room)
+    await session.set_metadata({"turns": 1, "a": large, "tags": ["1"]})
+    await session.add_items([raw.message(large)])
+    assert await session.find_sessions_by_metadata({"tags": {"$contains": "1"}}) == ["chat"]
+    assert len(await session.get_items()) == 2
+
+
+async def test_a_database_that_may_only_be_read(shared_database):
+    writer = shared_database.engine()
+    session = await prepared(writer, turns=7)
+    await session.add_items([raw.message("hello")])
+    await writer.dispose()
+    engine = read_only(shared_database)
+    attempts = []
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def count(context):
+        attempts.append(context)
+
+    try:
+        for create_tables in (True, False):
+            catalog = SessionCatalog(engine, create_tables=create_tables)
+            reader = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=create_tables)
+            assert await reader.get_metadata() == {"turns": 7, "tags": ["7"]}
+            assert await reader.get_items() == [raw.message("hello")]
+            assert await catalog.count_sessions({"tags": {"$contains": "7"}}) == 1
+            assert [info.session_id async for info in catalog.iter_sessions()] == ["chat"]
+            began = time.monotonic()
+            for write in (
+                lambda r=reader: r.set_metadata({"turns": 8}),
+                lambda r=reader: r.edit_metadata(Counting()),
+                lambda r=reader: r.delete_metadata(),
+                lambda r=reader: r.add_items([raw.message("a")]),
+                lambda r=reader: r.pop_item(),
+                lambda r=reader: r.clear_session(),
+                lambda c=catalog: c.create_session(metadata={"turns": 8}),
+                lambda c=catalog: c.delete_sessions({"turns": 7}),
+            ):
+                attempts.clear()
+                with pytest.raises(DBAPIError):
+                    await write()
+                assert len(attempts) == 1, "tried again, though it can never succeed"
+            assert time.monotonic() - began < 2
+        assert engine.pool.checkedout() == 0
+    finally:
+        await engine.dispose()
+    assert await session.get_metadata() == {"turns": 7, "tags": ["7"]}
+
+
+def read_only(database):
+    """An engine whose connections the database lets read, and nothing else."""
+    url = make_url(database.url)
+    if database.kind == "sqlite":
+        query = {"mode": "ro", "uri": "true"}
+        return create_async_engine(url.set(database=f"file:{url.database}", query=query))
+    if database.kind == "postgresql":
+        settings = {"default_transaction_read_only": "on"}
+        return create_async_engine(url, connect_args={"server_settings": settings})
+    command = "SET SESSION TRANSACTION READ ONLY"
+    return create_async_engine(url, connect_args={"init_command": command})
