@@ -28,8 +28,9 @@ _INCLUDE = re.compile(r'--8<-- "(?P<path>[^"]+)"\n')
 
 
 def pages() -> list[Path]:
-    """All pages: the README, and those of the documentation that are not made by its build."""
-    return [ROOT / "README.md", *sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("generated/*")})]
+    """All pages, but for those that the documentation's build makes."""
+    written = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("generated/*")})
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written]
 
 
 @dataclass(frozen=True)
