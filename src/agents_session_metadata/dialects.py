@@ -388,9 +388,8 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     autocommit_reads = True
-    transient_codes: ClassVar[frozenset[object]] = frozenset(
-        {"40001", "40P01"}
-    )  # serialization failure, deadlock
+    # serialization failure, deadlock
+    transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
     # duplicate table, duplicate object, and the unique index of the catalog behind both
     creation_race_codes: ClassVar[frozenset[object]] = frozenset({"42P07", "42710", "23505"})
 
