@@ -71,11 +71,12 @@ class _TablesState:
     Attributes:
         checked: The engine's pool when the tables were seen. Disposing an engine gives it another,
             and ends an in-memory database; a listener for it would slow down every statement.
+            Weak, because a pool holds its engine, and the engine is to go when nobody uses it.
         native_ids: Whether ids compare by code point in the sessions table as it is.
         queries: The statements, by `native_ids`.
     """
 
-    checked: Pool | None = None
+    checked: weakref.ref[Pool] | None = None
     native_ids: bool = True
     queries: dict[bool, Queries] = field(default_factory=dict)
 
@@ -196,7 +197,8 @@ class Database:
 
     @property
     def _ready(self) -> bool:
-        return self._state.checked is self.engine.sync_engine.pool
+        checked = self._state.checked
+        return checked is not None and checked() is self.engine.sync_engine.pool
 
     async def _with_tables(self, operation: Callable[[], Awaitable[T]]) -> T:
         await self.ensure_tables()
@@ -222,7 +224,7 @@ class Database:
 
         pool = self.engine.sync_engine.pool
         await retry(lambda: self._on_connection(prepare), may_pass)
-        self._state.checked = pool
+        self._state.checked = weakref.ref(pool)
 
     async def _connected(self, work: Callable[[Connection], T], *, commit: bool) -> T:
         def unit(connection: Connection) -> T:
