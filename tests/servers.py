@@ -112,6 +112,7 @@ class MariaDB:
         durable: Whether it writes to disk before it answers, as a server does that is not a test's.
         options: Further options of the server.
         first: Options of its first start alone.
+        user: Whose process it is, when it is started by root.
     """
 
     def __init__(
@@ -121,12 +122,14 @@ class MariaDB:
         durable: bool = False,
         options: Sequence[str] = (),
         first: Sequence[str] = (),
+        user: str = "root",
     ) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="mariadb-"))
         self._log = self._directory / "log"
         place = [f"--datadir={self._directory / 'data'}"]
         if os.geteuid() == 0:
-            place.append("--user=root")
+            place.append(f"--user={user}")
+            shutil.chown(self._directory, user)
         install = [
             *["mariadb-install-db", "--no-defaults", *place],
             *["--auth-root-authentication-method=normal", "--skip-test-db"],
