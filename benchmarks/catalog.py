@@ -141,13 +141,14 @@ async def _measure_operations(
             if operation not in known:
                 continue
             last = before.peer_timings.get(operation) if before is not None else None
-            if last is not None and before is not None and name in last.wall:
+            is_peer = name not in (op.OURS, op.PLAIN)
+            if is_peer and last is not None and before is not None:
+                if name not in last.wall:
+                    continue
                 foretold = last.milliseconds(name) / 1000 * at_size.size / before.size
-                if name not in (op.OURS, op.PLAIN) and foretold > LONGEST_CALL:
+                if foretold > LONGEST_CALL:
                     at_size.left_out[f"{name}: {operation}"] = f"a call would take {foretold:.0f} s"
                     continue
-            elif last is not None:
-                continue
             able[name] = known[operation]
         if operation not in (op.GET, op.SET):
             await _compare(operation, able, at_size)
