@@ -83,6 +83,13 @@ $(SDK): $(DEV)
 	@rm -rf $(SDK_TESTS)/src $(SDK_TESTS)/openai_agents-*.tar.gz
 	@touch $@
 
+# ---- compatibility ----
+
+.PHONY: compat
+
+compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the SDK
+	@$(BIN)/python -m compat $(ARGS)
+
 # ---- benchmarks ----
 
 # The libraries to compare with want other versions of what constraints.txt pins.

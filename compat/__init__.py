@@ -1,0 +1,1 @@
+"""The tests on every supported release of what the package builds on."""
