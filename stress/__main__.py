@@ -12,10 +12,11 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from . import crashes
+from . import crashes, pgbouncer
 from .results import Result, show, write
 
 FAULTS: dict[str, Callable[[], Awaitable[list[Result]]]] = {
+    "pgbouncer": pgbouncer.pool_transactions,
     "crash-postgresql": crashes.crash_postgresql,
     "crash-mariadb": crashes.crash_mariadb,
     "crash-writers": crashes.crash_writers,

@@ -73,11 +73,14 @@ class _TablesState:
             and ends an in-memory database; a listener for it would slow down every statement.
             Weak, because a pool holds its engine, and the engine is to go when nobody uses it.
         native_ids: Whether ids compare by code point in the sessions table as it is.
+        pooled: Whether a pooler, such as PgBouncer, has been seen to give single statements to
+            different connections; only within a transaction does it keep to one.
         queries: The statements, by `native_ids`.
     """
 
     checked: weakref.ref[Pool] | None = None
     native_ids: bool = True
+    pooled: bool = False
     queries: dict[bool, Queries] = field(default_factory=dict)
 
 
@@ -227,15 +230,23 @@ class Database:
         self._state.checked = weakref.ref(pool)
 
     async def _connected(self, work: Callable[[Connection], T], *, commit: bool) -> T:
+        autocommit = not commit and self.dialect.autocommit_reads and not self._state.pooled
+
         def unit(connection: Connection) -> T:
-            if not commit and self.dialect.autocommit_reads:
+            if autocommit:
                 connection.execution_options(isolation_level="AUTOCOMMIT")
             result = work(connection)
             if commit:
                 connection.commit()
             return result
 
-        return await self.run(lambda: self._on_connection(unit))
+        try:
+            return await self.run(lambda: self._on_connection(unit))
+        except DBAPIError as error:
+            if not autocommit or not self.dialect.lost_its_statement(error):
+                raise
+        self._state.pooled = True
+        return await self._connected(work, commit=commit)
 
     async def _on_connection(self, work: Callable[[Connection], T]) -> T:
         engine = self.engine.sync_engine

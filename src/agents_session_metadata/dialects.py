@@ -78,6 +78,8 @@ class Dialect:
     name: ClassVar[str]
     autocommit_reads: ClassVar[bool] = False
     """Whether a lone SELECT is faster outside a transaction."""
+    lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
+    """Errors of a statement that was prepared on another connection than it is run on."""
     locks_metadata: ClassVar[bool] = False
     """Whether reading metadata before writing it has to lock its rows, not the session's alone."""
     bounded_ids: ClassVar[bool] = False
@@ -104,6 +106,10 @@ class Dialect:
     def is_transient(self, error: DBAPIError) -> bool:
         """Whether running the transaction again may succeed."""
         return self.error_code(error) in self.transient_codes
+
+    def lost_its_statement(self, error: DBAPIError) -> bool:
+        """Whether a pooler gave the steps of one statement to different connections."""
+        return self.error_code(error) in self.lost_statement_codes
 
     def is_creation_race(self, error: DBAPIError) -> bool:
         """Whether a table or index could not be created because somebody else just did."""
@@ -390,6 +396,7 @@ class PostgreSQL(Dialect):
     autocommit_reads = True
     # serialization failure, deadlock
     transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
+    lost_statement_codes: ClassVar[frozenset[object]] = frozenset({"26000"})
     # duplicate table, duplicate object, and the unique index of the catalog behind both
     creation_race_codes: ClassVar[frozenset[object]] = frozenset({"42P07", "42710", "23505"})
 

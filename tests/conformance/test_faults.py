@@ -134,6 +134,37 @@ async def test_a_server_that_has_gone_leaves_the_first_error(database, proxied):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize(
+    "database", [name for name in ON_SERVERS if name.startswith("postgresql")], indirect=True
+)
+async def test_a_pooler_that_mixes_up_prepared_statements(database):
+    # Outside a transaction, PgBouncer may prepare on one connection and run on another. PostgreSQL
+    # says here what it says then; `make stress` shows it with PgBouncer.
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    await catalog.count_sessions()
+    levels = []
+
+    def read(connection):
+        levels.append(connection.get_execution_options().get("isolation_level"))
+        if levels == ["AUTOCOMMIT"]:
+            connection.exec_driver_sql("EXECUTE nobody_prepared_this")
+        return connection.exec_driver_sql("SELECT 7").scalar_one()
+
+    for expected in (["AUTOCOMMIT", None], [None]):
+        levels.clear()
+        assert await catalog._store.database.read(read) == 7
+        assert levels == expected
+    levels.clear()
+
+    def fail(connection):
+        levels.append(connection.get_execution_options().get("isolation_level"))
+        connection.exec_driver_sql("EXECUTE nobody_prepared_this")
+
+    with pytest.raises(DBAPIError):
+        await catalog._store.database.read(fail)
+    assert levels == [None]
+
+
 @on_servers
 async def test_killed_connections_during_edits(database):
     engine = database.engine(pool_size=5)

@@ -1,0 +1,126 @@
+"""PgBouncer in transaction mode, in front of PostgreSQL, with asyncpg."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import re
+import subprocess
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from servers import PostgreSQL, free_port
+
+from .audit import audit
+from .databases import create_database, program, version
+from .journal import Journal
+from .load import Load, open_catalog, prepare
+from .results import Result
+
+SECONDS = 8.0
+SERVER_CONNECTIONS = 3
+"""Fewer than clients, so that each meets what others left on a connection."""
+
+SETTINGS: Mapping[str, Any] = {
+    "statement_cache_size": 0,
+    "prepared_statement_cache_size": 0,
+    "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+}
+"""What a user gives as `connect_args`."""
+
+
+async def pool_transactions() -> list[Result]:
+    """Use the package behind PgBouncer."""
+    server = PostgreSQL()
+    try:
+        url = await create_database(server.url)
+        async with _pgbouncer(url) as (pooled, number):
+            await prepare(url)
+            engine = create_async_engine(pooled, connect_args=dict(SETTINGS), pool_size=8)
+            journal = Journal()
+            load = Load(journal, [engine], writers=6)
+            reads, _ = await asyncio.gather(_read(engine, SECONDS), load.run(SECONDS))
+            figures = await audit(engine, journal)
+            name = f"{await version(engine)}, PgBouncer {number}"
+            result = Result("PgBouncer, transaction mode", name, figures)
+            result.notes.append(f"{reads} reads")
+            result.require(not journal.errors, "no errors")
+            await engine.dispose()
+            return [result]
+    finally:
+        server.stop()
+
+
+async def _read(engine: AsyncEngine, seconds: float) -> int:
+    """List, find, count and read history, while others write."""
+    catalog = open_catalog(engine)
+    end = asyncio.get_running_loop().time() + seconds
+
+    async def read() -> int:
+        done = 0
+        while asyncio.get_running_loop().time() < end:
+            page = await catalog.list_sessions({"tags": {"$contains": "tags"}}, limit=20)
+            for info in page.sessions:
+                assert info.metadata["tags"] == [info.metadata["a"], "tags"]
+            if page.next_cursor:
+                where = {"tags": {"$contains": "tags"}}
+                await catalog.list_sessions(where, limit=20, cursor=page.next_cursor)
+            await catalog.count_sessions({"a": {"$exists": True}})
+            await catalog.count_values("tags", limit=3)
+            await catalog.session("history 1").get_items(limit=4)
+            done += 5
+        return done
+
+    return sum(await asyncio.gather(*[read() for _ in range(3)]))
+
+
+@contextlib.asynccontextmanager
+async def _pgbouncer(url: URL) -> AsyncIterator[tuple[URL, str]]:
+    """PgBouncer in front of a server; gives its URL and its version."""
+    pgbouncer = program("pgbouncer")
+    told = subprocess.run([pgbouncer, "--version"], check=True, capture_output=True, text=True)
+    found = re.search(r"[0-9.]+", told.stdout)
+    assert found is not None, told.stdout
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="pgbouncer-") as directory:
+        config = Path(directory) / "pgbouncer.ini"
+        config.write_text(
+            "[databases]\n"
+            f"* = host={url.query['host']} port=5432 user=postgres\n"
+            "[pgbouncer]\n"
+            f"listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            "auth_type = any\npool_mode = transaction\nmax_client_conn = 200\n"
+            f"default_pool_size = {SERVER_CONNECTIONS}\n"
+        )
+        command = [pgbouncer, str(config)]
+        if os.geteuid() == 0:
+            # It refuses to be root. The server's socket is its user's own.
+            user = pwd.getpwuid(Path(str(url.query["host"])).stat().st_uid).pw_name
+            Path(directory).chmod(0o755)
+            command[1:1] = ["-u", user]
+        with (Path(directory) / "log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            await _wait(port, process, Path(directory) / "log")
+            yield url.set(host="127.0.0.1", port=port, query={}), found[0]
+        finally:
+            process.terminate()
+            process.wait()
+
+
+async def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(200):
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(OSError):
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(log.read_text())
