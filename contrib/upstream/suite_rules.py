@@ -77,7 +77,7 @@ UNAVAILABLE = {
 }
 """Modules, fixtures and attributes that the SDK's tests have nothing of."""
 
-TEST_ASSUMED = {'database.kind == "mysql"': False}
+TEST_ASSUMED = {'database.kind == "mysql"': False, 'database.kind == "sqlite"': True}
 
 TEST_REPLACED = (
     # A catalog made these sessions.
@@ -287,7 +287,15 @@ async def session(engine):
     Replacement(
         "test_tables",
         'other = session.catalog.session("other")',
-        'other = SQLAlchemyMetadataSession("other", engine=session.engine, create_tables=True)',
+        """\
+names = session._store.database.names
+    other = SQLAlchemyMetadataSession(
+        "other",
+        engine=session.engine,
+        sessions_table=names.sessions,
+        messages_table=names.messages,
+        metadata_table=names.metadata,
+    )""",
     ),
     Replacement(
         "test_tables",
