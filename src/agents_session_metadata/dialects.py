@@ -422,7 +422,7 @@ class PostgreSQL(Dialect):
         )
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
-        item: TypeEngine[Any] = LargeBinary() if isinstance(column.type, LargeBinary) else String()
+        item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
         return column == any_(bindparam(name, type_=ARRAY(item)))
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
