@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from . import crashes, pgbouncer
+from . import crashes, cuts, galera, pgbouncer
 from .results import Result, show, write
 
 FAULTS: dict[str, Callable[[], Awaitable[list[Result]]]] = {
@@ -20,6 +20,9 @@ FAULTS: dict[str, Callable[[], Awaitable[list[Result]]]] = {
     "crash-postgresql": crashes.crash_postgresql,
     "crash-mariadb": crashes.crash_mariadb,
     "crash-writers": crashes.crash_writers,
+    "cut-postgresql": cuts.cut_postgresql,
+    "cut-mariadb": cuts.cut_mariadb,
+    "galera": galera.kill_galera_node,
 }
 _HERE = Path(__file__).parent
 _PACKAGES = ("openai-agents", "sqlalchemy", "aiosqlite", "asyncpg", "asyncmy")
