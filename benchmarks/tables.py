@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from . import agents
 from . import operations as op
 from .overhead import MODES, OPERATIONS
 
@@ -47,6 +48,13 @@ def page(content: dict[str, Any]) -> Iterator[str]:
     for size in sorted({int(each) for server in servers.values() for each in server["sizes"]}):
         yield f"### {size:,} sessions"
         yield _operations(servers, str(size))
+    if any("agents" in server for server in servers.values()):
+        yield "## What agents do"
+        yield (
+            "Milliseconds a call, in a database of 1,000 sessions; a run with eight tool calls, "
+            "tracked / untracked (ratio)."
+        )
+        yield _agents(servers)
     peers = list(_peers(servers))
     if peers:
         yield "## Other libraries"
@@ -89,6 +97,19 @@ def _operations(servers: dict[str, Any], size: str) -> str:
     shown = [title for title in servers if size in servers[title]["sizes"]]
     rows = ([each, *(cell(servers[title], each) for title in shown)] for each in op.OPERATIONS)
     return _table(["operation", *shown], rows)
+
+
+def _agents(servers: dict[str, Any]) -> str:
+    calls = dict.fromkeys(call for server in servers.values() for call in server.get("agents", ()))
+    rows = [
+        [call, *(_number(server.get("agents", {}).get(call)) for server in servers.values())]
+        for call in calls
+    ]
+    runs = [
+        _compared(server.get("tracker", {}), agents.TRACKED, agents.UNTRACKED)
+        for server in servers.values()
+    ]
+    return _table(["call", *servers], [*rows, ["a run", *runs]])
 
 
 def _peers(servers: dict[str, Any]) -> Iterator[str]:

@@ -6,8 +6,10 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +120,20 @@ def test_every_key_is_described() -> None:
         and isinstance(following.value, ast.Constant)
     ]
     assert names == [name for name in vars(keys) if name.isupper()]
+
+
+def test_figures_are_those_that_were_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.tables", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True)
+    text = (tmp_path / "performance.md").read_text(encoding="utf-8")
+    results = json.loads((ROOT / "benchmarks" / "results.json").read_text(encoding="utf-8"))
+    measured = results.get("servers", {})
+    sizes = {
+        f"### {int(size):,} sessions" for server in measured.values() for size in server["sizes"]
+    }
+    assert sizes <= set(text.splitlines())
+    assert all(f" {title} |" in text for title in measured)
+    assert (tmp_path / "latency.svg").exists()
 
 
 @pytest.mark.parametrize("kind", ["", "perl"])
