@@ -16,8 +16,8 @@ SDK := $(SDK_TESTS)/.unpacked
 .PHONY: help demo test fuzz check format lint typecheck lock clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
-		printf '%-10s %s\n' "$$target" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '%-14s %s\n' "$$target" "$$text"; done
 
 demo: $(LIGHT)  ## run examples/quickstart.py
 	@$(BIN)/python examples/quickstart.py
@@ -62,7 +62,7 @@ clean:  ## remove the environment and all caches
 $(LIGHT): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV)'
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c constraints.txt hatchling editables
+	@$(PIP) install -c constraints.txt hatchling hatch-fancy-pypi-readme editables
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,cli]'
 	@touch $@
 
@@ -90,6 +90,17 @@ $(SDK): $(DEV)
 compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the SDK
 	@$(BIN)/python -m compat $(ARGS)
 
+# ---- release ----
+
+.PHONY: build release-check
+
+build: $(DEV)  ## build the wheel and the source distribution into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+
+release-check: build  ## build, install each into an empty environment and try it
+	@$(BIN)/python -m pytest release $(ARGS)
+
 # ---- benchmarks ----
 
 # The libraries to compare with want other versions of what constraints.txt pins.
@@ -107,7 +118,7 @@ $(BENCH)/.installed: $(LIGHT) benchmarks/requirements.txt
 	@echo 'Installing the libraries to compare with'
 	@$(PYTHON) -m venv $(BENCH)
 	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
-		-c constraints.txt hatchling editables
+		-c constraints.txt hatchling hatch-fancy-pypi-readme editables
 	@$(BENCH)/bin/python -m pip --quiet --quiet --disable-pip-version-check install \
 		--no-build-isolation -r benchmarks/requirements.txt -e .
 	@touch $@

@@ -1,0 +1,182 @@
+"""What `make build` put into dist/: complete, and of use to somebody who has nothing else.
+
+It needs the package index, so it is no part of `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path, PurePosixPath
+
+import pytest
+from packaging.metadata import Metadata
+from trove_classifiers import classifiers
+
+ROOT = Path(__file__).parents[1]
+(WHEEL,) = (ROOT / "dist").glob("*.whl")
+(SDIST,) = (ROOT / "dist").glob("*.tar.gz")
+UV = Path(sys.executable).with_name("uv")
+# What a checkout has and a source distribution does not need.
+LEFT_OUT = {".ci"}
+
+
+def wheel_files() -> dict[str, bytes]:
+    with zipfile.ZipFile(WHEEL) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def sdist_files() -> dict[str, bytes]:
+    """Files of the source distribution, by their path below its one folder."""
+    with tarfile.open(SDIST) as archive:
+        found = {}
+        for member in archive.getmembers():
+            file = archive.extractfile(member)
+            assert file is not None, f"{member.name} is no file"
+            found[str(PurePosixPath(*PurePosixPath(member.name).parts[1:]))] = file.read()
+        return found
+
+
+def metadata() -> list[bytes]:
+    (in_wheel,) = (text for name, text in wheel_files().items() if name.endswith("/METADATA"))
+    return [in_wheel, sdist_files()["PKG-INFO"]]
+
+
+def described(text: bytes) -> tuple[Message, str]:
+    """Metadata, and the text that a package index shows."""
+    message = message_from_bytes(text)
+    return message, message.get_payload(decode=True).decode()  # type: ignore[union-attr]  # bytes
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"^```.*?^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def test_metadata_is_valid_and_complete() -> None:
+    wheel, sdist = metadata()
+    assert wheel == sdist
+    found = Metadata.from_email(wheel, validate=True)
+    assert found.license_expression == "MIT"
+    assert found.license_files == ["LICENSE"]
+    assert found.description_content_type == "text/markdown"
+    assert set(found.classifiers or ()) <= classifiers
+    for python in ("3.10", "3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {python}" in (found.classifiers or ())
+    assert {"Typing :: Typed", "Framework :: AsyncIO"} <= set(found.classifiers or ())
+    # There is no page of the project yet, and none is invented.
+    assert not found.project_urls
+    assert b"example.com" not in wheel
+
+
+def test_the_description_points_to_nothing_that_an_index_does_not_have() -> None:
+    _, shown = described(metadata()[0])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", "".join(re.split(r"`[^`]*`", shown))) == []
+    assert shown.startswith("# agents-session-metadata\n")
+    assert blocks(shown) == blocks(readme)
+    assert len(shown.splitlines()) == len(readme.splitlines())
+
+
+def test_the_wheel_has_the_package_and_nothing_else() -> None:
+    package = ROOT / "src" / "agents_session_metadata"
+    names = {f"{package.name}/{path.name}" for path in package.iterdir() if path.is_file()}
+    found = wheel_files()
+    about = {name for name in found if ".dist-info/" in name}
+    assert found.keys() - about == names
+    assert f"{package.name}/py.typed" in names
+    kinds = {PurePosixPath(name).name for name in about}
+    assert kinds == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
+
+
+def test_the_source_distribution_has_what_a_checkout_has() -> None:
+    git = shutil.which("git")
+    assert git is not None
+    command = [git, "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    wanted = {name for name in listed.stdout.splitlines() if name.split("/")[0] not in LEFT_OUT}
+    assert sdist_files().keys() - {"PKG-INFO"} == wanted
+
+
+@pytest.fixture(params=[WHEEL, SDIST], ids=["wheel", "sdist"], scope="module")
+def environment(request, tmp_path_factory) -> Path:
+    """An environment with the distribution and what its extra for SQLite brings."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    install(folder, f"{request.param}[sqlite]")
+    return folder
+
+
+def install(environment: Path, wanted: str) -> None:
+    pinned = ROOT / "constraints.txt"
+    options = ["--quiet", "--constraint", pinned, "--build-constraint", pinned]
+    python = environment / "bin" / "python"
+    subprocess.run([UV, "pip", "install", *options, "--python", python, wanted], check=True)
+
+
+def run(environment: Path, *command: object, cwd: Path) -> str:
+    """Run a command with nothing of the checkout in reach."""
+    kept = {name: os.environ[name] for name in ("HOME", "LANG") if name in os.environ}
+    result = subprocess.run(
+        [str(environment / "bin" / str(command[0])), *map(str, command[1:])],
+        cwd=cwd,
+        env={**kept, "PATH": f"{environment / 'bin'}:/usr/bin:/bin", "COLUMNS": "100"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_it_runs_the_quickstart(environment, tmp_path) -> None:
+    shutil.copy(ROOT / "examples" / "quickstart.py", tmp_path)
+    told = run(environment, "python", "-W", "error", "quickstart.py", cwd=tmp_path)
+    assert "find_sessions_by_metadata" in told
+    assert told.endswith(": []\n")
+    where = "import agents_session_metadata; print(agents_session_metadata.__file__)"
+    assert Path(run(environment, "python", "-c", where, cwd=tmp_path).strip()).is_relative_to(
+        environment
+    )
+
+
+def test_the_command_line_comes_with_its_extra(environment, request, tmp_path) -> None:
+    with pytest.raises(AssertionError, match=r"agents-session-metadata\[cli\]"):
+        run(environment, "agent-sessions", "--help", cwd=tmp_path)
+    archive = WHEEL if "wheel" in request.node.name else SDIST
+    install(environment, f"{archive}[cli]")
+    assert "agent-sessions" in run(environment, "agent-sessions", "--help", cwd=tmp_path)
+    database = f"sqlite:///{tmp_path / 'chat.db'}"
+    run(
+        environment,
+        "agent-sessions",
+        "set",
+        "a",
+        "b=1",
+        "--create-tables",
+        "--url",
+        database,
+        cwd=tmp_path,
+    )
+    assert (
+        run(environment, "agent-sessions", "get", "a", "b", "--url", database, cwd=tmp_path)
+        == "1\n"
+    )
+
+
+def test_the_source_distribution_has_its_tests(tmp_path) -> None:
+    with tarfile.open(SDIST) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    arguments = ["-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *arguments]
+    subprocess.run([*command, "--collect-only"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    # It reads files of the checkout, and runs code.
+    readme = [*command, "tests/test_readme.py"]
+    subprocess.run(readme, cwd=folder, check=True, stdout=subprocess.DEVNULL)
