@@ -7,21 +7,23 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from . import crashes, cuts, galera, pgbouncer
+from . import crashes, cuts, full_disk, galera, pgbouncer, read_only
 from .results import Result, show, write
 
-FAULTS: dict[str, Callable[[], Awaitable[list[Result]]]] = {
+FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
     "pgbouncer": pgbouncer.pool_transactions,
     "crash-postgresql": crashes.crash_postgresql,
     "crash-mariadb": crashes.crash_mariadb,
     "crash-writers": crashes.crash_writers,
     "cut-postgresql": cuts.cut_postgresql,
     "cut-mariadb": cuts.cut_mariadb,
+    "full-disk": full_disk.fill_disk,
+    "read-only": read_only.forbid_writing,
     "galera": galera.kill_galera_node,
 }
 _HERE = Path(__file__).parent
@@ -54,7 +56,7 @@ async def _run(names: list[str]) -> list[Result]:
     results = []
     for name in names:
         started = time.monotonic()
-        for result in await FAULTS[name]():
+        async for result in FAULTS[name]():
             now = time.monotonic()
             result.seconds = now - started
             started = now

@@ -6,6 +6,7 @@ import asyncio
 import random
 import sys
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from sqlalchemy import URL
@@ -23,14 +24,14 @@ ROUNDS = 3
 SECONDS = 3.0
 
 
-async def crash_postgresql() -> list[Result]:
+async def crash_postgresql() -> AsyncIterator[Result]:
     """Kill PostgreSQL."""
-    return [await _crash(PostgreSQL(durable=True))]
+    yield await _crash(PostgreSQL(durable=True))
 
 
-async def crash_mariadb() -> list[Result]:
+async def crash_mariadb() -> AsyncIterator[Result]:
     """Kill MariaDB."""
-    return [await _crash(MariaDB(mariadbd(), durable=True))]
+    yield await _crash(MariaDB(mariadbd(), durable=True))
 
 
 async def _crash(server: PostgreSQL | MariaDB) -> Result:
@@ -80,7 +81,7 @@ class Telling(Journal):
         print("acknowledge", *call, flush=True)
         super().acknowledge(call)
 
-    def fail(self, error):
+    def fail(self, error, seconds):
         print("fail", type(error).__name__, flush=True)
 
 async def main():
@@ -91,7 +92,7 @@ asyncio.run(main())
 """
 
 
-async def crash_writers() -> list[Result]:
+async def crash_writers() -> AsyncIterator[Result]:
     """Kill processes that write to one SQLite file."""
     with tempfile.TemporaryDirectory(prefix="killed-") as directory:
         url = URL.create("sqlite+aiosqlite", database=str(Path(directory) / "killed.db"))
@@ -105,7 +106,7 @@ async def crash_writers() -> list[Result]:
         result = Result("writers killed with -9", await version(engine), figures)
         result.notes.append(f"{4 * ROUNDS} kills")
         await engine.dispose()
-        return [result]
+        yield result
 
 
 async def _write_and_die(url: URL, name: str, journal: Journal) -> None:

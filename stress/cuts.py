@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 
 from sqlalchemy import URL, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -32,20 +33,22 @@ _OTHERS = {
 _KILL = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
 
 
-async def cut_postgresql() -> list[Result]:
+async def cut_postgresql() -> AsyncIterator[Result]:
     """Cut connections to PostgreSQL."""
-    return await _cut(PostgreSQL())
+    async for result in _cut(PostgreSQL()):
+        yield result
 
 
-async def cut_mariadb() -> list[Result]:
+async def cut_mariadb() -> AsyncIterator[Result]:
     """Cut connections to MariaDB."""
-    return await _cut(MariaDB(mariadbd()))
+    async for result in _cut(MariaDB(mariadbd())):
+        yield result
 
 
-async def _cut(server: PostgreSQL | MariaDB) -> list[Result]:
+async def _cut(server: PostgreSQL | MariaDB) -> AsyncIterator[Result]:
     try:
-        network = await _by_network(await create_database(server.url))
-        return [network, await _by_administrator(await create_database(server.url))]
+        yield await _by_network(await create_database(server.url))
+        yield await _by_administrator(await create_database(server.url))
     finally:
         server.stop()
 
@@ -101,6 +104,6 @@ async def _recovered(engine: AsyncEngine, journal: Journal, fault: str) -> Resul
     async with engine.connect() as connection:
         await connection.execute(text("SELECT 1"))
     result = Result(fault, await version(engine), await audit(engine, journal))
-    result.require(late <= engine.pool.size() + 10, f"the pool recovers: {late} errors")  # type: ignore[attr-defined]  # a QueuePool
-    result.require(engine.pool.checkedout() == 0, "every connection was given back")  # type: ignore[attr-defined]  # a QueuePool
+    result.require(late <= engine.pool.size() + 10, f"the pool recovers: {late} errors")
+    result.require(engine.pool.checkedout() == 0, "every connection was given back")
     return result

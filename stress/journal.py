@@ -32,6 +32,7 @@ class Journal:
         errors: What they raised, counted by name and code.
         strange: Errors that are neither SQLAlchemy's nor a refused connection's.
         retried: Errors after which the package tried again by itself, counted by code.
+        slowest: The longest that a call took to raise, in seconds.
     """
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class Journal:
         self.errors: Counter[str] = Counter()
         self.strange: list[BaseException] = []
         self.retried: Counter[str] = Counter()
+        self.slowest = 0.0
 
     def begin(self, call: Call) -> None:
         """Write down that a call is about to be made."""
@@ -50,8 +52,9 @@ class Journal:
         self.unknown.remove(call)
         self.acknowledged.add(call)
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException, seconds: float = 0.0) -> None:
         """Write down what a call raised; whether it was applied is not known."""
+        self.slowest = max(self.slowest, seconds)
         self.errors[_name(error)] += 1
         # asyncpg's refused connection is an OSError; SQLAlchemy passes it on as it is.
         if not isinstance(error, (SQLAlchemyError, OSError)):
@@ -71,8 +74,9 @@ class Journal:
 def _name(error: BaseException) -> str:
     if not isinstance(error, DBAPIError):
         return type(error).__name__
-    code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
-    if code is None and error.orig is not None and error.orig.args:
-        code = error.orig.args[0]
-    short = isinstance(code, int) or len(str(code)) < 20
-    return f"{type(error).__name__} {code}" if short else type(error).__name__
+    original = error.orig
+    code = getattr(original, "args", ())[:1]
+    if code and isinstance(code[0], int):
+        return f"{type(error).__name__} {code[0]}"
+    named = getattr(original, "sqlstate", None) or getattr(original, "sqlite_errorname", None)
+    return f"{type(error).__name__} {named}" if named else type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,10 +78,11 @@ class Load:
             call = Call(KINDS[number % len(KINDS)], writer, number)
             catalog = self._catalogs[position % len(self._catalogs)]
             self._journal.begin(call)
+            began = time.monotonic()
             try:
                 await perform(catalog, call)
             except Exception as error:  # noqa: BLE001  # the journal tells them apart
-                self._journal.fail(error)
+                self._journal.fail(error, time.monotonic() - began)
                 position += 1
                 await asyncio.sleep(0.05)
             else:

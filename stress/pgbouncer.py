@@ -37,7 +37,7 @@ SETTINGS: Mapping[str, Any] = {
 """What a user gives as `connect_args`."""
 
 
-async def pool_transactions() -> list[Result]:
+async def pool_transactions() -> AsyncIterator[Result]:
     """Use the package behind PgBouncer."""
     server = PostgreSQL()
     try:
@@ -54,7 +54,7 @@ async def pool_transactions() -> list[Result]:
             result.notes.append(f"{reads} reads")
             result.require(not journal.errors, "no errors")
             await engine.dispose()
-            return [result]
+            yield result
     finally:
         server.stop()
 
