@@ -79,6 +79,14 @@ def test_everything_public_is_in_the_reference() -> None:
     assert set(listed) - modules == set(agents_session_metadata.__all__)
 
 
+def test_everything_public_is_in_the_typing_tests() -> None:
+    files = (ROOT / "typing_tests").glob("*.py")
+    words = {
+        word for file in files for word in re.findall(r"\w+", file.read_text(encoding="utf-8"))
+    }
+    assert set(agents_session_metadata.__all__) <= words
+
+
 def undescribed(thing: Any) -> Iterator[str]:
     """What a class or function takes or has, and does not say what it means."""
     text = inspect.getdoc(thing) or ""

@@ -15,6 +15,7 @@ from agents.memory import OpenAIResponsesCompactionSession
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
     InvalidPhaseError,
@@ -106,6 +107,8 @@ def errors() -> None:
         assert_type((error.limit, error.key, error.size), tuple[str, str, int])
     except InvalidFilterError as error:
         assert_type(error.path, str)
+    except InvalidCursorError as error:
+        assert_type(error.args, tuple[Any, ...])
     except InvalidPhaseError as error:
         assert_type(error.phase, object)
     except ScopeError as error:
