@@ -96,7 +96,7 @@ compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the
 
 build: $(DEV)  ## build the wheel and the source distribution into dist/
 	@rm -rf dist
-	@$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+	@$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null 2>&1
 
 release-check: build  ## build, install each into an empty environment and try it
 	@$(BIN)/python -m pytest release $(ARGS)
@@ -140,3 +140,10 @@ $(DOCS): $(DEV)
 	@echo 'Installing what builds the documentation'
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
 	@touch $@
+
+# ---- hard faults ----
+
+.PHONY: stress
+
+stress: $(DEV)  ## break servers under load, count what is left; ARGS="galera" chooses faults
+	@PYTHONPATH=tests $(BIN)/python -W 'ignore:XDG_RUNTIME_DIR' -m stress $(ARGS)

@@ -53,7 +53,7 @@ def build_wheel() -> Path:
     folder = FOLDER / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -85,7 +85,7 @@ def _sdk_tests(version: str) -> Path:
     folder = FOLDER / f"sdk-tests-{version}"
     if not folder.exists():
         downloads = FOLDER / "downloads"
-        command = [*_PIP, "--quiet", "download", "--no-deps", "--no-binary", ":all:"]
+        command = [*_PIP, "--quiet", "--quiet", "download", "--no-deps", "--no-binary", ":all:"]
         command += ["--no-build-isolation", "--dest", str(downloads), f"openai-agents=={version}"]
         subprocess.run(command, check=True)
         (archive,) = downloads.glob(f"openai_agents-{version}.tar.gz")

@@ -81,7 +81,7 @@ def value_of(text: str) -> Any:
     return strict(text)
 
 
-@examples(25)
+@examples(12)
 @given(text=typed)
 async def test_where(shared_database, everything, text):
     result = await call(shared_database, "count", "--json", f"--where={text}")
@@ -95,7 +95,7 @@ async def test_where(shared_database, everything, text):
     assert found == len(everything.expected(where))
 
 
-@examples(25)
+@examples(12)
 @given(key=junk.texts | st.just("v"), text=typed)
 async def test_meta(shared_database, everything, key, text):
     result = await call(shared_database, "count", "--json", f"--meta={key}={text}")
@@ -108,7 +108,7 @@ async def test_meta(shared_database, everything, key, text):
     assert json.loads(result.stdout) == {"count": found}
 
 
-@examples(25)
+@examples(12)
 @given(session=junk.texts | st.just("chat"), key=junk.texts | st.just("a"), text=typed)
 async def test_set(shared_database, catalog, session, key, text):
     before = await catalog.count_sessions()
@@ -133,7 +133,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@examples(25)
+@examples(12)
 @given(
     text=requests.map(json.dumps).map(str.encode)
     | junk.spoiled(requests, junk.json).map(json.dumps).map(str.encode)
@@ -154,7 +154,7 @@ async def test_resume_check(shared_database, catalog, text):
         assert answer["reason"] in {"not_found", "not_resumable_phase"}
 
 
-@examples(25)
+@examples(12)
 @given(lines=st.lists(typed, max_size=3).map("\n".join).map(to_bytes) | st.binary(max_size=20))
 async def test_import(shared_database, catalog, lines):
     result = await call(shared_database, "import", stdin=lines)
