@@ -72,7 +72,7 @@ $(DEV): $(LIGHT)
 	@touch $@
 
 # Only the source distribution of the SDK has its tests. Its src folder goes: they are to test the
-# SDK that is installed.
+# SDK that is installed. The archive stays: tests/test_upstream.py reads in it.
 $(SDK): $(DEV)
 	@echo "Fetching the SDK's own tests"
 	@rm -rf $(SDK_TESTS) && mkdir -p $(SDK_TESTS)
@@ -80,7 +80,7 @@ $(SDK): $(DEV)
 		&& $(PIP) download -c constraints.txt --no-deps --no-binary :all: --no-build-isolation \
 			--dest $(SDK_TESTS) "openai-agents==$$version"
 	@tar -xzf $(SDK_TESTS)/openai_agents-*.tar.gz -C $(SDK_TESTS) --strip-components=1
-	@rm -rf $(SDK_TESTS)/src $(SDK_TESTS)/openai_agents-*.tar.gz
+	@rm -rf $(SDK_TESTS)/src
 	@touch $@
 
 # ---- compatibility ----
@@ -89,6 +89,13 @@ $(SDK): $(DEV)
 
 compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the SDK
 	@$(BIN)/python -m compat $(ARGS)
+
+# ---- upstream ----
+
+.PHONY: upstream
+
+upstream: $(DEV)  ## make the patch for the SDK, apply it to the newest release and run its checks
+	@$(BIN)/python -m contrib.upstream $(ARGS)
 
 # ---- release ----
 

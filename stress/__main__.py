@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
+import platform
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,29 +28,36 @@ FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
     "read-only": read_only.forbid_writing,
     "galera": galera.kill_galera_node,
 }
-_HERE = Path(__file__).parent
+_RESULTS = Path(__file__).parent / "results.json"
+_PAGE = Path(__file__).parents[1] / "docs" / "faults.md"
 _PACKAGES = ("openai-agents", "sqlalchemy", "aiosqlite", "asyncpg", "asyncmy")
 
 
 def main() -> int:
     """Run the faults; say in the exit status whether every promise was kept."""
-    parser = argparse.ArgumentParser(prog="python -m stress", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m stress",
+        description=f"{__doc__} All of them together write {_RESULTS.name} and {_PAGE.name}.",
+    )
     parser.add_argument("faults", nargs="*", metavar="fault", help=f"of {', '.join(FAULTS)}")
-    parser.add_argument("--output", type=Path, default=_HERE / "results.json", help="where to keep")
-    parser.add_argument("--page", type=Path, help="a page whose table is written anew")
-    arguments = parser.parse_args()
-    unknown = [name for name in arguments.faults if name not in FAULTS]
+    names = parser.parse_args().faults
+    unknown = [name for name in names if name not in FAULTS]
     if unknown:
         parser.error(f"no fault is called {', '.join(unknown)}")
-    results = asyncio.run(_run(arguments.faults or list(FAULTS)))
-    day = datetime.now(timezone.utc).date().isoformat()
-    packages = {name: version(name) for name in _PACKAGES}
-    machine = {"date": day, "cores": os.cpu_count(), "packages": packages}
-    write(results, arguments.output, machine)
-    if arguments.page:
-        drivers = ", ".join(f"{name} {number}" for name, number in packages.items())
-        words = f"{day}, {os.cpu_count()} cores, Python {sys.version.split()[0]}, {drivers}:"
-        show(results, arguments.page, words)
+    # The pool tells at length of each dead connection that it closes.
+    logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
+    results = asyncio.run(_run(names or list(FAULTS)))
+    if not names:
+        machine = {
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "cores": os.cpu_count(),
+            "versions": {
+                "Python": platform.python_version(),
+                **{name: version(name) for name in _PACKAGES},
+            },
+        }
+        write(results, _RESULTS, machine)
+        show(results, _PAGE, machine)
     return 0 if all(result.kept for result in results) else 1
 
 

@@ -116,10 +116,12 @@ def write(results: list[Result], path: Path, machine: dict[str, Any]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def show(results: list[Result], page: Path, words: str) -> None:
+def show(results: list[Result], page: Path, machine: dict[str, Any]) -> None:
     """Put the table between its marks in a page."""
     before, rest = page.read_text().split(BEGIN)
     after = rest.split(END)[1]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    words = f"{machine['date']}, {machine['cores']} cores; {versions}."
     page.write_text(f"{before}{BEGIN}\n{words}\n\n{table(results)}\n{END}{after}")
 
 
