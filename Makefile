@@ -103,7 +103,7 @@ upstream: $(DEV)  ## make the patch for the SDK, apply it to the newest release 
 
 build: $(DEV)  ## build the wheel and the source distribution into dist/
 	@rm -rf dist
-	@$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null 2>&1
+	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 release-check: build  ## build, install each into an empty environment and try it
 	@$(BIN)/python -m pytest release $(ARGS)

@@ -53,7 +53,7 @@ def build_wheel() -> Path:
     folder = FOLDER / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    subprocess.run(command, check=True, cwd=ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
