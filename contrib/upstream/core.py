@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -24,6 +24,7 @@ from .rules import (
     REPLACED,
     TARGETS,
     Replacement,
+    RuleError,
     Target,
 )
 
@@ -31,40 +32,24 @@ PACKAGE = FilePath(__file__).parents[2] / "src" / "agents_session_metadata"
 MEMORY = "src/agents/extensions/memory"
 
 
-class RuleError(Exception):
-    """A rule does not fit the sources any more."""
-
-
-@dataclass(frozen=True)
-class Core:
-    """The generated modules, and what of ours they are made of.
-
-    Attributes:
-        files: Text by path within the SDK's source tree; neither sorted nor formatted yet.
-        left_out: Modules of ours of which nothing is needed.
-    """
-
-    files: dict[str, str]
-    left_out: tuple[str, ...]
-
-
-def generate_core(package: FilePath = PACKAGE) -> Core:
+def generate_core(package: FilePath = PACKAGE) -> dict[str, str]:
     """Make the SDK's modules out of ours.
+
+    Returns:
+        Text by path within the SDK's source tree; neither sorted nor formatted yet.
 
     Raises:
         RuleError: If a rule no longer matches what it is for.
     """
-    texts = {path.stem: path.read_text(encoding="utf-8") for path in sorted(package.glob("*.py"))}
-    sources = _read(texts)
+    home = {module: target for target in TARGETS for module in target.modules}
+    sources = _read({name: (package / f"{name}.py").read_text("utf-8") for name in home})
     reach = Reach(sources, [(module, name) for name, module in EXPORTS.items()], DROPPED)
     unused = set(DROPPED) - reach.spared
     if unused:
         raise RuleError(f"nothing keeps what is dropped: {sorted('.'.join(u) for u in unused)}")
+    if reach.elsewhere:
+        raise RuleError(f"needed, but in no target: {', '.join(sorted(reach.elsewhere))}")
     needed = {name: reach.body_of(name) for name in sources}
-    home = {module: target for target in TARGETS for module in target.modules}
-    homeless = sorted(name for name, body in needed.items() if body and name not in home)
-    if homeless:
-        raise RuleError(f"needed, but in no target: {', '.join(homeless)}")
     errors = {
         statement.name.value
         for statement in sources["errors"].tree.body
@@ -78,7 +63,7 @@ def generate_core(package: FilePath = PACKAGE) -> Core:
         for line in text.splitlines():
             if re.search(FOREIGN, line):
                 raise RuleError(f"{path} speaks of the package: {line.strip()}")
-    return Core(files, tuple(sorted(name for name, body in needed.items() if not body)))
+    return files
 
 
 _INIT = '"""What `SQLAlchemyMetadataSession` is made of; nothing in here is public."""\n'
@@ -88,18 +73,23 @@ def _read(texts: Mapping[str, str]) -> dict[str, Source]:
     texts = dict(texts)
     for rule in REPLACED:
         texts[rule.module] = apply(rule, texts[rule.module])
-    in_use = {name for target in TARGETS for name in target.modules}
     for old, new in PHRASES.items():
         texts = {name: text.replace(old, new) for name, text in texts.items()}
     sources, used = {}, set()
     for name, text in texts.items():
-        fold = Fold(ASSUMED, REMOVED)
-        sources[name] = Source(name, cst.parse_module(text).visit(fold))
-        if name in in_use:
-            used |= fold.used
+        tree, assumed = _folded(text)
+        sources[name] = Source(name, tree)
+        used |= assumed
     if used != set(ASSUMED):
         raise RuleError(f"assumed of what is nowhere: {sorted(set(ASSUMED) - used)}")
     return sources
+
+
+@lru_cache(maxsize=64)
+def _folded(text: str) -> tuple[cst.Module, set[str]]:
+    """A module without what is assumed not to happen, and what was assumed."""
+    fold = Fold(ASSUMED, REMOVED)
+    return cst.parse_module(text).visit(fold), fold.used
 
 
 def apply(rule: Replacement, text: str) -> str:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = "sqlalchemy,encrypt,redis,dapr,mongodb"
 TOOLS = (
     *("aiosqlite", "fakeredis", "httpx", "inline-snapshot", "mypy", "pytest", "pytest-asyncio"),
-    *("pytest-mock", "pytest-xdist", "pyright[nodejs]", "types-requests"),
+    *("pytest-mock", "pytest-xdist", "pyright[nodejs]", "ruff"),
 )
 """What the memory tests and the checks need of the SDK's development tools."""
 
@@ -39,21 +39,18 @@ class Environment:
     Args:
         folder: Where it is, or is to be.
         tree: The unpacked tree.
-        version: The version of the SDK in the tree.
     """
 
-    def __init__(self, folder: Path, tree: Path, version: str) -> None:
+    def __init__(self, folder: Path, tree: Path) -> None:
         self.programs = folder / "bin"
-        self.notes: list[str] = []
         self._folder = folder
         self._tree = tree
-        self._project = (tree / "pyproject.toml").read_text("utf-8")
-        self._constraints = self._pins(version)
+        self._constraints = self._pins()
 
     def prepare(self) -> None:
         """Install what is needed, unless that was done already."""
         stamp = self._folder / ".installed"
-        known = "\n".join([self._project, self._constraints, *TOOLS, EXTRAS, str(self._tree)])
+        known = "\n".join([self._constraints, *TOOLS, EXTRAS, str(self._tree)])
         mark = hashlib.sha256(known.encode()).hexdigest()
         if stamp.exists() and stamp.read_text("utf-8") == mark:
             return
@@ -63,27 +60,18 @@ class Environment:
         pip = [self.programs / "python", *_PIP, "install", "--constraint", constraints]
         subprocess.run([*pip, "hatchling", "editables"], check=True)
         sdk = ["--no-build-isolation", "--editable", f"{self._tree}[{EXTRAS}]"]
-        subprocess.run([*pip, *sdk, *TOOLS, "ruff"], check=True)
+        subprocess.run([*pip, *sdk, *TOOLS], check=True)
         stamp.write_text(mark, "utf-8")
 
-    def _pins(self, version: str) -> str:
-        """Our pins and those that the SDK has of its own tools, which come first."""
-        ours = [
-            line
-            for path in (ROOT / "constraints.txt", Path(__file__).with_name("constraints.txt"))
-            for line in path.read_text("utf-8").splitlines()
-            if line and not line.startswith("#")
-        ]
-        pinned = re.findall(r'"(ruff|pyright)==([\d.]+)"', self._project)
-        free = {"openai-agents", *(name for name, _ in pinned)}
-        if f"openai-agents=={version}" not in ours:
-            # What suited another release of the SDK need not suit this one.
-            free |= {
-                name.lower() for name in re.findall(r'^\s+"([\w.-]+)', self._project, re.MULTILINE)
-            }
-            self.notes.append(
-                f"constraints.txt is for another release than {version}: "
-                "what that one requires by itself was not pinned"
-            )
-        kept = [line for line in ours if re.split(r"[=;@\s]", line)[0].lower() not in free]
-        return "\n".join([*kept, *(f"{name}=={number}" for name, number in pinned), ""])
+    def _pins(self) -> str:
+        """The SDK's own lock; and of our pins those of what is not in it."""
+        lock = (self._tree / "uv.lock").read_text("utf-8")
+        versions: dict[str, set[str]] = {}
+        for name, version in re.findall(r'^name = "(.+)"\nversion = "(.+)"', lock, re.MULTILINE):
+            versions.setdefault(name, set()).add(version)
+        pins = [f"{name}=={one}" for name, (one, *more) in versions.items() if not more]
+        for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
+            name = re.split(r"[=;@\s]", line)[0].lower()
+            if name not in versions and not line.startswith("#"):
+                pins.append(line)
+        return "\n".join([*pins, ""])

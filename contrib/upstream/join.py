@@ -10,6 +10,7 @@ import libcst as cst
 
 from .fold import code_of
 from .reach import Source, imports_of, is_import
+from .rules import RuleError
 
 Rewrite = Callable[[cst.ImportFrom], "cst.ImportFrom | None"]
 """Gives an import as it stands in the new file, or None where it is not needed there."""
@@ -33,7 +34,7 @@ def join(
         imports: Lines to import what is exported but not used.
 
     Raises:
-        ValueError: If two modules define the same name.
+        RuleError: If two modules define the same name.
     """
     head: list[Any] = []
     body: list[Any] = []
@@ -41,7 +42,7 @@ def join(
     for source, statements in parts:
         names = {one for statement in statements for one in _names(statement)}
         if defined & names:
-            raise ValueError(f"defined twice in one file: {', '.join(sorted(defined & names))}")
+            raise RuleError(f"defined twice in one file: {', '.join(sorted(defined & names))}")
         defined |= names
         for statement in source.tree.body:
             if is_import(statement):
@@ -85,7 +86,7 @@ def _rewritten(statement: Any, rewrite: Rewrite) -> list[Any]:
 def only(statement: cst.ImportFrom, names: Collection[str]) -> cst.ImportFrom | None:
     """An import of those of its names that are wanted; None without any."""
     if isinstance(statement.names, cst.ImportStar):
-        raise ValueError("import *")
+        raise RuleError("import *")
     kept = [
         alias.with_changes(comma=cst.MaybeSentinel.DEFAULT)
         for alias in statement.names

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .core import RuleError, generate_core
+from .core import generate_core
+from .rules import RuleError
 from .sdk import CLASS, IMPORTED, MODULE, SourceTree, edit_code, edit_docs
 from .suite import TEMPLATES, Suite, generate_suite
 
@@ -80,7 +81,7 @@ def build(tree: SourceTree, ruff: Path) -> Package:
     core, suite = generate_core(), generate_suite()
     example = {EXAMPLE: (TEMPLATES / "example.py").read_text("utf-8")}
     before, edited = edit_code(tree)
-    made = in_order({**core.files, **suite.files, **example, **edited}, tree, ruff)
+    made = in_order({**core, **suite.files, **example, **edited}, tree, ruff)
     code = Change(f"0001-{MODULE.replace('_', '-')}.patch", before, made)
     before, after = edit_docs(tree)
     pages = {
@@ -95,7 +96,7 @@ def build(tree: SourceTree, ruff: Path) -> Package:
     numbers = {
         "version": tree.version,
         "tests": str(sum(map(len, suite.tests.values()))),
-        "lines": str(sum(text.count("\n") for path, text in made.items() if path in core.files)),
+        "lines": str(sum(text.count("\n") for path, text in made.items() if path in core)),
         "files": "\n".join(f"- `{path}`" for path in sorted(code.after)),
     }
     texts = {}

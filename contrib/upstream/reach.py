@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import libcst as cst
 
 from .fold import code_of
+from .rules import RuleError
 
 Path: TypeAlias = tuple[str, ...]
 """A module and a name; or a module, a class, a member and, in a constructor, an attribute."""
@@ -117,7 +118,7 @@ class Source:
 
     def _note(self, statement: cst.ImportFrom | cst.Import) -> None:
         if isinstance(statement.names, cst.ImportStar):
-            raise ValueError(f"{self.name} imports *")
+            raise RuleError(f"{self.name} imports *")
         for alias in statement.names:
             name = code_of(alias.name)
             local = code_of(alias.asname.name) if alias.asname else name.partition(".")[0]
@@ -148,6 +149,8 @@ class Reach:
         self.dropped = set(dropped)
         self.spared: set[Path] = set()
         """What would have been kept, were it not dropped."""
+        self.elsewhere: set[str] = set()
+        """What is needed of modules that are not here."""
         self._units = {name: units(source.tree.body) for name, source in sources.items()}
         self._waiting: list[tuple[Path, tuple[str, ...], Any]] = []
         for path in roots:
@@ -165,7 +168,7 @@ class Reach:
             if any((module, name) in self.kept for name in unit.names):
                 found.extend(self._pruned(module, unit))
             elif not (unit.names or is_import(unit.node) or is_docstring(unit.node)):
-                raise ValueError(f"{module}: no rule for {code_of(unit.node).strip()[:200]}")
+                raise RuleError(f"{module}: no rule for {code_of(unit.node).strip()[:200]}")
         return found
 
     def _pruned(self, module: str, unit: Unit) -> list[Any]:
@@ -220,7 +223,10 @@ class Reach:
 
     def _add(self, module: str, name: str) -> bool:
         path = (module, name)
-        if path in self.kept or module not in self.sources:
+        if path in self.kept:
+            return True
+        if module not in self.sources:
+            self.elsewhere.add(".".join(path))
             return True
         if path in self.dropped:
             self.spared.add(path)

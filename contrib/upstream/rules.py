@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .reach import Path
+
+class RuleError(Exception):
+    """A rule does not fit the sources any more, ours or the SDK's."""
 
 
 class Target(NamedTuple):
@@ -146,7 +148,7 @@ ASSUMED = {
 REMOVED = ("scope",)
 """Parameters and attributes that are removed, and every argument for them."""
 
-DROPPED: tuple[Path, ...] = (
+DROPPED: tuple[tuple[str, ...], ...] = (
     ("session", "SQLAlchemyMetadataSession", "catalog"),
     ("session", "SQLAlchemyMetadataSession", "_in_store"),
     # These share their names with other things.

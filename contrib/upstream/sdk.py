@@ -9,8 +9,8 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from .core import MEMORY, RuleError
-from .rules import EXPORTS
+from .core import MEMORY
+from .rules import EXPORTS, RuleError
 
 MODULE = "sqlalchemy_metadata_session"
 CLASS = "SQLAlchemyMetadataSession"

@@ -13,11 +13,11 @@ from typing import Any
 
 import libcst as cst
 
-from .core import RuleError, apply
+from .core import apply
 from .fold import Fold, code_of
 from .join import Wording, from_module, join, only
 from .reach import Source, Unit, is_docstring, is_import, units
-from .rules import EXPORTS, LINTED
+from .rules import EXPORTS, LINTED, RuleError
 from .suite_rules import (
     ADDED,
     HELPERS,
@@ -119,6 +119,7 @@ class _Selection:
     def __init__(self, source: Source, wanted: Sequence[str]) -> None:
         self._units = [unit for unit in units(source.tree.body) if not is_import(unit.node)]
         self._by_name = {name: unit for unit in self._units for name in unit.names}
+        self._used = {name: _identifiers(unit) for name, unit in self._by_name.items()}
         self._missing = self._unavailable(source)
         tests = [name for name in self._by_name if name.startswith("test_")]
         self.tests = [name for name in tests if name not in self._missing]
@@ -141,9 +142,7 @@ class _Selection:
                 missing |= _names_lost(statement)
         while True:
             more = {
-                name
-                for name, unit in self._by_name.items()
-                if name not in missing and _identifiers(unit) & missing
+                name for name, used in self._used.items() if name not in missing and used & missing
             }
             if not more:
                 return missing
@@ -156,7 +155,7 @@ class _Selection:
             name = waiting.pop()
             if name in self._by_name and name not in needed:
                 needed.add(name)
-                waiting.extend(_identifiers(self._by_name[name]))
+                waiting.extend(self._used[name])
         return needed
 
 

@@ -48,9 +48,8 @@ class Verification:
             old.mkdir(parents=True)
         tree.unpack(self.folder)
         print(f"openai-agents {tree.version}: unpacked", flush=True)
-        self._environment = Environment(environment, self.folder, tree.version)
+        self._environment = Environment(environment, self.folder)
         self._environment.prepare()
-        self.notes += self._environment.notes
 
     @property
     def ruff(self) -> Path:
@@ -82,8 +81,7 @@ class Verification:
         config.write_text(json.dumps({"extends": "./pyrightconfig.json", "include": ours}), "utf-8")
         self._run("pyright, of what is new", self._program("pyright", "-p", config.name))
         config.unlink()
-        self._test("the new tests", PLACE)
-        self._test("the memory tests", "tests/memory", "tests/extensions/memory")
+        self._test("the memory tests, old and new", "tests/memory", "tests/extensions/memory")
         self._test(
             f"the tests of SQLAlchemySession, with {CLASS}",
             *PARENT_TESTS,
