@@ -27,7 +27,7 @@ def download(folder: Path) -> SourceTree:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
-    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", folder]
+    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(folder)]
     subprocess.run([sys.executable, *_PIP, "download", *options, "openai-agents"], check=True)
     (archive,) = folder.iterdir()
     return SourceTree(archive)
@@ -57,7 +57,8 @@ class Environment:
         venv.create(self._folder, clear=True, with_pip=True)
         constraints = self._folder / "constraints.txt"
         constraints.write_text(self._constraints, "utf-8")
-        pip = [self.programs / "python", *_PIP, "install", "--constraint", constraints]
+        python = str(self.programs / "python")
+        pip = [python, *_PIP, "install", "--constraint", str(constraints)]
         subprocess.run([*pip, "hatchling", "editables"], check=True)
         sdk = ["--no-build-isolation", "--editable", f"{self._tree}[{EXTRAS}]"]
         subprocess.run([*pip, *sdk, *TOOLS], check=True)

@@ -73,10 +73,8 @@ class Fold(cst.CSTTransformer):
         orelse = updated_node.orelse
         if not holds and isinstance(orelse, cst.If):
             return orelse
-        body = updated_node.body if holds else orelse and orelse.body
-        if body is None:
-            return cst.RemoveFromParent()
-        return cst.FlattenSentinel(list(body.body))
+        body: Any = updated_node.body if holds else orelse and orelse.body
+        return cst.RemoveFromParent() if body is None else cst.FlattenSentinel(body.body)
 
     def leave_For(self, original_node: cst.For, updated_node: cst.For) -> Any:
         return updated_node if updated_node.body.body else cst.RemoveFromParent()

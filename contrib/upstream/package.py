@@ -112,7 +112,7 @@ def in_order(files: Mapping[str, str], tree: SourceTree, ruff: Path) -> dict[str
     """Python files without unused imports, sorted and formatted as the SDK does it."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        (root / "pyproject.toml").write_text(*tree.read("pyproject.toml").values(), "utf-8")
+        (root / "pyproject.toml").write_text(tree.read("pyproject.toml")["pyproject.toml"], "utf-8")
         for path, text in files.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_text(text, "utf-8")

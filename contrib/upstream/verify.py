@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -59,7 +60,7 @@ class Verification:
     def baseline(self) -> None:
         """See what the checks say of the tree as it is: that is not the patches' doing."""
         for name, command in self._lints().items():
-            self._run(f"{name}, before", command, lambda _, output, n=name: self._know(n, output))
+            self._run(f"{name}, before", command, partial(self._know, name))
 
     def apply(self, package: Package, patches: Sequence[Path]) -> bool:
         """Apply the patches with git, and compare the tree with what was generated."""
@@ -75,7 +76,7 @@ class Verification:
     def check(self) -> None:
         """Run the SDK's linters, type checkers and memory tests, and the example and the page."""
         for name, command in self._lints().items():
-            self._run(name, command, lambda _, output, n=name: self._new(n, output))
+            self._run(name, command, partial(self._new, name))
         ours = [f"{MEMORY}/{MODULE}.py", f"{MEMORY}/_session_metadata", PLACE]
         config = self.folder / "pyrightconfig.upstream.json"
         config.write_text(json.dumps({"extends": "./pyrightconfig.json", "include": ours}), "utf-8")
@@ -106,11 +107,11 @@ class Verification:
     def _program(self, name: str, *arguments: str) -> list[str]:
         return [str(self._environment.programs / name), *arguments]
 
-    def _know(self, name: str, output: str) -> str:
+    def _know(self, name: str, _: int, output: str) -> str:
         self._known[name] = _findings(output)
         return ""
 
-    def _new(self, name: str, output: str) -> str:
+    def _new(self, name: str, _: int, output: str) -> str:
         known, found = self._known[name], _findings(output)
         if known:
             self.notes.append(
