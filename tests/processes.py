@@ -30,7 +30,7 @@ class ProcessError(AssertionError):
 
 
 async def run_processes(
-    script: str, arguments: Sequence[Sequence[object]], *, timeout: float = 60
+    script: str, arguments: Sequence[Sequence[object]], *, timeout: float = 150
 ) -> list[list[Any]]:
     """Runs a script once for each of the given lists of arguments, all at the same time.
 
