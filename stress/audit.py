@@ -6,6 +6,7 @@ import json
 from collections import Counter, defaultdict
 from typing import Any
 
+from agents.memory import SessionABC
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -34,15 +35,17 @@ async def audit(engine: AsyncEngine, journal: Journal) -> Figures:
     await _replaced(catalog, journal, seen, figures)
     await _edited(catalog, seen, figures)
     await _added(catalog, seen, figures)
+    await _churned(catalog, journal, figures)
     await _elements(engine, figures)
     await _orphans(engine, figures)
-    figures.acknowledged = len(journal.acknowledged)
-    figures.found = len(journal.acknowledged & seen.keys())
+    acknowledged, unknown = _lasting(journal.acknowledged), _lasting(journal.unknown)
+    figures.acknowledged = len(acknowledged)
+    figures.found = len(acknowledged & seen.keys())
     figures.lost = figures.acknowledged - figures.found
-    figures.unknown = len(journal.unknown)
-    figures.applied = len(journal.unknown & seen.keys())
+    figures.unknown = len(unknown)
+    figures.applied = len(unknown & seen.keys())
     figures.twice = sum(count > 1 for count in seen.values())
-    figures.unasked = len(seen.keys() - journal.acknowledged - journal.unknown)
+    figures.unasked = len(seen.keys() - acknowledged - unknown)
     figures.retried = sum(journal.retried.values())
     figures.retried_codes = dict(journal.retried)
     figures.errors = dict(journal.errors)
@@ -98,14 +101,33 @@ def _pairs(calls: dict[str, list[int]]) -> list[tuple[str, int]]:
 
 async def _added(catalog: SessionCatalog, seen: Counter[Call], figures: Figures) -> None:
     for turn in range(SHARED):
-        found = defaultdict(list)
-        for item in await catalog.session(f"history {turn}").get_items():
-            found[item["content"]].append(item)
-        for content, stored in found.items():
-            pair = items(_call(content))
-            seen[_call(content)] += len(stored) // len(pair)
-            if stored != pair * (len(stored) // len(pair)):
-                figures.tell_half(f"history {turn}: {stored}")
+        await _pairs_of(catalog.session(f"history {turn}"), seen, figures)
+
+
+async def _pairs_of(session: SessionABC, seen: Counter[Call], figures: Figures) -> None:
+    found: dict[str, list[Any]] = defaultdict(list)
+    stored: list[Any] = await session.get_items()
+    for item in stored:
+        found[item["content"]].append(item)
+    for content, own in found.items():
+        pair = items(_call(content))
+        seen[_call(content)] += len(own) // len(pair)
+        if own != pair * (len(own) // len(pair)):
+            figures.tell_half(f"{session.session_id}: {own}")
+
+
+async def _churned(catalog: SessionCatalog, journal: Journal, figures: Figures) -> None:
+    session = catalog.session("churn")
+    metadata = await session.get_metadata()
+    last = _call(metadata.get("a", "churn nobody 0"))
+    if metadata and metadata != values(last):
+        figures.tell_half(f"churn: {metadata}")
+    await _pairs_of(session, Counter(), figures)
+    figures.churned = sum(call.kind == "churn" for call in journal.acknowledged)
+
+
+def _lasting(calls: set[Call]) -> set[Call]:
+    return {call for call in calls if call.kind != "churn"}
 
 
 async def _elements(engine: AsyncEngine, figures: Figures) -> None:

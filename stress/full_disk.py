@@ -27,18 +27,15 @@ async def fill_disk() -> AsyncIterator[Result]:
     """Write until there is no room and beyond; make room and go on."""
     with tempfile.TemporaryDirectory(prefix="growth-") as directory:
         yield await _fill(Path(directory), _forbid_growth, "no file may grow further")
-    if os.geteuid() == 0:
-        with tempfile.TemporaryDirectory(prefix="full-") as directory:
-            command = [program("mount"), "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory]
-            subprocess.run(command, check=True)
-            try:
-                yield await _fill(Path(directory), _fill_up, "disk full")
-            finally:
-                subprocess.run([program("umount"), directory], check=True)
-    else:
-        print(
-            "disk full: only root can mount a small file system; the limit on files stands for it"
-        )
+    with tempfile.TemporaryDirectory(prefix="full-") as directory:
+        mount = [program("mount"), "-t", "tmpfs", "-o", "size=32m", "tmpfs", directory]
+        if subprocess.run(mount, check=False).returncode:
+            print("disk full: no right to mount a small file system; the limit stands for it")
+            return
+        try:
+            yield await _fill(Path(directory), _fill_up, "disk full")
+        finally:
+            subprocess.run([program("umount"), directory], check=True)
 
 
 async def _fill(

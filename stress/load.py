@@ -14,7 +14,7 @@ from agents_session_metadata import MetadataLimits, SessionCatalog
 
 from .journal import Call, Journal
 
-KINDS = ("create", "edit", "replace", "edit", "add")
+KINDS = ("create", "edit", "replace", "churn", "edit", "add", "churn")
 SHARED = 3
 """How many sessions all writers edit, and to how many histories they add."""
 LIMITS = MetadataLimits(max_value_bytes=4_000_000)
@@ -90,7 +90,11 @@ class Load:
 
 
 async def perform(catalog: SessionCatalog, call: Call) -> None:
-    """Make one call of the package."""
+    """Make one call of the package.
+
+    All writers fill and delete the session of `churn`. Nothing of it is to be lost or found: what
+    is there must be whole, and must not stay without its session.
+    """
     turn = call.number % SHARED
     if call.kind == "create":
         await catalog.set_metadata(str(call), values(call))
@@ -98,6 +102,14 @@ async def perform(catalog: SessionCatalog, call: Call) -> None:
         await catalog.set_metadata(f"replace {call.writer}", values(call))
     elif call.kind == "add":
         await catalog.session(f"history {turn}").add_items(items(call))
+    elif call.kind == "churn":
+        session = catalog.session("churn")
+        if turn == 0:
+            await session.clear_session()
+        elif turn == 1:
+            await session.add_items(items(call))
+        else:
+            await session.set_metadata(values(call))
     else:
 
         def change(metadata: dict[str, Any]) -> None:

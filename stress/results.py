@@ -26,6 +26,7 @@ class Figures:
         orphans: Rows without what they belong to.
         unknown: Calls that raised, or whose caller died.
         applied: Those of them that were applied nevertheless.
+        churned: Calls that returned on the session that all fill and delete; none of the others.
         retried: Errors after which the package tried again by itself.
         retried_codes: These, by code.
         errors: Errors that were raised, by name and code.
@@ -42,6 +43,7 @@ class Figures:
     orphans: int = 0
     unknown: int = 0
     applied: int = 0
+    churned: int = 0
     retried: int = 0
     retried_codes: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class Result:
             f"{figures.acknowledged} acknowledged, {figures.found} found, {figures.lost} lost",
             f"{figures.half} half, {figures.twice} twice, {figures.orphans} orphans",
             f"{figures.unknown} unknown ({figures.applied} applied)",
-            f"{figures.retried} retried",
+            f"{figures.churned} churned, {figures.retried} retried",
             f"errors {_counts(figures.errors)}",
             *self.notes,
             f"{self.seconds:.0f} s",
