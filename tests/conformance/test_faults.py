@@ -22,6 +22,11 @@ from conformance import raw
 ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
 ON_SQLITE = [name for name in DATABASES if name.startswith("sqlite")]
 
+through_proxy = pytest.mark.parametrize(
+    ("database", "driver"),
+    [(name, None) for name in ON_SERVERS] + [("postgresql", "postgresql+psycopg")],
+    indirect=["database"],
+)
 on_servers = pytest.mark.parametrize("database", ON_SERVERS, indirect=True)
 on_sqlite = pytest.mark.parametrize("database", ON_SQLITE, indirect=True)
 
@@ -39,10 +44,11 @@ class Counting:
 
 
 @pytest.fixture
-async def proxied(database):
+async def proxied(database, driver):
     """A proxy to the database, and an engine of one connection that goes through it."""
     async with proxy_to(make_url(database.url)) as proxy:
-        engine = create_async_engine(proxy.url, pool_size=1, max_overflow=0)
+        url = proxy.url.set(drivername=driver) if driver else proxy.url
+        engine = create_async_engine(url, pool_size=1, max_overflow=0)
         yield proxy, engine
         assert engine.pool.checkedout() == 0
         await engine.dispose()
@@ -54,8 +60,8 @@ async def prepared(engine, turns: int = 0) -> SQLAlchemyMetadataSession:
     return session
 
 
-@on_servers
-async def test_a_connection_lost_before_the_commit(database, proxied):
+@through_proxy
+async def test_a_connection_lost_before_the_commit(proxied):
     proxy, engine = proxied
     session = await prepared(engine)
 
@@ -73,9 +79,9 @@ async def test_a_connection_lost_before_the_commit(database, proxied):
     assert await session.edit_metadata(Counting()) == {"turns": 1, "tags": ["1"]}
 
 
-@on_servers
+@through_proxy
 @pytest.mark.parametrize("call", ["edit", "set", "add"])
-async def test_a_commit_whose_answer_is_lost_is_not_repeated(database, proxied, call):
+async def test_a_commit_whose_answer_is_lost_is_not_repeated(proxied, call):
     # It was applied, or not: nobody can know. Once more would be once too often.
     proxy, engine = proxied
     session = await prepared(engine)
@@ -112,8 +118,8 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated(database, proxied, 
     assert count.calls == (call == "edit")
 
 
-@on_servers
-async def test_a_server_that_has_gone_leaves_the_first_error(database, proxied):
+@through_proxy
+async def test_a_server_that_has_gone_leaves_the_first_error(proxied):
     # A refused connection would say that nothing was written, and that may be untrue.
     proxy, engine = proxied
     session = await prepared(engine)
