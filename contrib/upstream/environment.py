@@ -16,8 +16,10 @@ EXTRAS = "sqlalchemy,encrypt,redis,dapr,mongodb"
 TOOLS = (
     *("aiosqlite", "fakeredis", "httpx", "inline-snapshot", "mypy", "pytest", "pytest-asyncio"),
     *("pytest-mock", "pytest-xdist", "pyright[nodejs]", "ruff"),
+    *("mkdocs", "mkdocs-material", "mkdocs-static-i18n", "mkdocstrings[python]"),
+    "pymdown-extensions",
 )
-"""What the memory tests and the checks need of the SDK's development tools."""
+"""What memory tests, checks and documentation need of the SDK's development tools."""
 
 _PIP = ("-m", "pip", "--quiet", "--quiet", "--disable-pip-version-check")
 
