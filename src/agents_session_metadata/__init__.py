@@ -1,4 +1,10 @@
-"""Metadata for the sessions of the OpenAI Agents SDK, in the database that keeps them."""
+"""Metadata for the sessions of the OpenAI Agents SDK, in the database that keeps them.
+
+`SQLAlchemyMetadataSession` is one session, `SessionCatalog` every session in one database,
+`SessionLifecycle` and `SessionTracker` are what agents do with a session. Metadata keys that these
+agree on are constants in `agents_session_metadata.keys`. Every error that the package raises on its
+own account is a `SessionMetadataError`.
+"""
 
 from .catalog import SessionCatalog
 from .errors import (
