@@ -91,6 +91,15 @@ class Fold(cst.CSTTransformer):
                 break
         return updated_node.with_changes(body=kept)
 
+    def leave_FunctionDef(
+        self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef
+    ) -> cst.FunctionDef:
+        # What came after it is gone.
+        *before, last = updated_node.body.body
+        if not before or code_of(last).strip() != "return":
+            return updated_node
+        return updated_node.with_deep_changes(updated_node.body, body=before)
+
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> Any:

@@ -77,7 +77,11 @@ UNAVAILABLE = {
 }
 """Modules, fixtures and attributes that the SDK's tests have nothing of."""
 
-TEST_ASSUMED = {'database.kind == "mysql"': False, 'database.kind == "sqlite"': True}
+TEST_ASSUMED = {
+    'database.kind == "mysql"': False,
+    'database.kind == "sqlite"': True,
+    'engine.dialect.name == "sqlite"': True,
+}
 
 TEST_REPLACED = (
     # A catalog made these sessions.
@@ -324,5 +328,46 @@ names = session._store.database.names
 """,
         "",
     ),
+    # What else is about MySQL, or in words of the package.
+    Replacement(
+        "test_tables",
+        """\
+@pytest.mark.parametrize(
+    ("length", "charset", "collation"),
+    [
+        (190, "utf8mb4", "utf8mb4_bin"),
+        (255, "utf8mb4", "utf8mb4_general_ci"),
+        (255, "latin1", "latin1_swedish_ci"),
+        (64, "ascii", "ascii_bin"),
+    ],
+    ids=str,
 )
-"""Of our tests, what they do with a catalog, done with a session."""
+async def test_a_database_that_the_sdk_filled(engine, length, charset, collation):
+    # A foreign key follows the column that its owner declared, whatever that was.
+    await raw.create_sdk_tables(engine, length=length, charset=charset, collation=collation)
+""",
+        """\
+async def test_a_database_that_the_sdk_filled(engine):
+    await raw.create_sdk_tables(engine)
+""",
+    ),
+    Replacement(
+        "raw",
+        """\
+async def create_sdk_tables(
+    engine: AsyncEngine,
+    *,
+    length: int = 190,
+    charset: str = "utf8mb4",
+    collation: str = "utf8mb4_bin",
+) -> None:
+    \"\"\"The SDK's own two tables and nothing else, as its users have them.\"\"\"
+""",
+        """\
+async def create_sdk_tables(engine: AsyncEngine) -> None:
+    \"\"\"The tables of `SQLAlchemySession` and nothing else.\"\"\"
+""",
+    ),
+    Replacement("test_session", "test_the_example_of_the_contract", "test_the_methods_together"),
+)
+"""Of our tests, what they do with a catalog, done with a session; and what is not for SQLite."""
