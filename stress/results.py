@@ -138,7 +138,7 @@ def table(results: list[Result]) -> str:
         figures = result.figures
         cells = [
             *[result.fault, result.server, figures.acknowledged, figures.lost, figures.half],
-            *[figures.twice, figures.orphans, f"{figures.unknown} ({figures.applied})"],
+            *[figures.twice, figures.orphans, f"{figures.unknown:,} ({figures.applied:,})"],
             *[figures.retried, f"{result.seconds:.0f}"],
         ]
         lines.append(
