@@ -236,8 +236,10 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     async def edit_metadata(self, change: Callable[[Metadata], object]) -> Metadata:
         """Read, change and write metadata while nobody else can.
 
-        Editors of one session take turns, across tasks, processes and machines. Only changed keys
-        are written; when nothing changed, nothing is, and no session is made.
+        Editors of one session take turns, across tasks, processes and machines; on different nodes
+        of a Galera cluster, only those that change the same key. Only changed keys are written;
+        when nothing changed, nothing is, and no session is made. When the connection breaks during
+        the commit, the error does not tell whether it was written: read before calling again.
 
         Args:
             change: A plain function that changes the dict it is given in place. What it returns is
