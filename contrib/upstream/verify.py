@@ -133,8 +133,8 @@ class Verification:
         site = self._logs / "site"
 
         def judge(code: int, output: str) -> str:
-            said = re.findall(r"^(?:WARNING|ERROR).*session_?metadata.*", output, re.MULTILINE)
-            said += re.findall(rf"^(?:WARNING|ERROR).*{MODULE}.*", output, re.MULTILINE)
+            ours = rf"^(?:WARNING|ERROR).*(?:{MODULE}|_session_metadata).*"
+            said = re.findall(ours, output, re.MULTILINE)
             page = site / PAGE.removeprefix("docs/").removesuffix(".md") / "index.html"
             is_there = page.exists() and CLASS in page.read_text("utf-8")
             return "\n".join(said) if code == 0 and is_there else output
