@@ -206,6 +206,9 @@ async def test_killed_connections_during_edits(database):
         await asyncio.gather(*[write(number) for number in range(5)], kill())
     finally:
         await killer.dispose()
+    # A connection may have been killed in the pool; who meets it empties the pool.
+    with contextlib.suppress(DBAPIError):
+        await session.get_metadata()
     assert await session.edit_metadata(lambda metadata: metadata.update(done=True))
     assert failed
     assert acknowledged
