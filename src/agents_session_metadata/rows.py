@@ -26,7 +26,8 @@ from .values import (
     SearchKey,
     check_key,
     decode_value,
-    encode_value,
+    encode_text,
+    json_text,
     key_problem,
     search_key,
 )
@@ -34,7 +35,6 @@ from .values import (
 _REPLACED = ("value", "search_key", "search_rest")
 _MANY_KEYS = 500
 """Beyond so many keys, all are read and the wanted ones picked."""
-_NO_LIMITS = MetadataLimits(max_value_bytes=2**62)
 
 
 def check_id(session_id: str) -> None:
@@ -243,7 +243,8 @@ class Rows:
         for key in removed:
             if key in self.scope.values:
                 raise ScopeError(key)
-        self.scope.check({key: decode_value(value.text) for key, value in changed.items()})
+        if self.scope:
+            self.scope.check({key: decode_value(value.text) for key, value in changed.items()})
         if not changed and not removed:
             connection.rollback()
         else:
@@ -299,9 +300,9 @@ class Rows:
         changed = {}
         for key, value in metadata.items():
             name = key if key in texts else check_key(key, self.limits)
-            encoded = encode_value(name, value, _NO_LIMITS)
-            if encoded.text != texts.get(name):
-                changed[name] = encode_value(name, value, self.limits)
+            text = json_text(name, value)
+            if text != texts.get(name):
+                changed[name] = encode_text(name, value, text, self.limits)
         return dict(sorted(changed.items()))
 
     def _check_count(self, stored: Iterable[str], written: Mapping[str, EncodedValue]) -> None:

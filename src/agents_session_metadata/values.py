@@ -128,10 +128,27 @@ def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedV
         InvalidMetadataError: If it is not JSON as this package defines it.
         MetadataLimitError: If its JSON text is longer than allowed.
     """
+    return encode_text(key, value, json_text(key, value), limits)
+
+
+def json_text(key: str, value: JSONValue) -> str:
+    """Check one value and give its JSON text, which is the same for the same value.
+
+    Raises:
+        InvalidMetadataError: If it is not JSON as this package defines it.
+    """
     problem = value_problem(value)
     if problem is not None:
         raise InvalidMetadataError(problem[1], key=key, path=problem[0])
-    text = _to_text(value)
+    return _to_text(value)
+
+
+def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -> EncodedValue:
+    """Encode a value that has been checked and has this text.
+
+    Raises:
+        MetadataLimitError: If the text is longer than allowed.
+    """
     size = len(text.encode())
     if size > limits.max_value_bytes:
         raise MetadataLimitError(
