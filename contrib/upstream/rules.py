@@ -187,12 +187,7 @@ REPLACED = (
 """,
         "        return await super()._lock_session(sess)\n",
     ),
-    Replacement(
-        "rows",
-        "        self.scope.check("
-        "{key: decode_value(value.text) for key, value in changed.items()})\n",
-        "",
-    ),
+    Replacement("rows", "        self.scope.check_encoded(changed)\n", ""),
     Replacement(
         "rows",
         """\

@@ -243,8 +243,7 @@ class Rows:
         for key in removed:
             if key in self.scope.values:
                 raise ScopeError(key)
-        if self.scope:
-            self.scope.check({key: decode_value(value.text) for key, value in changed.items()})
+        self.scope.check_encoded(changed)
         if not changed and not removed:
             connection.rollback()
         else:

@@ -61,6 +61,16 @@ class Scope:
             if key in values and search_key(values[key]) != search_key(value):
                 raise ScopeError(key)
 
+    def check_encoded(self, values: Mapping[str, EncodedValue]) -> None:
+        """Refuse encoded values that would lead out.
+
+        Raises:
+            ScopeError: If a scope key has another value.
+        """
+        for key, value in self.values.items():
+            if key in values and values[key].search != search_key(value):
+                raise ScopeError(key)
+
     def encoded(self, limits: MetadataLimits) -> dict[str, EncodedValue]:
         """The values as rows of a new session."""
         return encode_metadata(self.values, limits)
