@@ -41,6 +41,7 @@ from .schema import SessionTables
 from .shapes import (
     IN_ORDER,
     NO_DRIVER,
+    SELECTIVE,
     conjunction,
     leaves,
     needs_sessions,
@@ -53,11 +54,19 @@ from .values import LIST, SEARCH_KEY_BYTES, upper_bound
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ids of matching sessions come from: one row a session, under conditions."""
+    """Where the ids of matching sessions come from: one row a session, under conditions.
+
+    Attributes:
+        rows: The rows.
+        session_id: The id in them.
+        conditions: What must hold of them.
+        selective: Whether they are taken to be few.
+    """
 
     rows: FromClause
     session_id: ColumnElement[str]
     conditions: tuple[ColumnElement[bool], ...]
+    selective: bool
 
     def select(self, *columns: Any) -> Statement:
         """A SELECT from these rows."""
@@ -175,7 +184,7 @@ class Builder:
             wanted.append(values.c.search_key < LIST)
         rows = source.rows
         if rows is not values:
-            rows = rows.join(values, values.c.session_id == source.session_id)
+            rows = self._joined(rows, values, source.session_id, selective=source.selective)
         # Only a search key that fills its column needs the rest, which no index has.
         length = func.length(values.c.search_key)
         whole = literal(b"", LargeBinary)
@@ -276,9 +285,16 @@ class Builder:
                 parts.remove(driver)
         session_id: ColumnElement[str] = rows.c.session_id
         if sessions and rows is not self._sessions:
-            rows = rows.join(self._sessions, self._sessions.c.session_id == session_id)
+            rows = self._joined(rows, self._sessions, session_id, selective=rank <= SELECTIVE)
         truths.extend(self.truth(part, session_id) for part in parts)
-        return Source(rows, session_id, tuple(truths))
+        return Source(rows, session_id, tuple(truths), selective=rank <= SELECTIVE)
+
+    def _joined(
+        self, rows: FromClause, table: FromClause, session_id: Any, *, selective: bool
+    ) -> FromClause:
+        key = table.c.session_id
+        by_key = self._dialect.looked_up(key, session_id) if selective else key == session_id
+        return rows.join(table, by_key)
 
     def _any(self, driver: f.AnyOf) -> FromClause:
         """The ids of sessions that the best condition of some part holds for."""

@@ -170,6 +170,10 @@ class Dialect:
         """The parameters of a `one_of`."""
         return {name: list(values)}
 
+    def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
+        """A join by primary key that looks up what belongs to each value, and never reads all."""
+        return key == value
+
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         """A session id as it sorts by code point; `native` says that the column does so itself."""
         return column
@@ -424,6 +428,10 @@ class PostgreSQL(Dialect):
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
         return column == any_(bindparam(name, type_=ARRAY(item)))
+
+    def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
+        # By equality, it would hash the whole table for one row in seventy already.
+        return key == any_(postgresql.array([value]))
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")

@@ -16,6 +16,8 @@ from .values import FALSE, NULL, STRING, TRUE, SearchKey, upper_bound
 
 IN_ORDER = 3
 """Up to this rank, the ids that a condition drives come in order."""
+SELECTIVE = 7
+"""Up to this rank, a condition is taken to hold for few sessions."""
 NO_DRIVER = 11
 """The rank of a condition that cannot drive."""
 

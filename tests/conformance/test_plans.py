@@ -25,7 +25,7 @@ def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
             "owner_id": f"u{number % 1000}",
             "status": "active" if number % 10 < 7 else "done",
             "rank": number,
-            "tags": [f"g{number % 500}"],
+            "tags": [f"g{number % 500}", *(["wide"] if number % 60 == 0 else [])],
         }
         sessions.append({"session_id": session_id})
         for key, value in encode_metadata(metadata, MetadataLimits()).items():
@@ -62,6 +62,7 @@ SELECTIVE: list[tuple[dict[str, Any], int]] = [
     ({"rank": {"$gte": 500, "$lt": 700}}, 200),
     ({"rank": {"$gt": 99_800}}, 199),
     ({"tags": {"$contains": "g7"}}, 200),
+    ({"tags": {"$contains": "wide"}}, 1667),
     ({"$session_id": "s000007"}, 1),
     ({"$session_id": {"$in": ["s000007", "s000008"]}}, 2),
     ({"$session_id": {"$prefix": "s0001"}}, 100),
