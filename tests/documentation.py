@@ -9,8 +9,11 @@ import ast
 import asyncio
 import inspect
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -162,12 +165,28 @@ def _replayed(block: Block) -> str:
             continue
         stdin = None
         words = shlex.split(line[2:])
+        if words[0] == "export":
+            name, _, value = words[1].partition("=")
+            os.environ[name] = value
+            lines.append(line)
+            continue
+        if words[:3] == ["make", "demo", ">"]:
+            _run_demo(Path(words[3]))
+            lines.append(line)
+            continue
         if words[0] == "echo":
             stdin, words = words[1], words[3:]
         assert words[0] == "agent-sessions", block.place
         result = run(*words[1:], stdin=stdin)
         lines += [line, *(each.rstrip() for each in result.output.splitlines())]
     return "\n".join(lines) + "\n"
+
+
+def _run_demo(output: Path) -> None:
+    """What `make demo` does, without the set-up."""
+    with output.open("w", encoding="utf-8") as file:
+        demo = [sys.executable, ROOT / "examples" / "quickstart.py"]
+        subprocess.run(demo, check=True, stdout=file)
 
 
 def _steady(text: str) -> str:
