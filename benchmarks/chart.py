@@ -53,7 +53,7 @@ def draw(results: Results, path: Path) -> None:
         panel.grid(visible=True, which="major", color="#dddddd")
         panel.spines[["top", "right"]].set_visible(False)
         for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,g}"))
+            axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
     panels[0][0].set_ylabel("milliseconds a call")
     figure.suptitle("The 20 newest sessions of one owner in a hundredth of all, with metadata")
     handles, labels = panels[0][0].get_legend_handles_labels()
