@@ -245,7 +245,9 @@ class SessionCatalog:
         seed = repr([(key, value.search) for key, value in search.items()]).encode()
         name = ""
         for attempt in range(_DERIVED_IDS):
-            found = await self._scalars(lambda: self._store.database.queries.find(condition, 1))
+            found = await self._scalars(
+                lambda: self._store.database.queries.last(condition, count_items=False)
+            )
             if found:
                 return self.session(found[0]), False
             # Taken without matching: it had the values once. The next id is as good, for everybody.

@@ -61,6 +61,8 @@ Statement: TypeAlias = Any
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 ID_LENGTH = 255
+_FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+_LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
 
 
 class Triples(NamedTuple):
@@ -229,7 +231,11 @@ class Dialect:
         raise NotImplementedError
 
     def time_to_store(self, moment: datetime) -> Any:
-        """An aware datetime, as `stored_by` takes it as a parameter."""
+        """An aware datetime, as `stored_by` takes it as a parameter.
+
+        Raises:
+            ValueError: If the SDK's tables cannot hold it.
+        """
         raise NotImplementedError
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
@@ -587,6 +593,9 @@ class MySQL(Dialect):
         return Decimal((moment - EPOCH) // timedelta(microseconds=1)) / 1_000_000
 
     def time_to_store(self, moment: datetime) -> Any:
+        # Instead of what is before that, the server would store the present time.
+        if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
+            raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
         return self.moment_value(moment)
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:

@@ -5,13 +5,13 @@ All state is plain metadata under the keys of `keys`: filters see it, and people
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from . import keys
-from .errors import InvalidPhaseError, MetadataLimitError
+from .errors import InvalidMetadataError, InvalidPhaseError, MetadataLimitError
 from .types import JSONValue, Metadata
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
@@ -58,6 +58,7 @@ class ResumePolicy:
         max_errors: It must have recorded fewer since its last start; zero resumes nothing.
 
     Raises:
+        TypeError: If `phases` is a bare string, or one of them is no string.
         ValueError: If an age or a number is negative.
     """
 
@@ -66,6 +67,7 @@ class ResumePolicy:
     max_errors: int = 3
 
     def __post_init__(self) -> None:
+        _check_phases("phases", self.phases)
         if self.max_idle < timedelta(0):
             raise ValueError(f"max_idle must not be negative, not {self.max_idle}")
         if self.max_errors < 0:
@@ -129,7 +131,8 @@ class SessionLifecycle:
         policy: When it may be resumed.
 
     Raises:
-        ValueError: If there are no phases, or one is also final.
+        TypeError: If phases are a bare string, or one of them is no string.
+        ValueError: If there are no phases, one is also final, or `moves` names an unknown one.
     """
 
     def __init__(
@@ -142,6 +145,9 @@ class SessionLifecycle:
         moves: Mapping[str, Collection[str]] | None = None,
         clock: Callable[[], datetime] | None = None,
     ) -> None:
+        named = (("phases", phases), ("final_phases", final_phases), *(moves or {}).items())
+        for name, given in named:
+            _check_phases(name, given)
         self.session = session
         self.policy: ResumePolicy = policy or ResumePolicy()
         self._phases = tuple(phases)
@@ -150,6 +156,11 @@ class SessionLifecycle:
         self._clock = clock or (lambda: datetime.now(timezone.utc))
         if not self._phases or set(self._phases) & set(self._final):
             raise ValueError("phases must be given and must not be final as well")
+        known = {*self._phases, *self._final}
+        unknown = set(self._moves) - known
+        unknown.update(*(allowed - known for allowed in self._moves.values()))
+        if unknown:
+            raise ValueError(f"moves names unknown phases: {', '.join(sorted(unknown))}")
 
     async def start(
         self,
@@ -170,6 +181,7 @@ class SessionLifecycle:
             The metadata afterwards.
 
         Raises:
+            InvalidMetadataError: If `metadata` has a key that this call writes itself.
             InvalidPhaseError: If the session is active.
         """
         now, first = self._now(), self._phases[0]
@@ -190,6 +202,7 @@ class SessionLifecycle:
             stored[keys.ERROR_COUNT] = 0
             stored[keys.STARTED_AT] = now.isoformat()
             self._enter(stored, first, now, kept)
+            _check_kept(stored, metadata or {})
 
         return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
 
@@ -206,6 +219,7 @@ class SessionLifecycle:
             The metadata afterwards.
 
         Raises:
+            InvalidMetadataError: If `metadata` has a key that this call writes itself.
             InvalidPhaseError: If the phase is unknown, or cannot be reached from where the session
                 is.
         """
@@ -306,6 +320,7 @@ class SessionLifecycle:
                 if started is not None:
                     stored[keys.DURATION_MS] = (now - started) // timedelta(milliseconds=1)
             self._enter(stored, phase, now, kept)
+            _check_kept(stored, metadata)
 
         return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
 
@@ -346,7 +361,23 @@ async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept
 def count_of(stored: Mapping[str, Any], key: str) -> int:
     """A counter as it is stored; 0 where there is none, or no counter."""
     value = stored.get(key)
+    if type(value) is float and value.is_integer():
+        return int(value)
     return value if type(value) is int else 0
+
+
+def _check_phases(name: str, phases: object) -> None:
+    if isinstance(phases, str):
+        raise TypeError(f"{name} must be a collection of phases, not the bare string {phases!r}")
+    for phase in cast("Iterable[object]", phases):
+        if not isinstance(phase, str) or not phase:
+            raise TypeError(f"a phase must be a string that is not empty, not {phase!r}")
+
+
+def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
+    for key, value in metadata.items():
+        if stored[key] is not value and stored[key] != value:
+            raise InvalidMetadataError("is written by this call itself", key=key)
 
 
 def _time_of(value: object) -> datetime | None:

@@ -261,9 +261,16 @@ class Rows:
         session_id: str,
         keys: Collection[str] | None,
     ) -> int:
-        """Delete keys of a session, all but the scope's when `keys` is None; give their number."""
-        if not self.lock(connection, session_id):
+        """Delete keys of a session, all but the scope's when `keys` is None; give their number.
+
+        Raises:
+            SessionNotFoundError: If the session exists outside the scope.
+        """
+        result = connection.execute(self._statements.lock_existing, {"of_session": session_id})
+        if not self._dialect.was_locked(result):
             return 0
+        if self.scope and not self.is_inside(connection, session_id):
+            raise SessionNotFoundError(session_id)
         if keys is not None and len(keys) <= _MANY_KEYS:
             return self._delete_keys(connection, session_id, keys)
         stored = set(connection.scalars(self._statements.kinds, {"of_session": session_id}))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,8 +16,9 @@ from agents import RunHooks
 from agents.usage import Usage
 
 from . import keys
+from .errors import MetadataLimitError
 from .lifecycle import Forwarding, count_of, edit_keeping
-from .types import Metadata
+from .types import JSONValue, Metadata
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,6 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _PER = 1_000_000
 _COST_DECIMALS = Decimal("1e-12")
+_TOO_MUCH = Decimal(10**12)
 
 
 class _Session(Protocol):
@@ -39,11 +42,20 @@ class ModelPrice:
         input: Input tokens, those that were not cached.
         output: Output tokens.
         cached_input: Cached input tokens; as `input` when None.
+
+    Raises:
+        ValueError: If a price is negative or no finite number.
     """
 
     input: Decimal
     output: Decimal
     cached_input: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            finite = price is None or Decimal(price).is_finite()
+            if not finite or not 0 <= (price or 0) < _TOO_MUCH:
+                raise ValueError(f"{name} must be a price, not {price!r}")
 
     def cost(self, usage: Usage) -> Decimal:
         """What this usage costs.
@@ -90,6 +102,9 @@ class SessionTracker(RunHooks[Any]):
         prices: A price for every model, or prices by model name. Requests to a model that has none
             cost nothing.
         clock: Gives seconds; for tests.
+
+    Raises:
+        TypeError: If a price is no `ModelPrice`.
     """
 
     def __init__(
@@ -100,6 +115,10 @@ class SessionTracker(RunHooks[Any]):
         prices: ModelPrice | Mapping[str, ModelPrice] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        each = prices.values() if isinstance(prices, Mapping) else [prices] if prices else []
+        for price in each:
+            if not isinstance(price, ModelPrice):
+                raise TypeError(f"a price must be a ModelPrice, not {type(price).__name__}")
         self.session = session
         self._hooks = hooks
         self._prices = prices
@@ -145,7 +164,7 @@ class SessionTracker(RunHooks[Any]):
 
     async def on_agent_start(self, context: Any, agent: Any) -> None:
         self._see(context)
-        self._agents[agent.name] = None
+        self._agents[_storable(agent.name)] = None
         if self._hooks is not None:
             await self._hooks.on_agent_start(context, agent)
 
@@ -160,7 +179,7 @@ class SessionTracker(RunHooks[Any]):
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         self._see(context)
         # A provider may use the same id again in another turn or run.
-        call = _ToolCall(_call_id(context, tool), tool.name, self._clock())
+        call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock())
         self._calls.append(call)
         self._open[id(context.usage), call.identity] = call
         if self._hooks is not None:
@@ -198,14 +217,17 @@ class SessionTracker(RunHooks[Any]):
         calls = [(call.identity, call.tool, self._milliseconds_of(call)) for call in self._calls]
         agents = list(self._agents)
 
-        def change(stored: Metadata, kept: int) -> None:
+        def change(stored: Metadata, kept: int, *, by_name: bool = True) -> None:
             for key, number in added.items():
                 stored[key] = count_of(stored, key) + number
             if self._prices is not None:
                 stored[keys.COST] = _added_cost(stored.get(keys.COST), cost)
-            stored[keys.AGENTS] = list(dict.fromkeys([*_list_of(stored, keys.AGENTS), *agents]))
-            if calls:
+            if by_name:
+                known = _list_of(stored, keys.AGENTS)
+                stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
+            if calls and by_name:
                 stored[keys.TOOL_CALLS] = _added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
+            if calls:
                 newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
                 stored[keys.INVOCATIONS] = newest[-kept:]
             if error is not None:
@@ -213,12 +235,16 @@ class SessionTracker(RunHooks[Any]):
                 stored[keys.LAST_ERROR] = message
                 stored[keys.TOUCHED_AT] = datetime.now(timezone.utc).isoformat()
 
-        # A file name in an error may hold what UTF-8 cannot encode.
-        text = f"{type(error).__name__}: {error}"[:500]
-        message = text.encode(errors="replace").decode()
+        message = _storable(f"{type(error).__name__}: {error}"[:500])
         self._reset()
         try:
-            await edit_keeping(self.session, keys.INVOCATIONS, change)
+            try:
+                await edit_keeping(self.session, keys.INVOCATIONS, change)
+            except MetadataLimitError as full:
+                if full.key not in (keys.AGENTS, keys.TOOL_CALLS):
+                    raise
+                # Too many names for one value: the totals, and a failure, count all the same.
+                await edit_keeping(self.session, keys.INVOCATIONS, partial(change, by_name=False))
         except Exception:
             logger.warning("what a run did could not be recorded", exc_info=True)
 
@@ -230,7 +256,12 @@ def _model_name(agent: Any) -> str:
 
 def _call_id(context: Any, tool: Any) -> str:
     """What the start and the end of one tool call have in common."""
-    return str(getattr(context, "tool_call_id", None) or f"{tool.name}-{id(context):x}")
+    return _storable(getattr(context, "tool_call_id", None) or f"{tool.name}-{id(context):x}")
+
+
+def _storable(text: object) -> str:
+    """A name or message, which may come from outside, without what a database cannot add up."""
+    return str(text).encode(errors="replace").decode().replace("\x00", "\ufffd")
 
 
 def _copied(usage: Usage) -> Usage:
@@ -257,9 +288,11 @@ def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _added_cost(stored: object, cost: Decimal) -> float:
-    """A stored cost and another, added as decimals."""
+def _added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
+    """A stored cost and another, added as decimals; one that is no cost stays as it is."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
+    if not abs(before) < _TOO_MUCH:
+        return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection, bindparam, insert, literal, select, update
 
+from .dialects import Dialect
 from .errors import InvalidMetadataError, SessionExistsError, SessionNotFoundError
 from .rows import check_id
 from .store import SessionStore
@@ -23,17 +24,19 @@ FORMAT = 1
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does about a session that exists."""
 Record: TypeAlias = "dict[str, Any]"
+_RECORD = ("format", "session_id", "created_at", "updated_at", "metadata", "items")
+_ITEM = ("created_at", "item", "text")
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A record that was understood."""
+    """A record that was understood, with times as the database stores them."""
 
     session_id: str
-    created_at: datetime
-    updated_at: datetime
+    created_at: Any
+    updated_at: Any
     metadata: dict[str, EncodedValue]
-    items: list[tuple[datetime, str]]
+    items: list[tuple[Any, str]]
 
 
 def export_record(store: SessionStore, info: SessionInfo) -> Callable[[Connection], Record]:
@@ -98,8 +101,8 @@ def import_record(
             ),
             {
                 "of_session": session.session_id,
-                "created": dialect.time_to_store(session.created_at),
-                "updated": dialect.time_to_store(session.updated_at),
+                "created": session.created_at,
+                "updated": session.updated_at,
             },
         )
         if session.items:
@@ -108,10 +111,7 @@ def import_record(
                 message_data=bindparam("text"),
                 created_at=dialect.stored_by("at"),
             )
-            connection.execute(
-                message,
-                [{"text": text, "at": dialect.time_to_store(at)} for at, text in session.items],
-            )
+            connection.execute(message, [{"text": text, "at": at} for at, text in session.items])
         return True
 
     return run
@@ -162,6 +162,7 @@ def _parse(store: SessionStore, record: object, *, ensure_ascii: bool) -> _Sessi
     version = fields.get("format")
     if type(version) is not int or version != FORMAT:
         raise _invalid("$.format", f"is {version!r}; this version reads format {FORMAT}")
+    _only(fields, _RECORD, "$")
     session_id = fields.get("session_id")
     if not isinstance(session_id, str):
         raise _invalid("$.session_id", "must be a string")
@@ -174,21 +175,25 @@ def _parse(store: SessionStore, record: object, *, ensure_ascii: bool) -> _Sessi
     items = fields.get("items")
     if not isinstance(items, list):
         raise _invalid("$.items", "must be a list")
+    dialect = store.database.dialect
     return _Session(
         session_id,
-        _time(fields.get("created_at"), "$.created_at"),
-        _time(fields.get("updated_at"), "$.updated_at"),
+        _time(fields.get("created_at"), "$.created_at", dialect),
+        _time(fields.get("updated_at"), "$.updated_at", dialect),
         encoded,
         [
-            _parse_item(item, f"$.items[{index}]", ensure_ascii=ensure_ascii)
+            _parse_item(item, f"$.items[{index}]", dialect, ensure_ascii=ensure_ascii)
             for index, item in enumerate(items)
         ],
     )
 
 
-def _parse_item(item: object, path: str, *, ensure_ascii: bool) -> tuple[datetime, str]:
+def _parse_item(
+    item: object, path: str, dialect: Dialect, *, ensure_ascii: bool
+) -> tuple[Any, str]:
     fields = _object(item, path)
-    at = _time(fields.get("created_at"), f"{path}.created_at")
+    _only(fields, _ITEM, path)
+    at = _time(fields.get("created_at"), f"{path}.created_at", dialect)
     if ("item" in fields) == ("text" in fields):
         raise _invalid(path, "must have either an item or a text")
     text = fields.get("text")
@@ -225,7 +230,14 @@ def _object(value: object, path: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _time(value: object, path: str) -> datetime:
+def _only(fields: Mapping[str, Any], known: Collection[str], path: str) -> None:
+    for name in fields:
+        if name not in known:
+            raise _invalid(path, f"has a field {name!r}, which no record has")
+
+
+def _time(value: object, path: str, dialect: Dialect) -> Any:
+    """A time as the database stores it."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -233,9 +245,11 @@ def _time(value: object, path: str) -> datetime:
     if moment is None or moment.utcoffset() is None:
         raise _invalid(path, "must be a time in ISO 8601 with its offset from UTC")
     try:
-        return moment.astimezone(timezone.utc)
+        return dialect.time_to_store(moment.astimezone(timezone.utc))
     except OverflowError:
         raise _invalid(path, "is outside the range of times") from None
+    except ValueError as error:
+        raise _invalid(path, str(error)) from None
 
 
 def _invalid(path: str, problem: str) -> InvalidMetadataError:

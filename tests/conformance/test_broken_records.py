@@ -51,6 +51,8 @@ WRONG: dict[tuple[Any, ...], list[Any]] = {
         b"",
         {"a": object()},
     ],
+    ("note",): ["a field that no record has"],
+    ("items", 1, "note"): ["a field that no record has"],
     ("items", 2, "text"): [MISSING, None, 5, [], {}, "a\0", "\ud800"],
 }
 IDS = [MISSING, None, 1, True, [], {}, "", "x" * 256, "a\0", "\ud800"]
@@ -166,6 +168,22 @@ async def test_a_record_that_is_broken_replaces_nothing(catalog):
         told[path, ascii(value)] = await problem(replace(broken(path, value)))
         assert [found async for found in catalog.export_sessions()] == [before]
     assert {case: one for case, one in told.items() if one} == {}
+
+
+@pytest.mark.parametrize("place", ["created_at", "updated_at", "items"])
+@pytest.mark.parametrize(
+    "time", ["1969-12-31T23:59:59", "1970-01-01T00:00:00", "2038-01-19T03:14:08"]
+)
+async def test_times_that_not_every_database_holds(catalog, place, time):
+    wanted = broken(("items", 2, "created_at") if place == "items" else (place,), f"{time}+00:00")
+    try:
+        assert await catalog.import_sessions([wanted]) == 1
+    except InvalidMetadataError:
+        await check(catalog, wanted)
+    else:
+        [found] = [found async for found in catalog.export_sessions()]
+        assert sorted(map(str, found["items"])) == sorted(map(str, wanted["items"]))
+        assert {**found, "items": []} == {**wanted, "items": []}
 
 
 async def test_a_newer_format_is_told(catalog):

@@ -327,6 +327,14 @@ async def test_get_or_create(catalog, engine):
         await catalog.get_or_create_session({})
 
 
+async def test_get_or_create_gives_the_last_one_of_a_clock_tick(catalog):
+    for number in range(3):
+        await catalog.create_session(f"s{number}", metadata={"topic": "billing"})
+    await catalog.session("s1").add_items([raw.message("hello")])
+    session, created = await catalog.get_or_create_session({"topic": "billing"})
+    assert (session.session_id, created) == ("s1", False)
+
+
 async def test_get_or_create_derives_the_id_from_the_values(catalog):
     session, _ = await catalog.get_or_create_session({"a": 1, "b": "x"})
     await catalog.delete_session(session.session_id)

@@ -304,14 +304,6 @@ async def test_custom_phases_and_moves(session):
     assert (await lifecycle.start("a"))["phase"] == "todo"
 
 
-@pytest.mark.parametrize(
-    "phases", [{"phases": []}, {"phases": ["completed"]}, {"final_phases": ["planning"]}]
-)
-def test_phases_that_cannot_be(phases):
-    with pytest.raises(ValueError, match="phases"):
-        SessionLifecycle(None, **phases)
-
-
 async def test_within_a_scope(mine):
     theirs = SessionLifecycle(mine.session("theirs-0"))
     for call in (
@@ -361,3 +353,49 @@ async def test_four_processes_lose_no_error(shared_database):
     assert stored[keys.ERROR_COUNT] == 80
     assert stored[keys.LAST_ERROR] in {f"{name} 19" for name in "abcd"}
     assert (await lifecycle.resume_decision()).error_count == 80
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"phases": "ping"}, TypeError),
+        ({"phases": ["ping", ""]}, TypeError),
+        ({"phases": ["ping", 1]}, TypeError),
+        ({"final_phases": "done"}, TypeError),
+        ({"moves": {"planning": "approval"}}, TypeError),
+        ({"moves": {"planning": ["aproval"]}}, ValueError),
+        ({"moves": {"planing": ["approval"]}}, ValueError),
+        ({"phases": []}, ValueError),
+        ({"phases": ["completed"]}, ValueError),
+        ({"final_phases": ["planning"]}, ValueError),
+    ],
+)
+def test_phases_that_cannot_be(catalog, settings, kind):
+    with pytest.raises(kind):
+        SessionLifecycle(catalog.session("chat"), **settings)
+
+
+def test_a_policy_of_a_bare_string():
+    with pytest.raises(TypeError, match="bare string 'planning'"):
+        ResumePolicy(phases="planning")
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"phase": "planning"}, {"agent": "other"}, {"error_count": 7}]
+)
+async def test_metadata_that_the_call_writes_itself(session, metadata):
+    [key] = metadata
+    with pytest.raises(InvalidMetadataError, match="written by this call") as caught:
+        await SessionLifecycle(session).start("a", metadata=metadata)
+    assert caught.value.key == key
+    assert await session.get_metadata() == {}
+    await SessionLifecycle(session).start("@a", metadata={"agent": "a", "status": "active"})
+
+
+async def test_a_counter_that_somebody_wrote_as_a_float(session):
+    lifecycle = SessionLifecycle(session)
+    await lifecycle.start("a")
+    await lifecycle.enter("planning")
+    await session.set_metadata({"error_count": 3.0})
+    assert (await lifecycle.resume_decision()).reason == "too_many_errors"
+    assert (await lifecycle.record_error("again"))["error_count"] == 4

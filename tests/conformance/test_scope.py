@@ -153,11 +153,9 @@ async def check_delete_metadata(everyone, mine):
     assert await everyone.get_metadata("mine-0") == {"owner_id": "mine"}
     assert await mine.get_session("mine-0") is not None
     for keys in (["title"], None):
-        try:
-            removed = await mine.delete_metadata("theirs-0", keys)
-        except SessionNotFoundError:
-            removed = 0
-        assert removed == 0
+        with pytest.raises(SessionNotFoundError):
+            await mine.delete_metadata("theirs-0", keys)
+        assert await mine.delete_metadata("nobody's", keys) == 0
 
 
 async def check_delete_session(everyone, mine):

@@ -6,7 +6,7 @@ import logging
 from decimal import Decimal
 
 import pytest
-from agents import Agent, ModelProvider, RunConfig, Runner, function_tool
+from agents import Agent, FunctionTool, ModelProvider, RunConfig, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message
 from agents.usage import Usage
 from openai.types.responses.response_usage import InputTokensDetails
@@ -189,3 +189,60 @@ async def test_an_error_that_cannot_be_stored_as_it_is(session):
     assert caught.value is failure
     stored = await session.get_metadata()
     assert (stored.get(keys.RUNS), stored.get(keys.ERROR_COUNT)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("agents", [{"name": "x"}, ["y"]]),
+        ("cost", 1e308),
+        ("cost", 10**400),
+        ("tool_calls", [{}, 1]),
+        ("runs", "first"),
+    ],
+)
+async def test_what_others_stored_under_its_keys(session, key, value, caplog):
+    await session.set_metadata({key: value})
+    failure = RuntimeError("the model is out")
+    with pytest.raises(RuntimeError):
+        async with SessionTracker(session, prices=PRICE) as hooks:
+            await Runner.run(agent("a", failure), "hello", hooks=hooks)
+    stored = await session.get_metadata()
+    assert (stored[keys.RUNS], stored[keys.ERROR_COUNT]) == (1, 1)
+    assert not caplog.records
+
+
+async def test_more_names_than_a_value_holds(catalog):
+    limits = MetadataLimits(max_value_bytes=300)
+    small = SessionCatalog(catalog.engine, create_tables=True, metadata_limits=limits)
+    session = await small.create_session("small")
+    for number in range(4):
+        names = [f"a_tool_with_a_long_name_{number}_{each}" for each in range(8)]
+        tools = [function_tool(lambda: "done", name_override=name) for name in names]
+        async with SessionTracker(session) as hooks:
+            await Runner.run(agent("a", calls(*names), "done", tools=tools), "go", hooks=hooks)
+    assert (await session.get_metadata())[keys.RUNS] == 4
+
+
+async def test_a_name_that_cannot_be_added_up(session, catalog):
+    async def work(context: object, arguments: str) -> str:
+        return "done"
+
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [FunctionTool(name, "", schema, work) for name in ("good", "a\0b")]
+    async with SessionTracker(session) as hooks:
+        one = agent("a", calls("good", "a\0b"), "done", tools=tools)
+        await Runner.run(one, "go", hooks=hooks)
+    assert {*(await catalog.statistics()).tools} == {"good", "a\ufffdb"}
+
+
+@pytest.mark.parametrize("price", [Decimal("NaN"), Decimal(-1), Decimal("Infinity")])
+def test_what_is_no_price(price):
+    with pytest.raises(ValueError, match="output must be a price"):
+        ModelPrice(input=Decimal(1), output=price)
+
+
+@pytest.mark.parametrize("prices", [5, "cheap", {"model": 5}])
+def test_what_are_no_prices(catalog, prices):
+    with pytest.raises(TypeError, match="must be a ModelPrice"):
+        SessionTracker(catalog.session("chat"), prices=prices)
