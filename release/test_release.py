@@ -23,7 +23,6 @@ from trove_classifiers import classifiers
 ROOT = Path(__file__).parents[1]
 (WHEEL,) = (ROOT / "dist").glob("*.whl")
 (SDIST,) = (ROOT / "dist").glob("*.tar.gz")
-UV = Path(sys.executable).with_name("uv")
 # What a checkout has and a source distribution does not need.
 LEFT_OUT = {".ci"}
 
@@ -108,16 +107,16 @@ def test_the_source_distribution_has_what_a_checkout_has() -> None:
 def environment(request, tmp_path_factory) -> Path:
     """An environment with the distribution and what its extra for SQLite brings."""
     folder = tmp_path_factory.mktemp("environment")
-    subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder], check=True)
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install(folder, f"{request.param}[sqlite]")
     return folder
 
 
 def install(environment: Path, wanted: str) -> None:
-    pinned = ROOT / "constraints.txt"
-    options = ["--quiet", "--constraint", pinned, "--build-constraint", pinned]
     python = environment / "bin" / "python"
-    subprocess.run([UV, "pip", "install", *options, "--python", python, wanted], check=True)
+    # As a constraint of the environment, it holds for what a source distribution is built with too.
+    pinned = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    subprocess.run([python, "-m", "pip", "install", "--quiet", wanted], check=True, env=pinned)
 
 
 def run(environment: Path, *command: object, cwd: Path) -> str:

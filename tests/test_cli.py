@@ -392,3 +392,34 @@ def test_ddl_needs_no_database(dialect):
     )
     assert run("ddl", "--dialect", dialect, "--all").exit_code == 2
     assert run("ddl", "--dialect", "oracle").exit_code == 2
+
+
+async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_path):
+    file = tmp_path / "sessions.jsonl"
+    file.write_text("what was here before")
+    await cli("export", "--where", '{"a": {"$z": 1}}', "--output", str(file), code=2)
+    await cli("export", "--meta", "owner_id=nobody", "--output", str(file), code=1)
+    assert file.read_text() == "what was here before"
+    await cli("export", "--output", str(file))
+    assert len(file.read_text().splitlines()) == 3
+    assert [path.name for path in tmp_path.glob("sessions*")] == ["sessions.jsonl"]
+
+
+async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
+    file = tmp_path / "sessions.jsonl"
+    await cli("export", "--output", str(file))
+    first, second, third = file.read_bytes().splitlines()
+    broken = second.replace(b'"session_id": "', b'"session_id": "\xff')
+    file.write_bytes(b"\n".join([first, broken, third]))
+    await cli("cleanup", "--hours", "0", "--yes")
+    result = await cli("import", str(file), code=1)
+    assert "record 2" in result.stderr
+    assert await filled.count_sessions() == 1
+
+
+def test_an_option_that_the_driver_does_not_know():
+    result = run("list", url="postgresql://u:secret@127.0.0.1:1/x?sslmode=require")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "sslmode" in result.stderr
+    assert "secret" not in result.output
+    assert "Traceback" not in result.output

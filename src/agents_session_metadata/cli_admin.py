@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
@@ -28,6 +29,9 @@ from .cli_input import (
 )
 from .cli_output import Counter, progress, say, shown, write, write_json
 from .ddl import create_statements, drop_statements
+
+_UNDECODED = "surrogateescape"
+"""A byte that is not UTF-8 breaks the record that it is in, not those that are read with it."""
 
 
 @command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
@@ -107,8 +111,8 @@ async def export(
                 file.write(after)
             elif as_json:
                 file.write("[]\n")
-    if not counter.count:
-        raise Failure("no session matches")
+            if not counter.count:
+                raise Failure("no session matches")
     say(f"exported {counter.count}")
     return 0
 
@@ -231,18 +235,35 @@ async def mcp(
     return 0
 
 
-def _writing(path: Path | None) -> Any:
-    return nullcontext(sys.stdout) if path is None else _opened(path, "w")
+@contextmanager
+def _writing(path: Path | None) -> Iterator[IO[str]]:
+    """A file to write to; what it held before is lost only when all has been written."""
+    if path is None:
+        yield sys.stdout
+        return
+    is_special = path.exists() and not path.is_file()
+    part = path if is_special else path.with_name(f"{path.name}.part")
+    try:
+        with _opened(part, "w") as file:
+            yield file
+        part.replace(path)
+    except BaseException:
+        if not is_special:
+            part.unlink(missing_ok=True)
+        raise
 
 
 def _reading(path: Path | None) -> Any:
-    is_stdin = path is None or str(path) == "-"
-    return nullcontext(sys.stdin) if is_stdin else _opened(cast("Path", path), "r")
+    if path is not None and str(path) != "-":
+        return _opened(path, "r")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors=_UNDECODED)
+    return nullcontext(sys.stdin)
 
 
 def _opened(path: Path, mode: str) -> IO[str]:
     try:
-        return cast("IO[str]", path.open(mode, encoding="utf-8"))
+        return cast("IO[str]", path.open(mode, encoding="utf-8", errors=_UNDECODED))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
 

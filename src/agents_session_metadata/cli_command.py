@@ -146,6 +146,12 @@ def explain(error: BaseException, place: given.Place) -> given.Failure | None:
         return given.Failure(str(error), 2)
     if isinstance(error, SessionMetadataError):
         return given.Failure(str(error))
+    if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
+        return given.Failure(
+            f"the driver of {given.shown_url(place.database_url())} does not know an option of the "
+            f"URL ({error}); asyncpg, for instance, takes ssl=require",
+            2,
+        )
     return _database_failure(error, place) or (
         given.Failure(str(error), 2) if isinstance(error, (ValueError, OverflowError)) else None
     )

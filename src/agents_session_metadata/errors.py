@@ -8,10 +8,23 @@ they pass through as SQLAlchemy raises them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class SessionMetadataError(Exception):
-    """The base of every error that this package raises."""
+    """The base of every error that this package raises. Errors can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a constructor takes is not what it passes on, which is what would be kept.
+        return _restored, (type(self), self.args, vars(self))
+
+
+def _restored(
+    kind: type[SessionMetadataError], arguments: tuple[Any, ...], state: dict[str, Any]
+) -> SessionMetadataError:
+    error = kind.__new__(kind, *arguments)
+    vars(error).update(state)
+    return error
 
 
 class InvalidMetadataError(SessionMetadataError, ValueError):

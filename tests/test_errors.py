@@ -1,0 +1,40 @@
+"""Errors go from process to process, and copy, as they are."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from agents_session_metadata import (
+    InvalidCursorError,
+    InvalidFilterError,
+    InvalidMetadataError,
+    InvalidPhaseError,
+    MetadataLimitError,
+    ScopeError,
+    SessionExistsError,
+    SessionNotFoundError,
+    TablesMissingError,
+    UnsupportedDialectError,
+)
+
+ERRORS = [
+    InvalidCursorError(),
+    InvalidFilterError("is wrong", path="$.a"),
+    InvalidMetadataError("is wrong", key="a", path="$[1]"),
+    InvalidPhaseError("is wrong", phase="a"),
+    MetadataLimitError("max_keys", key="a", size=5, allowed=4),
+    ScopeError("a"),
+    SessionExistsError("a"),
+    SessionNotFoundError("a"),
+    TablesMissingError(["a"]),
+    UnsupportedDialectError("a"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_that_was_copied(error):
+    for found in (copy.copy(error), pickle.loads(pickle.dumps(error))):  # noqa: S301  # our own
+        assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
