@@ -134,8 +134,14 @@ class MariaDB:
             *["mariadb-install-db", "--no-defaults", *place],
             *["--auth-root-authentication-method=normal", "--skip-test-db"],
         ]
+        # A server that starts deletes what others have among their temporary files.
+        temporary = self._directory / "tmp"
+        temporary.mkdir()
+        if os.geteuid() == 0:
+            shutil.chown(temporary, user)
+        self._environment = {**os.environ, "TMPDIR": str(temporary)}
         with self._log.open("w") as output:
-            subprocess.run(install, check=True, stdout=output, stderr=output)
+            subprocess.run(install, check=True, stdout=output, stderr=output, env=self._environment)
         self._port = free_port()
         self._command = [
             *[mariadbd, "--no-defaults", *place],
@@ -155,7 +161,9 @@ class MariaDB:
     def start(self, *options: str) -> None:
         with self._log.open("a") as output:
             command = [*self._command, *options]
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, env=self._environment
+            )
         deadline = time.monotonic() + 60
         while self._process.poll() is None and time.monotonic() < deadline:
             # A server that is ready greets whoever connects.

@@ -380,7 +380,7 @@ def test_ddl_needs_no_database(dialect):
     result = run("ddl", "--dialect", dialect)
     assert result.exit_code == 0
     assert result.stdout.count("CREATE TABLE IF NOT EXISTS") == 4
-    assert result.stdout.count("CREATE TRIGGER") == (3 if dialect == "sqlite" else 0)
+    assert result.stdout.count("CREATE TRIGGER") == (4 if dialect == "sqlite" else 0)
     assert result.stdout.endswith(";\n")
     dropped = run("ddl", "--dialect", dialect, "--drop").stdout.splitlines()
     assert dropped[-2:] == [

@@ -396,7 +396,7 @@ async def test_orphans(filled, shared_database):
         engine, "DELETE FROM agent_sessions_metadata WHERE session_id = 'b' AND key = 'tags'"
     )
     found = await repair(engine, "orphans")
-    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 3
+    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 4
     assert "1 row of agent_messages has no row in agent_sessions" in found[0].problem
     assert "2 rows of agent_sessions_metadata_elements have no row" in found[2].problem
     assert await raw.metadata_rows(engine) == 1

@@ -7,8 +7,8 @@
 | `agent_sessions_metadata_elements` | a distinct scalar element of a list |
 
 Metadata goes with its session by foreign keys. SQLite does not enforce them as the SDK connects, so
-triggers do it there, for every writer. Another trigger empties a new session's metadata: `REPLACE`
-and a changed id go round the first.
+triggers do it there, for every writer. Two more see to what goes round the first: a new session's
+metadata is emptied, after a `REPLACE`, and that of both ids when an id is changed.
 """
 
 from __future__ import annotations
@@ -124,6 +124,10 @@ class CreateTrigger(DDLElement):
         self.columns = columns
 
 
+_ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
+"""By event, the rows of the table that the deleted ones belong to."""
+
+
 class DropTrigger(DDLElement):
     """Drops a trigger, if it is there."""
 
@@ -134,13 +138,21 @@ class DropTrigger(DDLElement):
 @compiles(CreateTrigger)
 def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
     quote = compiler.preparer.quote
-    row = "NEW" if trigger.event == "INSERT" else "OLD"
-    same = " AND ".join(f"{quote(column)} = {row}.{quote(column)}" for column in trigger.columns)
+    columns = [quote(column) for column in trigger.columns]
+    same = " OR ".join(
+        " AND ".join(f"{column} = {row}.{column}" for column in columns)
+        for row in _ROWS[trigger.event]
+    )
+    event, changed = trigger.event, ""
+    if event == "UPDATE":
+        event += f" OF {', '.join(columns)}"
+        # An upsert may write the id that is there already.
+        changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
     # The tables stand without a schema: SQLite looks for them in the trigger's own.
     delete_rows = f"DELETE FROM {quote(trigger.emptied.name)} WHERE {same}"  # noqa: S608  # names
     return (
         f"CREATE TRIGGER IF NOT EXISTS {_trigger_name(trigger, compiler)}"
-        f" AFTER {trigger.event} ON {quote(trigger.table.name)} BEGIN {delete_rows}; END"
+        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {delete_rows}; END"
     )
 
 
@@ -306,6 +318,7 @@ def _triggers(sessions: Table, metadata: Table, elements: Table) -> tuple[Create
     return (
         trigger("DELETE", sessions, metadata, "session_id"),
         trigger("INSERT", sessions, metadata, "session_id"),
+        trigger("UPDATE", sessions, metadata, "session_id"),
         trigger("DELETE", metadata, elements, "session_id", "key"),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from agents.extensions.memory import EncryptedSession, SQLAlchemySession
+from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata import SQLAlchemyMetadataSession
 from conformance import raw
@@ -79,6 +80,37 @@ async def test_clearing_by_the_plain_sdk(session, database, create_tables):
 async def test_deleting_by_hand(session, database, statement):
     await raw.execute(database.engine(), statement)
     assert await is_gone(session)
+
+
+async def test_changing_an_id_by_hand(session, engine):
+    await raw.execute(engine, "UPDATE agent_sessions SET session_id = session_id")
+    assert await session.get_metadata() == NASTY
+    try:
+        await raw.execute(engine, _renaming("chat", "renamed"))
+    except IntegrityError:
+        assert await session.get_metadata() == NASTY
+        return
+    assert await session.get_metadata() == {}
+    await raw.execute(engine, _renaming("renamed", "chat"))
+    assert await session.get_metadata() == {}
+    assert await raw.count_rows(engine, "agent_sessions_metadata_elements", "chat") == 0
+
+
+def _renaming(old: str, new: str, verb: str = "UPDATE") -> str:
+    return f"{verb} agent_sessions SET session_id = '{new}' WHERE session_id = '{old}'"
+
+
+async def test_an_id_that_replaces_another_by_hand(session, engine, database):
+    other = SQLAlchemyMetadataSession("other", engine=engine)
+    await other.set_metadata({"a": 1})
+    verb = "UPDATE OR REPLACE" if database.kind == "sqlite" else "UPDATE"
+    try:
+        await raw.execute(engine, _renaming("other", "chat", verb))
+    except IntegrityError:
+        assert await session.get_metadata() == NASTY
+    else:
+        assert await session.get_metadata() == {}
+        assert await raw.count_rows(engine, "agent_sessions_metadata_elements", "chat") == 0
 
 
 async def test_deleting_all_sessions_by_hand(engine):
