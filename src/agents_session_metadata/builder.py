@@ -138,7 +138,7 @@ class Builder:
         inner = inner.order_by(*_directed(order, descending=ordering.descending))
         return self._with_metadata(inner, ordering, some_keys)
 
-    def last(self, *, count_items: bool) -> Statement:
+    def last(self, *, with_metadata: bool, count_items: bool) -> Statement:
         """The session that was active last."""
         source = self.source(sessions=True)
         columns = self._info_columns(source.session_id, count_items=count_items)
@@ -158,7 +158,8 @@ class Builder:
             .order_by(func.coalesce(newest, 0).desc(), self._sorted_id(ranked.c.session_id).desc())
             .limit(_constant(1))
         )
-        return self._with_metadata(inner, Ordering("updated_at", descending=True), None)
+        newest_first = Ordering("updated_at", descending=True)
+        return self._with_metadata(inner, newest_first, None if with_metadata else 0)
 
     def count_values(self, limit: int) -> Statement:
         """Sessions by scalar under a key."""

@@ -246,7 +246,7 @@ class SessionCatalog:
         name = ""
         for attempt in range(_DERIVED_IDS):
             found = await self._scalars(
-                lambda: self._store.database.queries.last(condition, count_items=False)
+                lambda: self._store.database.queries.last(condition, with_metadata=False)
             )
             if found:
                 return self.session(found[0]), False
@@ -687,12 +687,8 @@ class SessionCatalog:
         return self._store.scope.restrict(parse_filter(where))
 
     async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
-        scope, rows = self._store.scope, self._store.rows
-        encoded = encode_metadata(metadata, self._store.limits)
-        scope.check(metadata)
+        encoded, rows = self._store.encode_new(metadata), self._store.rows
         check_id(session_id)
-        if scope:
-            encoded = encode_metadata({**metadata, **scope.values}, self._store.limits)
         return await self._store.database.write(
             lambda connection: rows.create(connection, session_id, encoded)
         )

@@ -28,7 +28,7 @@ from .cli_input import (
     usage,
 )
 from .cli_output import Counter, progress, say, shown, write, write_json
-from .ddl import create_statements, drop_statements
+from .ddl import DialectName, create_statements, drop_statements
 
 _UNDECODED = "surrogateescape"
 """A byte that is not UTF-8 breaks the record that it is in, not those that are read with it."""
@@ -156,9 +156,7 @@ async def import_(
 async def ddl(
     place: Place,
     *,
-    dialect: Annotated[
-        Literal["postgresql", "mysql", "mariadb", "sqlite"], typer.Option(help="The database.")
-    ],
+    dialect: Annotated[DialectName, typer.Option(help="The database.")],
     drop: Annotated[bool, typer.Option("--drop", help="The way back.")] = False,
     everything: Annotated[
         bool, typer.Option("--all", help="With --drop: the SDK's own tables too.")

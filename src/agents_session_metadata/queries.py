@@ -83,10 +83,14 @@ class Queries:
             parameters,
         )
 
-    def last(self, condition: f.Condition, *, count_items: bool) -> Query:
+    def last(
+        self, condition: f.Condition, *, with_metadata: bool = True, count_items: bool = False
+    ) -> Query:
         """The session that was active last: by time, and within one tick by its newest message."""
         return self._query(
-            ("last", count_items), condition, lambda build: build.last(count_items=count_items)
+            ("last", with_metadata, count_items),
+            condition,
+            lambda build: build.last(with_metadata=with_metadata, count_items=count_items),
         )
 
     def count_values(self, key: str, condition: f.Condition, limit: int) -> Query:

@@ -14,7 +14,7 @@ from .filters import Where, parse_filter
 from .rows import Rows, check_id, id_problem, storable_keys
 from .scope import Scope
 from .types import JSONValue, Metadata, MetadataLimits
-from .values import encode_metadata
+from .values import EncodedValue, encode_metadata
 
 MISSING: Final[Any] = object()
 """Stands for an argument that was not given."""
@@ -32,6 +32,20 @@ class SessionStore:
     def within(self, scope: Scope) -> SessionStore:
         """The same store within a scope."""
         return SessionStore(self.database, self.limits, scope)
+
+    def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
+        """Check and encode the metadata of a new session; the scope's values are added.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If it contradicts the scope.
+        """
+        encoded = encode_metadata(metadata, self.limits)
+        if self.scope:
+            self.scope.check(metadata)
+            encoded = encode_metadata({**metadata, **self.scope.values}, self.limits)
+        return encoded
 
     async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
         """All stored keys of a session, or those asked for, `None` where nothing is stored."""

@@ -167,10 +167,7 @@ def _parse(store: SessionStore, record: object, *, ensure_ascii: bool) -> _Sessi
     if not isinstance(session_id, str):
         raise _invalid("$.session_id", "must be a string")
     metadata = _object(fields.get("metadata"), "$.metadata")
-    encoded = encode_metadata(metadata, store.limits)
-    if store.scope:
-        store.scope.check(metadata)
-        encoded = encode_metadata({**metadata, **store.scope.values}, store.limits)
+    encoded = store.encode_new(metadata)
     check_id(session_id)
     items = fields.get("items")
     if not isinstance(items, list):
