@@ -13,13 +13,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import agents
 import pytest
 
 from contrib.upstream.core import MEMORY, PACKAGE, generate_core
 from contrib.upstream.package import Package, build
 from contrib.upstream.rules import EXPORTS, RuleError
 from contrib.upstream.sdk import CLASS, MODULE, SourceTree, insert
-from contrib.upstream.suite_rules import TESTS
+from contrib.upstream.suite_rules import PLACE, TESTS
 
 RUFF = Path(sys.executable).with_name("ruff")
 ROOT = Path(__file__).parents[1]
@@ -130,6 +131,21 @@ def test_our_tests_come_along(package):
     assert sum(map(len, suite.tests.values())) > 3 * sum(map(len, suite.left_out.values()))
     for name in ("session", "limits", "compaction"):
         assert len(suite.left_out[f"test_{name}"]) < 2
+
+
+def test_our_tests_pass_there(package, archive, tmp_path):
+    """`make upstream` runs them too, in an environment of the SDK's own."""
+    shutil.copytree(Path(agents.__file__).parent, tmp_path / "src" / "agents")
+    sdk = SourceTree(archive).read("pyproject.toml", "tests/__init__.py")
+    for path, text in {**sdk, **package.files}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLACE]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_texts_are_filled_in(package):

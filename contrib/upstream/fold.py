@@ -47,6 +47,11 @@ class Fold(cst.CSTTransformer):
             return None if None in sides else not decisive
         return None
 
+    def _outcome(self, test: cst.BaseExpression) -> bool | None:
+        """Whether a condition holds, by assumption or because it has been simplified to that."""
+        spelled = code_of(test)
+        return spelled == "True" if spelled in ("True", "False") else self.truth(test)
+
     def leave_BooleanOperation(
         self, original_node: cst.BooleanOperation, updated_node: cst.BooleanOperation
     ) -> cst.BaseExpression:
@@ -61,10 +66,14 @@ class Fold(cst.CSTTransformer):
         if isinstance(node.orelse, cst.If):
             self._elifs.add(node.orelse)
 
+    def leave_IfExp(self, original_node: cst.IfExp, updated_node: cst.IfExp) -> cst.BaseExpression:
+        holds = self._outcome(updated_node.test)
+        if holds is None:
+            return updated_node
+        return updated_node.body if holds else updated_node.orelse
+
     def leave_If(self, original_node: cst.If, updated_node: cst.If) -> Any:
-        holds = self.truth(updated_node.test)
-        if holds is None and code_of(updated_node.test) in ("True", "False"):
-            holds = code_of(updated_node.test) == "True"
+        holds = self._outcome(updated_node.test)
         if holds is None:
             return updated_node
         if original_node in self._elifs:
