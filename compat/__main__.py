@@ -68,7 +68,8 @@ def main() -> int:
 def run(python: Path, suite: str) -> Outcome:
     """Run one of the suites; its output stays beside the environment, and is shown if it fails."""
     _, tests, words = SUITES[suite]
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, "-k", words]
+    options = ["-q", "-p", "no:cacheprovider", "-n", "auto", "--dist", "worksteal"]
+    command = [str(python), "-m", "pytest", *options, tests, "-k", words]
     run = subprocess.run(
         command,
         cwd=ROOT,

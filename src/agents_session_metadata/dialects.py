@@ -86,6 +86,8 @@ class Dialect:
     """Whether reading metadata before writing it has to lock its rows, not the session's alone."""
     bounded_ids: ClassVar[bool] = False
     """Whether the sessions table cuts or refuses ids of more than 255 characters."""
+    single_writer: ClassVar[bool] = False
+    """Whether the first write of a transaction shuts out all others, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, not foreign keys, delete metadata with its session."""
     probes_by_range: ClassVar[bool] = False
@@ -266,6 +268,7 @@ class SQLite(Dialect):
     """SQLite, from 3.35."""
 
     name = "sqlite"
+    single_writer = True
     uses_triggers = True
     probes_by_range = True
     transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
@@ -297,14 +300,6 @@ class SQLite(Dialect):
 
     def was_locked(self, result: CursorResult[Any]) -> bool:
         return result.rowcount == 1
-
-    def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
-        return (
-            update(sessions)
-            .where(self.one_of(sessions.c.session_id, name, count))
-            .values(updated_at=sessions.c.updated_at)
-            .returning(sessions.c.session_id)
-        )
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = sqlite.insert(table)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from operator import methodcaller
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, select
 
+from .database import Database
 from .filters import NOTHING, All, Condition, IdIn, TimeBound
-from .schema import delete_orphans
+from .schema import orphans_of
 from .store import SessionStore
+
+ROWS_SWEPT = 5_000
+"""Rows that one statement looks at for orphans."""
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
@@ -45,24 +51,56 @@ async def delete_matching(
     while True:
 
         def candidates(connection: Connection, after: str | None = after) -> list[str]:
-            query = database.queries.ids(condition, after=after, limit=batch_size)
+            # One more than a batch tells whether there is another.
+            query = database.queries.ids(condition, after=after, limit=batch_size + 1)
             return list(connection.scalars(*query))
 
-        ids = await database.read(candidates)
+        found = await database.read(candidates)
+        ids = found[:batch_size]
         if ids:
             deleted += await database.write(_deletion(store, condition, ids))
             if progress is not None:
                 progress(deleted)
-        if len(ids) < batch_size:
+        if len(found) <= batch_size:
             return deleted
         after = ids[-1]
 
 
 async def sweep_orphans(store: SessionStore) -> None:
-    """Delete metadata without a session, where foreign keys do not see to it."""
+    """Delete metadata without a session, where foreign keys do not see to it.
+
+    There is none, as a rule: a table is read in parts, and a writer's turn is taken where something
+    was found.
+    """
     if store.database.dialect.uses_triggers:
-        names = store.database.names
-        await store.database.write(lambda connection: delete_orphans(connection, names))
+        for table, is_orphan in orphans_of(store.database.tables):
+            await _sweep(store.database, table, is_orphan)
+
+
+async def _sweep(database: Database, table: Table, is_orphan: ColumnElement[bool]) -> None:
+    end: str | None = ""
+    while end is not None:
+        orphans, end = await database.read(partial(_look, table, is_orphan, end))
+        if orphans is not None:
+            await database.write(methodcaller("execute", delete(table).where(orphans)))
+
+
+def _look(
+    table: Table, is_orphan: ColumnElement[bool], after: str, connection: Connection
+) -> tuple[ColumnElement[bool] | None, str | None]:
+    """Look for orphans in the next part of a table.
+
+    Returns:
+        What is true of the orphans, if there are any; and where the part ends, if not with the
+        table.
+    """
+    session_id = table.c.session_id
+    rest = select(session_id).where(session_id > after).order_by(session_id)
+    end = connection.scalar(rest.offset(ROWS_SWEPT - 1).limit(1))
+    part = session_id > after if end is None else and_(session_id > after, session_id <= end)
+    orphans = and_(part, is_orphan)
+    found = connection.scalar(select(session_id).where(orphans).limit(1))
+    return None if found is None else orphans, end
 
 
 def _deletion(
@@ -71,20 +109,34 @@ def _deletion(
     database = store.database
     tables, dialect = database.tables, database.dialect
 
-    def run(connection: Connection) -> int:
+    def delete_in_turn(connection: Connection) -> int:
+        # Nobody else writes from here on: what matches as it is deleted has not woken up.
+        of_candidates = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
+        statement = delete(tables.sessions).where(of_candidates)
+        statement, parameters = database.queries.where(
+            statement.returning(tables.sessions.c.session_id),
+            condition,
+            tables.sessions.c.session_id,
+        )
+        parameters.update(dialect.list_parameters("ids", ids))
+        deleted = list(connection.scalars(statement, parameters))
+        delete_rows(connection, [tables.messages], deleted)
+        return len(deleted)
+
+    def lock_and_delete(connection: Connection) -> int:
         # Locked first: one that woke up since is seen as it is now, and spared.
         lock = dialect.lock_rows(tables.sessions, "ids", len(ids))
         locked = list(connection.scalars(lock, dialect.list_parameters("ids", ids)))
-        if not locked:
-            return 0
         still = All((condition, IdIn(tuple(locked))))
-        doomed = list(connection.scalars(*database.queries.ids(still, after=None, limit=len(ids))))
-        if not doomed:
-            return 0
-        parameters = dialect.list_parameters("ids", doomed)
-        for table in (tables.messages, tables.sessions):
-            of_doomed = dialect.one_of(table.c.session_id, "ids", len(doomed))
-            connection.execute(delete(table).where(of_doomed), parameters)
+        query = database.queries.ids(still, after=None, limit=len(ids))
+        doomed = list(connection.scalars(*query)) if locked else []
+        delete_rows(connection, [tables.messages, tables.sessions], doomed)
         return len(doomed)
 
-    return run
+    def delete_rows(connection: Connection, of_tables: list[Table], doomed: list[str]) -> None:
+        parameters = dialect.list_parameters("ids", doomed)
+        for table in of_tables if doomed else []:
+            of_doomed = dialect.one_of(table.c.session_id, "ids", len(doomed))
+            connection.execute(delete(table).where(of_doomed), parameters)
+
+    return delete_in_turn if dialect.single_writer else lock_and_delete

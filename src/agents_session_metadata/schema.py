@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     TIMESTAMP,
     Column,
+    ColumnElement,
     Connection,
     DDLElement,
     ForeignKey,
@@ -382,14 +383,18 @@ def create_missing(connection: Connection, names: TableNames) -> None:
 
 def delete_orphans(connection: Connection, names: TableNames) -> None:
     """Delete metadata without a session, and elements without the list that they are of."""
-    tables = query_tables(names)
+    for each, is_orphan in orphans_of(query_tables(names)):
+        connection.execute(delete(each).where(is_orphan))
+
+
+def orphans_of(tables: SessionTables) -> tuple[tuple[Table, ColumnElement[bool]], ...]:
+    """Our tables, parents first, each with what is true of a row that belongs to nothing."""
     sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
     session = exists().where(sessions.c.session_id == rows.c.session_id)
     of_list = exists().where(
         rows.c.session_id == elements.c.session_id, rows.c.key == elements.c.key
     )
-    connection.execute(delete(rows).where(~session))
-    connection.execute(delete(elements).where(~of_list))
+    return (rows, ~session), (elements, ~of_list)
 
 
 def _missing_triggers(connection: Connection, tables: SessionTables) -> list[CreateTrigger]:
