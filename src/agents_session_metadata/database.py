@@ -235,6 +235,9 @@ class Database:
         def unit(connection: Connection) -> T:
             if autocommit:
                 connection.execution_options(isolation_level="AUTOCOMMIT")
+            elif commit and self.dialect.commits_each(connection):
+                level = connection.default_isolation_level
+                connection.execution_options(isolation_level=level)
             result = work(connection)
             if commit:
                 connection.commit()

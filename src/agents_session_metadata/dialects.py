@@ -119,6 +119,11 @@ class Dialect:
         """Whether a table or index could not be created because somebody else just did."""
         return self.error_code(error) in self.creation_race_codes
 
+    def commits_each(self, connection: Connection) -> bool:
+        """Whether a connection commits every statement by itself."""
+        fairy: Any = connection.connection
+        return connection.dialect.detect_autocommit_setting(fairy.dbapi_connection)
+
     def lock_or_create(self, sessions: Table) -> Insert:
         """Lock a session's row, making it if need be, as the first statement of a transaction.
 
@@ -279,6 +284,14 @@ class SQLite(Dialect):
             # Python 3.10's sqlite3 gives no codes; these sentences are SQLite's own, untranslated.
             return 5 if "is locked" in str(error.orig) else None
         return code & 0xFF  # The low byte of an extended code is the plain one.
+
+    def commits_each(self, connection: Connection) -> bool:
+        if not super().commits_each(connection):
+            return False
+        # An application may have told the driver to begin nothing, in order to begin by itself.
+        fairy: Any = connection.connection
+        with connection.begin():
+            return not fairy.driver_connection.in_transaction
 
     def lock_or_create(self, sessions: Table) -> Insert:
         return (

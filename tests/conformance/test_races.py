@@ -8,6 +8,8 @@ import contextlib
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from agents_session_metadata import (
@@ -190,6 +192,45 @@ async def test_fifty_editors_on_a_session_that_is_not_there_yet(engine):
 
     results = await asyncio.gather(*[session.edit_metadata(change) for _ in range(50)])
     assert sorted(result["turns"] for result in results) == list(range(1, 51))
+
+
+async def test_editors_take_turns_where_an_engine_commits_each_statement(shared_database):
+    engine = shared_database.engine(isolation_level="AUTOCOMMIT")
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+
+    def change(metadata):
+        metadata["turns"] = metadata.get("turns", 0) + 1
+        metadata["list"] = [*metadata.get("list", []), metadata["turns"]]
+
+    await asyncio.gather(*[session.edit_metadata(change) for _ in range(30)])
+    assert await session.get_metadata() == {"turns": 30, "list": list(range(1, 31))}
+    await session.add_items([raw.message("hello")])
+    assert len(await session.get_items()) == 1
+
+
+async def test_editors_take_turns_where_an_application_begins_by_itself(tmp_path):
+    """With SQLite's driver out of the way, as SQLAlchemy's documentation shows."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def connect(connection, _):
+        connection.isolation_level = None
+
+    @event.listens_for(engine.sync_engine, "begin")
+    def begin(connection):
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+
+    def change(metadata):
+        metadata["turns"] = metadata.get("turns", 0) + 1
+
+    await asyncio.gather(*[session.edit_metadata(change) for _ in range(10)])
+    assert await session.get_metadata() == {"turns": 10}
+    async with engine.connect() as connection:
+        raw_connection = await connection.get_raw_connection()
+        assert raw_connection.driver_connection.isolation_level is None
+    await engine.dispose()
 
 
 async def test_thirty_tasks_do_not_pass_the_limit_on_keys(engine):
