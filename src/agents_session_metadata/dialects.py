@@ -95,6 +95,8 @@ class Dialect:
 
     By equality with the id, the primary key would be taken, and the row fetched after it.
     """
+    transactional_ddl: ClassVar[bool] = True
+    """Whether a table and its rows can be made in one transaction."""
     many: ClassVar[int] = 200
     """Above so many values, a list may be bound in another way."""
     index_if_not_exists: ClassVar[bool] = True
@@ -267,6 +269,10 @@ class Dialect:
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """The type of ids in a sessions table that exists, and whether it sorts by code point."""
         return SessionId(), True
+
+    def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        """The type of ids in our tables, beside a sessions table with ids of this type."""
+        return parent
 
 
 class SQLite(Dialect):
@@ -545,11 +551,13 @@ class MySQL(Dialect):
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     index_if_not_exists = False
+    transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
     transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
-    # table exists, duplicate key name, duplicate foreign key name (in its two forms)
+    # table exists, duplicate key name, duplicate foreign key name (in its two forms); and no such
+    # table, when another process has just given it its name
     creation_race_codes: ClassVar[frozenset[object]] = frozenset(
-        {1050, 1061, 1826, 1005, 1684, 1213}
+        {1050, 1061, 1826, 1005, 1684, 1213, 1146}
     )
 
     def error_code(self, error: DBAPIError) -> object:
@@ -642,6 +650,13 @@ class MySQL(Dialect):
             return SessionId(), True
         length, charset, collation = row
         return mysql.VARCHAR(length, charset=charset, collation=collation), True
+
+    def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        # A foreign key may join columns of different lengths, and an index has room for so many
+        # characters only. No id that carries metadata has more.
+        if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= ID_LENGTH:
+            return parent
+        return mysql.VARCHAR(ID_LENGTH, charset=parent.charset, collation=parent.collation)
 
 
 class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL function

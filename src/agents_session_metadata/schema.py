@@ -14,6 +14,7 @@ metadata is emptied, after a `REPLACE`, and that of both ids when an id is chang
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -33,17 +34,23 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     column,
     delete,
     event,
     exists,
+    func,
+    insert,
     inspect,
+    or_,
     select,
     table,
     text,
+    tuple_,
 )
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from sqlalchemy.types import TypeEngine
 
 from .dialects import (
@@ -56,9 +63,13 @@ from .dialects import (
     dialect_of,
 )
 from .types import MAX_KEY_LENGTH
+from .values import LIST, SearchKey, decode_elements
 
 _LONGEST_NAME = 63
 """Bytes of an identifier that every supported database keeps."""
+
+_LISTS_AT_ONCE = 100
+"""Lists that are read at a time: values of the greatest size still fit into memory."""
 
 
 class TableNames(NamedTuple):
@@ -71,19 +82,24 @@ class TableNames(NamedTuple):
 
 
 class ColumnTypes(NamedTuple):
-    """The column types that differ between databases."""
+    """The column types that differ between databases; `own_id` is for the ids in our tables."""
 
     session_id: TypeEngine[Any]
+    own_id: TypeEngine[Any]
     key: TypeEngine[Any]
     text: TypeEngine[Any]
     search: TypeEngine[Any]
     rest: TypeEngine[Any]
 
 
-QUERY_TYPES = ColumnTypes(String(), String(MAX_KEY_LENGTH), Text(), LargeBinary(), LargeBinary())
+QUERY_TYPES = ColumnTypes(
+    String(), String(), String(MAX_KEY_LENGTH), Text(), LargeBinary(), LargeBinary()
+)
 """Plain types: a statement compares by what the columns are in the database."""
 
-CREATE_TYPES = ColumnTypes(SessionId(), MetadataKey(), LongText(), SearchBytes(), LongBytes())
+CREATE_TYPES = ColumnTypes(
+    SessionId(), SessionId(), MetadataKey(), LongText(), SearchBytes(), LongBytes()
+)
 """The types that CREATE TABLE spells out."""
 
 
@@ -136,6 +152,14 @@ class DropTrigger(DDLElement):
         self.trigger = trigger
 
 
+class RenameTable(DDLElement):
+    """Gives a table another name, in the schema where it is."""
+
+    def __init__(self, table: Table, name: str) -> None:
+        self.table = table
+        self.name = name
+
+
 @compiles(CreateTrigger)
 def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
     quote = compiler.preparer.quote
@@ -162,11 +186,23 @@ def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
     return f"DROP TRIGGER IF EXISTS {_trigger_name(drop.trigger, compiler)}"
 
 
+@compiles(RenameTable)
+def _rename_table(rename: RenameTable, compiler: Any, **_: Any) -> str:
+    before, after = (
+        _name_beside(rename.table, name, compiler) for name in (rename.table.name, rename.name)
+    )
+    return f"ALTER TABLE {before} RENAME TO {after}"
+
+
 def _trigger_name(trigger: CreateTrigger, compiler: Any) -> str:
+    return _name_beside(trigger.table, trigger.name, compiler)
+
+
+def _name_beside(table: Table, plain: str, compiler: Any) -> str:
     # DDL of one's own does not pass through schema_translate_map.
-    name: str = compiler.preparer.quote(trigger.name)
-    translated = (compiler.schema_translate_map or {}).get(trigger.table.schema)
-    schema = translated or trigger.table.schema
+    name: str = compiler.preparer.quote(plain)
+    translated = (compiler.schema_translate_map or {}).get(table.schema)
+    schema = translated or table.schema
     return f"{compiler.preparer.quote(schema)}.{name}" if schema else name
 
 
@@ -267,7 +303,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     rows = Table(
         names.metadata,
         metadata,
-        Column("session_id", types.session_id, primary_key=True),
+        Column("session_id", types.own_id, primary_key=True),
         Column("key", types.key, primary_key=True),
         Column("value", types.text, nullable=False),
         Column("search_key", types.search, nullable=False),
@@ -286,7 +322,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     elements = Table(
         names.elements,
         metadata,
-        Column("session_id", types.session_id, primary_key=True),
+        Column("session_id", types.own_id, primary_key=True),
         Column("key", types.key, primary_key=True),
         Column("position", Integer, primary_key=True, autoincrement=False),
         Column("search_key", types.search, nullable=False),
@@ -347,6 +383,9 @@ def find_missing(connection: Connection, names: TableNames) -> list[str]:
 def create_missing(connection: Connection, names: TableNames) -> None:
     """Create whatever the database lacks; harmless when several processes do it at once.
 
+    A table of elements that is made beside metadata gets the elements of all lists; nobody sees it
+    before it has them, also after a crash.
+
     Raises:
         DBAPIError: Also when another process created something first; then do it again.
     """
@@ -357,11 +396,17 @@ def create_missing(connection: Connection, names: TableNames) -> None:
     existing = {name for name in names if inspector.has_table(name, schema=schema)}
     types = CREATE_TYPES
     if names.sessions in existing:
-        # A foreign key must have the very type and collation of what it refers to.
-        types = types._replace(session_id=dialect.parent_id(connection, plain.sessions)[0])
+        types = types_beside(connection, plain.sessions)
     tables = build_tables(MetaData(), names, types)
+    refilled = names.metadata in existing and names.elements not in existing
     for each in tables.tables:
         is_new = each.name not in existing
+        if each is tables.elements and refilled:
+            if not dialect.transactional_ddl:
+                _create_elements_aside(connection, tables)
+                continue
+            # Where a driver begins a transaction with the first write, the table is in it too.
+            connection.execute(dialect.lock_existing(plain.sessions), {"of_session": ""})
         if is_new:
             connection.execute(CreateTable(each, if_not_exists=True))
         elif each in (tables.sessions, tables.messages):
@@ -373,12 +418,110 @@ def create_missing(connection: Connection, names: TableNames) -> None:
             if index.name not in present:
                 create = CreateIndex(index, if_not_exists=dialect.index_if_not_exists)
                 connection.execute(create)
+    if refilled and dialect.transactional_ddl:
+        for _ in _fill(connection, plain, plain.elements):
+            pass
     without = _missing_triggers(connection, tables)
     for trigger in without:
         connection.execute(trigger)
     if without and names.metadata in existing:
         # Nobody deleted metadata with its session while the triggers were away.
         delete_orphans(connection, names)
+
+
+def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
+    """The types of tables that are made beside a sessions table that exists."""
+    dialect = dialect_of(connection.dialect)
+    # A foreign key must have the very type and collation of what it refers to.
+    parent = dialect.parent_id(connection, sessions)[0]
+    return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
+
+
+def read_lists(
+    connection: Connection, tables: SessionTables, *, lock: bool = False
+) -> Iterator[dict[tuple[str, str], tuple[SearchKey, ...]]]:
+    """The elements of all lists by session id and key, some lists at a time.
+
+    A text that is no JSON, which only SQL typed by hand can store, counts as a list of nothing.
+    """
+    rows = tables.metadata
+    own_id, key = rows.c.session_id, rows.c.key
+    statement: Any = (
+        select(own_id, key, rows.c.value)
+        .where(_is_list(rows))
+        .order_by(own_id, key)
+        .limit(_LISTS_AT_ONCE)
+    )
+    if lock:
+        statement = statement.with_for_update()
+    after = own_id > bindparam("after_id")
+    further = own_id >= bindparam("after_id"), or_(after, key > bindparam("after_key"))
+    found: Any = connection.execute(statement).all()
+    while found:
+        yield {(own_id, key): decode_elements(value) for own_id, key, value in found}
+        last = {"after_id": found[-1][0], "after_key": found[-1][1]}
+        found = connection.execute(statement.where(*further), last).all()
+
+
+def _create_elements_aside(connection: Connection, tables: SessionTables) -> None:
+    """Make the table of elements under another name, fill it, and give it its own name.
+
+    For databases on which each DDL statement is a transaction. While the table is missing no list
+    is written, so lists only go, and their elements with them by the foreign key. What a crash has
+    left is filled again. Of several processes that fill one table, the first to finish names it.
+    """
+    dialect = dialect_of(connection.dialect)
+    schema = connection.schema_for_object(tables.elements)
+    others = MetaData()
+    for each in tables.tables:
+        each.to_metadata(others)
+    aside = tables.elements.to_metadata(others, name=derived_name(tables.elements.name, "_new"))
+    connection.execute(CreateTable(aside, if_not_exists=True))
+    present = {index["name"] for index in inspect(connection).get_indexes(aside.name, schema)}
+    for index in aside.indexes:
+        if index.name not in present:
+            connection.execute(CreateIndex(index))
+    plain = query_tables(TableNames(*(each.name for each in tables.tables)))
+    target = plain.elements.to_metadata(MetaData(), name=aside.name)
+    rows = plain.metadata
+    of_list = exists().where(
+        rows.c.session_id == target.c.session_id, rows.c.key == target.c.key, _is_list(rows)
+    )
+    connection.execute(delete(target).where(~of_list))
+    for _ in _fill(connection, plain, target):
+        connection.commit()
+    try:
+        connection.execute(RenameTable(aside, tables.elements.name))
+    except DBAPIError as error:
+        if dialect.is_creation_race(error):
+            connection.execute(DropTable(aside, if_exists=True))
+        raise
+
+
+def _fill(connection: Connection, tables: SessionTables, target: Table) -> Iterator[None]:
+    """Write the elements of all lists into a table, some lists in each step."""
+    own_key = tuple_(target.c.session_id, target.c.key)
+    for lists in read_lists(connection, tables, lock=True):
+        connection.execute(delete(target).where(own_key.in_(list(lists))))
+        parts = [
+            {
+                "session_id": session_id,
+                "key": key,
+                "position": position,
+                "search_key": element.indexed,
+                "search_rest": element.rest,
+            }
+            for (session_id, key), elements in lists.items()
+            for position, element in enumerate(elements)
+        ]
+        if parts:
+            connection.execute(insert(target), parts)
+        yield
+
+
+def _is_list(rows: Table) -> ColumnElement[bool]:
+    kind: ColumnElement[bytes] = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
+    return kind == LIST
 
 
 def delete_orphans(connection: Connection, names: TableNames) -> None:

@@ -162,6 +162,14 @@ def decode_value(text: str) -> JSONValue:
     return _from_text(text.strip())[0]
 
 
+def decode_elements(text: str) -> tuple[SearchKey, ...]:
+    """The search keys of a stored list's elements; none where the text is no JSON."""
+    try:
+        return tuple(_elements(decode_value(text)))
+    except ValueError:
+        return ()
+
+
 def value_problem(value: object) -> tuple[str, str] | None:
     """Find the first thing in a value that is not JSON: its path and what is wrong, or None."""
     return next(_problems(value, "$", 0), None)
