@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
-from sqlalchemy import Connection, ForeignKeyConstraint
+from sqlalchemy import Column, Connection, ForeignKeyConstraint
+from sqlalchemy.exc import NotSupportedError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateIndex, DropIndex
 
@@ -21,6 +23,11 @@ from .doctor_patient import Patient
 from .schema import TableNames, table_names
 
 __all__ = ["Finding", "diagnose"]
+
+REMADE = (
+    "create_tables=True, or agent-sessions count --create-tables, then makes the table and fills it"
+)
+"""How a table of elements comes back: its rows follow from the lists, but not by SQL."""
 
 CLOCK_TOLERANCE = 5.0
 """Seconds by which clocks may differ before it is worth a word."""
@@ -43,8 +50,16 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
         UnsupportedDialectError: If the engine is for another database.
     """
     dialect_of(engine.dialect)
+    try:
+        return await _examined(engine, names or table_names())
+    except NotSupportedError:
+        # asyncpg had prepared a statement before the tables were repaired, and has dropped it now.
+        return await _examined(engine, names or table_names())
+
+
+async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
     async with engine.connect() as connection:
-        return await connection.run_sync(_examine, names or table_names())
+        return await connection.run_sync(_examine, names)
 
 
 def _examine(connection: Connection, names: TableNames) -> list[Finding]:
@@ -61,6 +76,7 @@ def _examine(connection: Connection, names: TableNames) -> list[Finding]:
         _foreign_keys,
         _indexes,
         lambda patient: patient.check_triggers(),
+        _elements,
         lambda patient: patient.check_zone(),
         _clock,
     )
@@ -84,6 +100,10 @@ def _versions(patient: Patient) -> Iterator[Finding]:
 def _tables(patient: Patient) -> Iterator[Finding]:
     for table in patient.expected.tables:
         if table.name not in patient.existing:
+            if table is patient.expected.elements and patient.has_elements():
+                problem = f"table {table.name} is missing, and there are lists; {REMADE}"
+                yield Finding("error", "tables", problem)
+                continue
             yield Finding(
                 "error",
                 "tables",
@@ -97,12 +117,11 @@ def _columns(patient: Patient) -> Iterator[Finding]:
         actual = patient.columns[table.name]
         for column in table.c:
             if column.name not in actual:
-                yield Finding(
-                    "error",
-                    "columns",
-                    f"column {table.name}.{column.name} is missing",
-                    tuple(patient.add_column(column)),
-                )
+                problem = f"column {table.name}.{column.name} is missing"
+                repair = tuple(patient.add_column(column))
+                if not repair and table is patient.expected.elements:
+                    problem, repair = f"{problem}; {REMADE}", tuple(patient.drop_elements())
+                yield Finding("error", "columns", problem, repair)
                 continue
             for problem in patient.column_problems(column, actual[column.name]):
                 yield Finding(
@@ -126,21 +145,31 @@ def _ids(patient: Patient) -> Iterator[Finding]:
                     f"{table.name}.key {' and '.join(problems)}",
                     tuple(patient.change_columns([table.c.key])),
                 )
-    repair = tuple(patient.change_columns(patient.id_columns()))
-    for table in patient.present:
-        if not patient.has(table, "session_id"):
-            continue
-        problems = patient.text_problems(table.c.session_id)
-        if problems:
-            yield Finding(
-                "warning",
-                "collations",
-                f"{table.name}.session_id {' and '.join(problems)}",
-                repair,
-            )
-        difference = patient.differs_from_parent(table)
+    difference = _difference(patient, *(table.c.key for table in reversed(ours)))
+    if difference:
+        repair = tuple(patient.change_columns([table.c.key for table in ours]))
+        yield Finding("error", "columns", difference, repair)
+    ids = [table.c.session_id for table in patient.present if patient.has(table, "session_id")]
+    parent = patient.expected.sessions.c.session_id
+    problems_of = {each: patient.text_problems(each) for each in ids}
+    differences = {each: _difference(patient, each, parent) for each in ids}
+    changed = [each for each, difference in differences.items() if difference]
+    if any(problems_of.values()):
+        changed = patient.id_columns()
+    repair = tuple(patient.change_columns(changed))
+    for each in ids:
+        if problems_of[each]:
+            problem = f"{each.table.name}.session_id {' and '.join(problems_of[each])}"
+            yield Finding("warning", "collations", problem, repair)
+        difference = differences[each]
         if difference:
             yield Finding("error", "columns", difference, repair)
+
+
+def _difference(patient: Patient, child: Column[Any], parent: Column[Any]) -> str | None:
+    if child is parent or not all(patient.has(each.table, each.name) for each in (child, parent)):
+        return None
+    return patient.differs(child, parent)
 
 
 def _primary_keys(patient: Patient) -> Iterator[Finding]:
@@ -190,11 +219,16 @@ def _foreign_keys(patient: Patient) -> Iterator[Finding]:
             for key in patient.foreign_keys[child.name]
             if key["constrained_columns"] == columns and key["referred_table"] == parent.name
         ]
-        if any(
-            (key.get("options", {}).get("ondelete") or "").upper() == "CASCADE" for key in to_parent
-        ):
+        cascading = [
+            key
+            for key in to_parent
+            if (key.get("options", {}).get("ondelete") or "").upper() == "CASCADE"
+        ]
+        failures = [patient.foreign_key_problem(child, key) for key in cascading]
+        if None in failures:
             continue
         problem = "does not delete with its parent" if to_parent else "is missing"
+        problem = failures[0] if failures and failures[0] else problem
         is_ours = child in (patient.expected.metadata, patient.expected.elements)
         yield Finding(
             "error" if is_ours else "warning",
@@ -222,6 +256,20 @@ def _indexes(patient: Patient) -> Iterator[Finding]:
                 f"{table.name} has no index on {_listed(columns)}",
                 tuple(repair),
             )
+
+
+def _elements(patient: Patient) -> Iterator[Finding]:
+    """Each list's rows of elements are compared with the list itself."""
+    wrong = patient.wrong_elements()
+    if wrong:
+        values = "1 value has" if wrong == 1 else f"{wrong} values have"
+        yield Finding(
+            "error",
+            "elements",
+            f"{values} other elements in {patient.expected.metadata.name} than in"
+            f" {patient.expected.elements.name}, so $contains and count_values are wrong; {REMADE}",
+            tuple(patient.drop_elements()),
+        )
 
 
 def _clock(patient: Patient) -> Iterator[Finding]:

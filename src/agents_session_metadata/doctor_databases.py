@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
@@ -54,9 +55,6 @@ class SQLitePatient(Patient):
         )
         name = collation if collation in ("BINARY", "NOCASE", "RTRIM") else "BINARY"
         return bool(self.scalar(f"SELECT :a = :b COLLATE {name}", a=first, b=second))
-
-    def differs_from_parent(self, table: Table) -> str | None:
-        return None
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         # What a column is declared as decides only whether text like 1 becomes a number.
@@ -125,6 +123,20 @@ class SQLitePatient(Patient):
         yield "COMMIT"
 
 
+class _TextColumn(NamedTuple):
+    """How PostgreSQL compares a column of text, and how much it holds."""
+
+    schema: str
+    collation: str
+    is_deterministic: bool
+    length: int | None
+
+    @property
+    def room(self) -> float:
+        """The characters that it holds."""
+        return math.inf if self.length is None else self.length
+
+
 class PostgreSQLPatient(Patient):
     """PostgreSQL."""
 
@@ -135,23 +147,82 @@ class PostgreSQLPatient(Patient):
     def product_name(self) -> str:
         return "PostgreSQL"
 
-    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
-        collation = self.rows(
-            "SELECT n.nspname, c.collname FROM pg_attribute a"
+    def __init__(self, connection: Connection, names: TableNames) -> None:
+        super().__init__(connection, names)
+        self._texts: dict[tuple[str, str], _TextColumn] = {}
+        self._failures: dict[tuple[str, str], str] = {}
+        for table in self.present:
+            self._look_at(table)
+
+    def _look_at(self, table: Table) -> None:
+        columns = (
+            "SELECT a.attname, n.nspname, c.collname, c.collisdeterministic,"
+            " CASE WHEN a.atttypmod > 4 THEN a.atttypmod - 4 END FROM pg_attribute a"
             " JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_namespace n ON n.oid = c.collnamespace"
-            " WHERE a.attrelid = to_regclass(:name) AND a.attname = :column",
-            name=self.name_of(column.table),
-            column=column.name,
+            " WHERE a.attrelid = to_regclass(:name) AND NOT a.attisdropped"
         )
-        if not collation:
+        for column, *found in self.rows(columns, name=self.name_of(table)):
+            self._texts[table.name, column] = _TextColumn(*found)
+        keys = (
+            "SELECT k.conname, k.convalidated,"
+            # The column is younger than the oldest supported server.
+            " coalesce(to_jsonb(k)->>'conenforced', 'true') = 'false' OR EXISTS (SELECT 1"
+            " FROM pg_trigger t WHERE t.tgconstraint = k.oid AND t.tgenabled IN ('D', 'R'))"
+            " FROM pg_constraint k WHERE k.conrelid = to_regclass(:name) AND k.contype = 'f'"
+        )
+        for name, is_validated, is_off in self.rows(keys, name=self.name_of(table)):
+            if is_off:
+                self._failures[table.name, name] = "is switched off"
+            elif not is_validated:
+                self._failures[table.name, name] = "was never checked for the rows before it"
+
+    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+        found = self._texts.get((column.table.name, column.name))
+        if found is None:
             return False
-        schema, name = map(self.quote, collation[0])
+        schema, name = self.quote(found.schema), self.quote(found.collation)
         query = f"SELECT CAST(:a AS TEXT) COLLATE {schema}.{name} = CAST(:b AS TEXT)"
         return bool(self.scalar(query, a=first, b=second))
 
-    def differs_from_parent(self, table: Table) -> str | None:
-        return None
+    def text_problems(self, column: Column[Any]) -> list[str]:
+        problems = super().text_problems(column)
+        found = self._texts.get((column.table.name, column.name))
+        if found is None:
+            return problems
+        if not found.is_deterministic and not problems:
+            problems.append(f"has the nondeterministic collation {found.collation}")
+        if column.name == "session_id" and found.room < MAX_KEY_LENGTH:
+            problems.append(f"holds {found.length} characters, not {MAX_KEY_LENGTH}")
+        return problems
+
+    def differs(self, child: Column[Any], parent: Column[Any]) -> str | None:
+        pair = [(each, self._texts.get((each.table.name, each.name))) for each in (child, parent)]
+        (_, own), (_, others) = pair
+        if own is None or others is None:
+            return None
+        is_shorter = own.room < self._needed(child, others.room)
+        if own[:2] == others[:2] and not is_shorter:
+            return None
+        return ", ".join(
+            f"{each.table.name}.{each.name} {'is' * (each is child)}"
+            f" {found.length or 'any number of'} characters of the collation {found.collation}"
+            for each, found in pair
+            if found
+        ).replace("  ", " ")
+
+    def equal(self, child: Column[Any], parent: Column[Any]) -> str:
+        own, others = (self._texts.get((each.table.name, each.name)) for each in (child, parent))
+        if own and others and own[:2] == others[:2] and own.is_deterministic:
+            return super().equal(child, parent)
+        # Texts of different collations are not compared, and numbers not with texts.
+        return " = ".join(
+            f'CAST({self.name_of(each.table)}.{self.quote(each.name)} AS TEXT) COLLATE "C"'
+            for each in (parent, child)
+        )
+
+    def foreign_key_problem(self, table: Table, key: Mapping[str, Any]) -> str | None:
+        return self._failures.get((table.name, key["name"]))
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         wanted = self.wanted(column)
@@ -239,16 +310,15 @@ class MySQLPatient(Patient):
             problems.append(f"holds {length} characters, not {MAX_KEY_LENGTH}")
         return problems
 
-    def differs_from_parent(self, table: Table) -> str | None:
-        sessions = self.expected.sessions
-        if table is sessions or not self.has(sessions, "session_id"):
-            return None
-        own, parent = (self._stored[t.name, "session_id"][2:5] for t in (table, sessions))
-        if own == parent:
+    def differs(self, child: Column[Any], parent: Column[Any]) -> str | None:
+        own, others = (self._stored[each.table.name, each.name][2:5] for each in (child, parent))
+        # A column of another type has no length; its type is what is found.
+        is_shorter = (own[2] or 0) < self._needed(child, others[2] or 0)
+        if own[:2] == others[:2] and not is_shorter:
             return None
         return (
-            f"{table.name}.session_id is {own[2]} characters of {own[1]}, "
-            f"{sessions.name}.session_id {parent[2]} of {parent[1]}"
+            f"{child.table.name}.{child.name} is {own[2]} characters of {own[1]}, "
+            f"{parent.table.name}.{parent.name} {others[2]} of {others[1]}"
         )
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
@@ -291,6 +361,14 @@ class MySQLPatient(Patient):
         return " = ".join(f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)" for name in names)
 
     def check_storage(self) -> Iterator[Finding]:
+        if not self.scalar("SELECT @@foreign_key_checks"):
+            problem = "foreign keys are switched off, and nothing deletes metadata with its session"
+            if self.scalar("SELECT @@GLOBAL.foreign_key_checks"):
+                problem += "; it is this client that sets foreign_key_checks"
+                yield Finding("error", "foreign keys", problem)
+            else:
+                repair = "SET GLOBAL foreign_key_checks = 1"
+                yield Finding("error", "foreign keys", problem, (repair,))
         for table in self.present:
             engine = self.scalar(
                 "SELECT engine FROM information_schema.tables WHERE table_name = :name"

@@ -1,5 +1,8 @@
 """A database under examination: what it has, and the standard SQL that changes it."""
 
+# Some databases need less of what a method is passed.
+# ruff: noqa: ARG002
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,15 +18,26 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
     inspect,
+    select,
     text,
 )
-from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex, CreateTable
+from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex, CreateTable, DropTable
 
 from .ddl import as_text, offline
 from .dialects import dialect_of
 from .doctor_findings import Finding
-from .schema import CREATE_TYPES, SessionTables, TableNames, build_tables
+from .schema import (
+    CREATE_TYPES,
+    DropTrigger,
+    SessionTables,
+    TableNames,
+    build_tables,
+    query_tables,
+    read_lists,
+    types_beside,
+)
 from .types import MAX_KEY_LENGTH
+from .values import LIST, SearchKey
 
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
 
@@ -37,6 +51,7 @@ class Patient:
     def __init__(self, connection: Connection, names: TableNames) -> None:
         self.connection = connection
         self.inspector: Any = inspect(connection)
+        self.tables: SessionTables = query_tables(names)
         self.exact: SessionTables = build_tables(MetaData(), names, CREATE_TYPES)
         self.schema: str | None = connection.schema_for_object(self.exact.sessions)
         self.existing: set[str] = {
@@ -44,8 +59,7 @@ class Patient:
         }
         types = CREATE_TYPES
         if names.sessions in self.existing:
-            parent = dialect_of(connection.dialect).parent_id(connection, self.exact.sessions)[0]
-            types = types._replace(session_id=parent)
+            types = types_beside(connection, self.exact.sessions)
         # Ids as the parent has them: what a table that is yet to be made must refer to.
         self.expected: SessionTables = build_tables(MetaData(), names, types)
         self.present: list[Table] = [
@@ -154,9 +168,14 @@ class Patient:
         """Whether a column's collation takes two texts for the same."""
         raise NotImplementedError
 
-    def differs_from_parent(self, table: Table) -> str | None:
-        """In what way a table's ids are not as their parent's; None when they are."""
-        raise NotImplementedError
+    def _needed(self, child: Column[Any], parent: float) -> float:
+        """The characters that a child's column must hold, where its parent's holds so many."""
+        ours = (self.expected.metadata, self.expected.elements)
+        return min(parent, MAX_KEY_LENGTH) if child.table in ours else parent
+
+    def differs(self, child: Column[Any], parent: Column[Any]) -> str | None:
+        """In what way ids or keys are not as those that they refer to; None when they are."""
+        return None
 
     def add_column(self, column: Column[Any]) -> Iterator[str]:
         """What adds a missing column; nothing where its values could not be known."""
@@ -208,6 +227,10 @@ class Patient:
             yield self.drop_foreign_key(constraint.table, key)
         yield self.sql(AddConstraint(constraint))
 
+    def foreign_key_problem(self, table: Table, key: Mapping[str, Any]) -> str | None:
+        """Why a foreign key that is there does not hold; None when it does."""
+        return None
+
     def drop_foreign_key(self, table: Table, key: Mapping[str, Any]) -> str:
         """What takes a foreign key away."""
         return f"ALTER TABLE {self.name_of(table)} DROP CONSTRAINT {self.quote(key['name'])}"
@@ -239,6 +262,75 @@ class Patient:
         """Whether a table has a row."""
         query = f"SELECT count(*) FROM (SELECT 1 FROM {self.name_of(table)} LIMIT 1) AS first_row"  # noqa: S608  # names
         return bool(self.scalar(query))
+
+    # ---- elements ----
+
+    def has_elements(self) -> bool:
+        """Whether a list is stored that has elements."""
+        own = ("session_id", "key", "value", "search_key")
+        if not self._can_read(self.expected.metadata, own):
+            return False
+        return any(any(lists.values()) for lists in read_lists(self.connection, self.tables))
+
+    def wrong_elements(self) -> int:
+        """The number of values whose rows of elements are not those that they should have.
+
+        Every list is read, and compared with its rows, some lists at a time. Nothing is compared
+        while columns are not as they should be.
+        """
+        ours = (self.expected.metadata, self.expected.elements)
+        searched = ("session_id", "key", "search_key", "search_rest")
+        if not all(self._can_read(table, searched) for table in ours):
+            return 0
+        if not self._can_read(ours[0], ("value",)):
+            return 0
+        texts = (table.c[name] for table in ours for name in ("session_id", "key"))
+        if any(self.text_problems(column) for column in texts):
+            return 0
+        elements, wrong = self.tables.elements, self._elements_of_no_list()
+        for lists in read_lists(self.connection, self.tables):
+            stored: dict[tuple[str, str], set[SearchKey]] = {own: set() for own in lists}
+            statement: Any = select(*(elements.c[name] for name in searched)).where(
+                elements.c.session_id.in_({session_id for session_id, _ in lists})
+            )
+            found: Iterable[Any] = self.connection.execute(statement)
+            for session_id, key, indexed, rest in found:
+                if (session_id, key) in stored:
+                    stored[session_id, key].add(SearchKey(bytes(indexed), bytes(rest)))
+            wrong += sum(stored[own] != set(wanted) for own, wanted in lists.items())
+        return wrong
+
+    def drop_elements(self) -> Iterator[str]:
+        """What takes the table of elements away; `create_missing` makes and fills it then."""
+        elements = self.expected.elements
+        if dialect_of(self.dialect).uses_triggers:
+            for trigger in self.expected.triggers:
+                if trigger.emptied is elements:
+                    yield self.sql(DropTrigger(trigger))
+        yield self.sql(DropTable(elements))
+
+    def _elements_of_no_list(self) -> int:
+        rows, elements = self.expected.metadata, self.expected.elements
+        (constraint,) = elements.foreign_key_constraints
+        same = " AND ".join(self.equal(each.parent, each.column) for each in constraint.elements)
+        own_id, key, kind = (
+            f"{self.name_of(rows)}.{self.quote(name)}"
+            for name in ("session_id", "key", "search_key")
+        )
+        found = (
+            f"SELECT DISTINCT {own_id}, {key}"  # noqa: S608  # names
+            f" FROM {self.name_of(elements)} JOIN {self.name_of(rows)} ON {same}"
+            f" WHERE substr({kind}, 1, 1) <> :list"
+        )
+        return int(self.scalar(f"SELECT count(*) FROM ({found}) AS found", list=LIST))  # noqa: S608  # names
+
+    def _can_read(self, table: Table, names: Iterable[str]) -> bool:
+        """Whether columns are there and are what they should be."""
+        actual = self.columns.get(table.name, {})
+        return all(
+            name in actual and not [*self.column_problems(table.c[name], actual[name])]
+            for name in names
+        )
 
     # ---- the database ----
 
