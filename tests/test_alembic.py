@@ -146,3 +146,21 @@ async def test_an_sdk_database_gets_our_tables_once(engine, config, shared_datab
     assert {"agent_sessions", "agent_messages"} <= await raw.table_names(engine)
     assert "agent_sessions_metadata" not in await raw.table_names(engine)
     await raw.execute(engine, "INSERT INTO agent_sessions (session_id) VALUES ('later')")
+
+
+async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, shared_database):
+    path, text = await revision(config, "first")
+    print(text)  # noqa: T201  # shown with a failure
+    assert text.count("op.create_table(") == 5
+    if shared_database.kind == "sqlite":
+        write(path, with_triggers(text))
+    if shared_database.kind == "mysql":
+        # Alembic writes the line with the other quotation mark.
+        line = documented("MariaDB and MySQL: the way back").strip().replace('"', "'")
+        assert text.count(line) == 1
+        write(path, text.replace(line, ""))
+    await upgraded(config)
+    await SessionCatalog(engine).create_session("chat", metadata={"tags": ["x"]})
+    await engine.dispose()
+    await asyncio.to_thread(command.downgrade, config, "base")
+    assert await raw.table_names(engine) == {"alembic_version"}

@@ -136,6 +136,14 @@ class _TextColumn(NamedTuple):
         """The characters that it holds."""
         return math.inf if self.length is None else self.length
 
+    def compares_with(self, other: _TextColumn) -> bool:
+        """Whether there is one way to compare the two: the database's own collation gives way."""
+        names = {self[:2], other[:2]}
+        if len(names) == 1:
+            return True
+        is_exact = self.is_deterministic and other.is_deterministic
+        return is_exact and ("pg_catalog", "default") in names
+
 
 class PostgreSQLPatient(Patient):
     """PostgreSQL."""
@@ -197,23 +205,24 @@ class PostgreSQLPatient(Patient):
         return problems
 
     def differs(self, child: Column[Any], parent: Column[Any]) -> str | None:
-        pair = [(each, self._texts.get((each.table.name, each.name))) for each in (child, parent)]
-        (_, own), (_, others) = pair
+        own, others = (self._texts.get((each.table.name, each.name)) for each in (child, parent))
         if own is None or others is None:
             return None
         is_shorter = own.room < self._needed(child, others.room)
-        if own[:2] == others[:2] and not is_shorter:
+        if own.compares_with(others) and not is_shorter:
             return None
-        return ", ".join(
-            f"{each.table.name}.{each.name} {'is' * (each is child)}"
-            f" {found.length or 'any number of'} characters of the collation {found.collation}"
-            for each, found in pair
-            if found
-        ).replace("  ", " ")
+        is_own, is_other = (
+            f"{each.length or 'any number of'} characters of the collation {each.collation}"
+            for each in (own, others)
+        )
+        return (
+            f"{child.table.name}.{child.name} is {is_own}, "
+            f"{parent.table.name}.{parent.name} {is_other}"
+        )
 
     def equal(self, child: Column[Any], parent: Column[Any]) -> str:
         own, others = (self._texts.get((each.table.name, each.name)) for each in (child, parent))
-        if own and others and own[:2] == others[:2] and own.is_deterministic:
+        if own and others and own.compares_with(others) and own.is_deterministic:
             return super().equal(child, parent)
         # Texts of different collations are not compared, and numbers not with texts.
         return " = ".join(
