@@ -154,6 +154,16 @@ async def test_elements_that_are_not_those_of_their_lists(filled, shared_databas
     await intact(filled)
 
 
+@only("mysql")
+async def test_elements_beside_ids_that_are_short(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=190, collation=await exact_collation(engine))
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a", metadata={"tags": ["x"]})
+    assert {each.check for each in await problems(engine)} == {"collations"}
+    await raw.execute(engine, "DELETE FROM agent_sessions_metadata_elements")
+    assert (await problems(engine))[-1].check == "elements"
+
+
 async def test_many_lists_are_compared_some_at_a_time(filled, shared_database):
     engine = filled.engine
     for number in range(60):

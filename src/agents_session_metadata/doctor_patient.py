@@ -161,8 +161,12 @@ class Patient:
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         """What a column of ids or keys fails to do, in words that follow its name."""
-        same = [name for name, a, b in _SAMPLES if self.are_equal(column, a, b)]
+        same = self.not_distinguished(column)
         return [f"does not distinguish {' or '.join(same)}"] if same else []
+
+    def not_distinguished(self, column: Column[Any]) -> list[str]:
+        """What two texts may differ in and be the same to a column's collation."""
+        return [name for name, a, b in _SAMPLES if self.are_equal(column, a, b)]
 
     def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
         """Whether a column's collation takes two texts for the same."""
@@ -276,7 +280,7 @@ class Patient:
         """The number of values whose rows of elements are not those that they should have.
 
         Every list is read, and compared with its rows, some lists at a time. Nothing is compared
-        while columns are not as they should be.
+        while columns are not as they should be, or take different ids or keys for the same.
         """
         ours = (self.expected.metadata, self.expected.elements)
         searched = ("session_id", "key", "search_key", "search_rest")
@@ -285,7 +289,7 @@ class Patient:
         if not self._can_read(ours[0], ("value",)):
             return 0
         texts = (table.c[name] for table in ours for name in ("session_id", "key"))
-        if any(self.text_problems(column) for column in texts):
+        if any(map(self.not_distinguished, texts)):
             return 0
         elements, wrong = self.tables.elements, self._elements_of_no_list()
         for lists in read_lists(self.connection, self.tables):
