@@ -160,7 +160,7 @@ def test_the_texts_are_filled_in(package):
         ("session", "def _in_store(", "def _of_store(", "dropped: .*_in_store"),
         ("store", "self.scope.check(values)", "self.scope.check(dict(values))", "found 0 times"),
         ("store", "Upsert keys of a session", "Upsert keys, in scope or not,", "speaks of"),
-        ("rows", "from .dialects import", "from .catalog import", "in no target: catalog.Dialect"),
+        ("rows", "from .dialect_base import", "from .catalog import", "in no target: catalog.D"),
         ("filters", "NOTHING = AnyOf", "NOTHING.x = 1\nNOTHING = AnyOf", "no rule for NOTHING.x"),
     ],
 )

@@ -60,10 +60,20 @@ Database errors are not wrapped: they pass through as SQLAlchemy raises them.
 """,
     ),
     Target("_session_metadata/_values.py", ("values",)),
-    Target("_session_metadata/_dialects.py", ("dialects",)),
+    Target(
+        "_session_metadata/_dialects.py",
+        (
+            *("dialect_types", "dialect_base"),
+            *("dialect_sqlite", "dialect_postgresql", "dialect_mysql", "dialects"),
+        ),
+        """What differs between databases: types, statements, error codes.
+
+Everything else asks a `Dialect` for a statement, an expression or a flag.
+""",
+    ),
     Target(
         "_session_metadata/_schema.py",
-        ("schema",),
+        ("schema", "creation"),
         """Tables, indexes and triggers: their definition, creation, and what is missing of them.
 
 | table | one row |
@@ -156,9 +166,9 @@ DROPPED: tuple[tuple[str, ...], ...] = (
     ("queries", "Queries", "ids"),
     ("queries", "Queries", "where"),
     # Of these only PostgreSQL's is used, by itself.
-    ("dialects", "Dialect", "utc"),
-    ("dialects", "SQLite", "utc"),
-    ("dialects", "MySQL", "utc"),
+    ("dialect_base", "Dialect", "utc"),
+    ("dialect_sqlite", "SQLite", "utc"),
+    ("dialect_mysql", "MySQL", "utc"),
 )
 """What is left out although it, or an attribute of its name, is needed."""
 

@@ -339,6 +339,7 @@ names = session._store.database.names
         (255, "utf8mb4", "utf8mb4_general_ci"),
         (255, "latin1", "latin1_swedish_ci"),
         (64, "ascii", "ascii_bin"),
+        (512, "utf8mb4", "utf8mb4_bin"),
     ],
     ids=str,
 )

@@ -35,7 +35,7 @@ from sqlalchemy import (
 )
 
 from . import filters as f
-from .dialects import Dialect, Statement
+from .dialect_base import Dialect, Statement
 from .ordering import Ordering
 from .schema import SessionTables
 from .shapes import (

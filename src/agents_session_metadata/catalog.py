@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from .builder import Builder
 from .cursors import decode_cursor, encode_cursor
-from .dialects import Statement
+from .dialect_base import Statement
 from .errors import (
     InvalidFilterError,
     SessionExistsError,

@@ -12,7 +12,7 @@ import binascii
 import hashlib
 import json
 
-from .dialects import Dialect
+from .dialect_base import Dialect
 from .errors import InvalidCursorError
 from .filters import Condition
 from .ordering import Ordering, Position

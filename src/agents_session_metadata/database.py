@@ -22,10 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
 
-from .dialects import Dialect, dialect_of
+from .creation import create_missing, find_missing
+from .dialect_base import Dialect
+from .dialects import dialect_of
 from .errors import TablesMissingError
 from .queries import Queries
-from .schema import SessionTables, TableNames, create_missing, find_missing, query_tables
+from .schema import SessionTables, TableNames, query_tables
 
 T = TypeVar("T")
 

@@ -23,6 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex, CreateTable, DropTable
 
+from .creation import read_lists, types_beside
 from .ddl import as_text, offline
 from .dialects import dialect_of
 from .doctor_findings import Finding
@@ -33,8 +34,6 @@ from .schema import (
     TableNames,
     build_tables,
     query_tables,
-    read_lists,
-    types_beside,
 )
 from .types import MAX_KEY_LENGTH
 from .values import LIST, SearchKey

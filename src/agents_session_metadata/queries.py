@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement
 
 from . import filters as f
 from .builder import Builder
-from .dialects import Dialect, Statement
+from .dialect_base import Dialect, Statement
 from .ordering import Ordering, Position
 from .schema import SessionTables
 from .shapes import parameters_of, shape_of

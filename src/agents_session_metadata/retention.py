@@ -9,9 +9,9 @@ from operator import methodcaller
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, select
 
+from .creation import orphans_of
 from .database import Database
 from .filters import NOTHING, All, Condition, IdIn, TimeBound
-from .schema import orphans_of
 from .store import SessionStore
 
 ROWS_SWEPT = 5_000

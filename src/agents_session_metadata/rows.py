@@ -14,7 +14,8 @@ from typing import Any
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select
 
-from .dialects import ID_LENGTH, Dialect, Statement
+from .dialect_base import Dialect, Statement
+from .dialect_types import ID_LENGTH
 from .errors import MetadataLimitError, ScopeError, SessionNotFoundError
 from .queries import Queries
 from .schema import SessionTables

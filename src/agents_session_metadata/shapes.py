@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import filters as f
-from .dialects import Dialect
+from .dialect_base import Dialect
 from .keys import COARSE
 from .values import FALSE, NULL, STRING, TRUE, SearchKey, upper_bound
 

@@ -25,7 +25,7 @@ from sqlalchemy.types import NullType
 
 from . import keys
 from .builder import Builder
-from .dialects import Dialect, Statement
+from .dialect_base import Dialect, Statement
 from .schema import SessionTables
 from .types import Statistics, ToolStatistics
 from .values import LIST, NUMBER, STRING, decode_value, search_key, upper_bound

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection, bindparam, insert, literal, select, update
 
-from .dialects import Dialect
+from .dialect_base import Dialect
 from .errors import InvalidMetadataError, SessionExistsError, SessionNotFoundError
 from .rows import check_id
 from .store import SessionStore
