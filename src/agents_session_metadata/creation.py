@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -22,7 +23,7 @@ from sqlalchemy import (
     table,
     tuple_,
 )
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 
 from .dialects import dialect_of
@@ -149,7 +150,9 @@ def _create_elements_aside(connection: Connection, tables: SessionTables) -> Non
         each.to_metadata(others)
     aside = tables.elements.to_metadata(others, name=derived_name(tables.elements.name, "_new"))
     connection.execute(CreateTable(aside, if_not_exists=True))
-    present = {index["name"] for index in inspect(connection).get_indexes(aside.name, schema)}
+    present: set[str | None] = set()
+    with suppress(NoSuchTableError):  # named meanwhile, of which the next statement tells
+        present.update(each["name"] for each in inspect(connection).get_indexes(aside.name, schema))
     for index in aside.indexes:
         if index.name not in present:
             connection.execute(CreateIndex(index))
