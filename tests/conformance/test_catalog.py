@@ -376,3 +376,22 @@ async def test_a_catalog_leaves_the_engine_of_others_open(engine):
     async with SessionCatalog(engine, create_tables=True) as catalog:
         await catalog.create_session("chat")
     assert await catalog.count_sessions() == 1
+
+
+async def test_a_session_whose_id_is_too_long_for_metadata(engine):
+    # On MySQL, only a sessions table that somebody made by hand holds such an id.
+    await raw.create_sdk_tables(engine, length=512)
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat", metadata={"a": 1, "tags": ["x"]})
+    for long in ("y" * 256, "z" * 512):
+        insert = "INSERT INTO agent_sessions (session_id) VALUES (:long)"
+        await raw.execute(engine, insert, long=long)
+        assert await catalog.get_metadata(long) == {}
+        with pytest.raises(ValueError, match="1 to 255 are allowed"):
+            await catalog.set_metadata(long, {"a": 1})
+        listed = await catalog.list_sessions({"a": {"$exists": False}}, order_by="session_id")
+        assert [info.session_id for info in listed.sessions] == [long]
+        await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = :long", long=long)
+    assert await catalog.get_metadata("chat") == {"a": 1, "tags": ["x"]}
+    await raw.execute(engine, "DELETE FROM agent_sessions")
+    assert await raw.metadata_rows(engine) == 0

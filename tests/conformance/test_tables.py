@@ -132,26 +132,6 @@ async def test_a_database_that_the_sdk_filled(engine, length, charset, collation
     await check_everything(session)
 
 
-async def test_a_session_whose_id_is_too_long_for_metadata(engine):
-    # On MySQL, only a sessions table that somebody made by hand holds such an id.
-    await raw.create_sdk_tables(engine, length=512)
-    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
-    await session.set_metadata({"a": 1, "tags": ["x"]})
-    for long in ("y" * 256, "z" * 512):
-        insert = "INSERT INTO agent_sessions (session_id) VALUES (:long)"
-        await raw.execute(engine, insert, long=long)
-        catalog = session.catalog
-        assert await catalog.get_metadata(long) == {}
-        with pytest.raises(ValueError, match="1 to 255 are allowed"):
-            await catalog.set_metadata(long, {"a": 1})
-        listed = await catalog.list_sessions({"a": {"$exists": False}}, order_by="session_id")
-        assert [info.session_id for info in listed.sessions] == [long]
-        await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = :long", long=long)
-    assert await session.get_metadata() == {"a": 1, "tags": ["x"]}
-    await raw.execute(engine, "DELETE FROM agent_sessions")
-    assert await raw.metadata_rows(engine) == 0
-
-
 async def test_plain_sdk_sessions_on_our_tables(engine, database):
     await SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True).get_metadata()
     plain = SQLAlchemySession("plain", engine=database.engine())
