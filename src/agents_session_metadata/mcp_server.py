@@ -7,6 +7,7 @@ are JSON text, paged and capped; what was cut is named, with the way to get it.
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from importlib.metadata import version
@@ -17,7 +18,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.mcpserver.tools import Tool
 from mcp.server.mcpserver.utilities.func_metadata import FuncMetadata
 from mcp.types import ToolAnnotations
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from sqlalchemy.exc import DBAPIError
 
 from .catalog import SessionCatalog
@@ -27,13 +28,19 @@ from .types import SessionInfo
 Result = TypeVar("Result")
 
 ANSWER_CHARACTERS = 20_000
-"""The most that an answer holds, give or take what says that it was cut."""
+"""The most that an answer holds, counted as it is sent: JSON text, within a string of JSON."""
 
 LISTED_VALUE_CHARACTERS = 1_000
 """The longest value that a list of sessions brings."""
 
 NAMES_CHARACTERS = 1_000
-"""Beyond so many characters, no more names of keys that were cut are told."""
+"""Beyond so many characters, a list of sessions names no more keys that it left out."""
+
+ERROR_CHARACTERS = 2_000
+"""The longest error: it may quote what it was given."""
+
+_WORDS_CHARACTERS = 600
+"""Kept for the numbers and words that say how to go on."""
 
 READ_TOOLS = ("get_metadata", "list_sessions", "find_sessions")
 WRITE_TOOLS = ("set_metadata", "delete_metadata")
@@ -47,21 +54,12 @@ _DESTRUCTIVE = ToolAnnotations(
 )
 
 
-def _from_text(value: Any) -> Any:
-    """Some clients give objects as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
-Session = Annotated[str, Field(description="The session's id.")]
-Key = Annotated[str | None, Field(description="A metadata key; all of them when left out.")]
+Session = Annotated[str, Field(description="The session's id.", max_length=255)]
+Key = Annotated[
+    str | None, Field(description="A metadata key; all of them when left out.", max_length=255)
+]
 Where = Annotated[
     dict[str, Any] | None,
-    BeforeValidator(_from_text),
     Field(
         description=(
             "A filter, such as {'status': 'active', 'priority': {'$gte': 7}}. Operators: $eq $ne "
@@ -72,7 +70,6 @@ Where = Annotated[
 ]
 Values = Annotated[
     dict[str, Any],
-    BeforeValidator(_from_text),
     Field(description="Values by key, all of which must be stored, such as {'role': 'polecat'}."),
 ]
 Value = Annotated[
@@ -87,7 +84,7 @@ Cursor = Annotated[
     str | None, Field(description="The next_cursor of the page before, with the same question.")
 ]
 Offset = Annotated[
-    int, Field(description="Where to go on in the text of a value that was cut.", ge=0)
+    int, Field(description="The next_offset of the answer before, with the same question.", ge=0)
 ]
 OrderBy = Annotated[
     Literal["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"],
@@ -143,7 +140,10 @@ class _AsGiven(FuncMetadata):
 def _tool(
     function: Callable[..., Awaitable[str]], prefix: str, annotations: ToolAnnotations
 ) -> Tool:
-    """A tool that refuses unknown arguments: dropping one would answer another question."""
+    """A tool that refuses what it does not know.
+
+    Dropping an argument, or taking true for 1, would answer another question.
+    """
     made = Tool.from_function(
         _told(function),
         name=f"{prefix}{function.__name__}",
@@ -151,7 +151,7 @@ def _tool(
         structured_output=False,
     )
     given = made.fn_metadata.arg_model
-    settings = {"model_config": ConfigDict(extra="forbid"), "__module__": __name__}
+    settings = {"model_config": ConfigDict(extra="forbid", strict=True), "__module__": __name__}
     strict: Any = type(given.__name__, (given,), settings)
     return made.model_copy(
         update={
@@ -169,7 +169,9 @@ def _told(function: Callable[..., Awaitable[Result]]) -> Callable[..., Awaitable
         try:
             return await function(**arguments)
         except (SessionMetadataError, ValueError, TypeError) as error:
-            raise ToolError(str(error)) from error
+            text = str(error)
+            end = "" if len(text) <= ERROR_CHARACTERS else "…"
+            raise ToolError(f"{text[:ERROR_CHARACTERS]}{end}") from error
         except (DBAPIError, OSError) as error:
             # Its text may tell of the server; the log has it.
             raise ToolError("the database does not answer; try again later") from error
@@ -187,27 +189,16 @@ class _Tools:
     async def get_metadata(self, session: Session, key: Key = None, offset: Offset = 0) -> str:
         """Read the metadata of a session: one key, or all when key is left out.
 
-        A value too long for one answer comes in parts: go on with offset.
+        What is too long for one answer comes in parts: go on with offset=next_offset until there
+        is none. A value under left_out is read by its key.
         """
-        keys = None if key is None else [key]
-        info = await self._catalog.get_session(session, keys=keys)
-        answer: dict[str, Any] = {"session": session, "exists": info is not None}
+        info = await self._catalog.get_session(session, keys=None if key is None else [key])
         stored = {} if info is None else info.metadata
+        answer: dict[str, Any] = {"session": session, "exists": info is not None}
         if key is None:
-            answer["metadata"], cut = self._fitting(stored, ANSWER_CHARACTERS, ANSWER_CHARACTERS)
-            return _text({**answer, **cut})
+            return _text(answer | self._keys(stored, offset, _room(answer)))
         answer |= {"key": key, "stored": key in stored}
-        text = _text(stored.get(key))
-        if offset == 0 and len(text) <= ANSWER_CHARACTERS:
-            return _text({**answer, "value": stored.get(key)})
-        if offset >= len(text):
-            raise ValueError(f"offset must be under {len(text)}, the length of the value's text")
-        end = offset + ANSWER_CHARACTERS
-        answer |= {"json_text": text[offset:end], "offset": offset, "characters": len(text)}
-        if end < len(text):
-            answer["next_offset"] = end
-            answer["cut"] = f"{len(text) - end} characters follow; go on with offset={end}"
-        return _text(answer)
+        return _text(answer | _part(stored.get(key), offset, _room(answer)))
 
     async def list_sessions(
         self,
@@ -224,10 +215,12 @@ class _Tools:
             where, limit=limit, cursor=cursor, order_by=order_by
         )
         shown: list[dict[str, Any]] = []
-        room = ANSWER_CHARACTERS
+        # A cursor has a session's id in it.
+        longest = max((len(json.dumps(info.session_id)) for info in page.sessions), default=0)
+        whole = room = _room() - 2 * longest
         for info in page.sessions:
-            record = self._listed(info, room if not shown else ANSWER_CHARACTERS)
-            room -= len(_text(record))
+            record = self._listed(info, whole)
+            room -= _size(record)
             if shown and room < 0:
                 break
             shown.append(record)
@@ -278,40 +271,95 @@ class _Tools:
         deleted = await self._catalog.delete_metadata(session, keys)
         return _text({"session": session, "deleted": deleted})
 
+    def _keys(self, stored: dict[str, Any], offset: int, whole: int) -> dict[str, Any]:
+        """The keys from `offset` on for which there is room; a value too long for any is named."""
+        if offset and offset >= len(stored):
+            raise ValueError(f"offset is {offset}, but there are only {len(stored)} keys")
+        metadata: dict[str, Any] = {}
+        left_out: dict[str, int] = {}
+        room = whole
+        end = offset
+        for key in sorted(stored)[offset:]:
+            entry, length = {key: stored[key]}, {key: len(_text(stored[key]))}
+            is_long = _size(entry) > whole
+            room -= _size(length if is_long else entry)
+            if room < 0 and end > offset:
+                break
+            if is_long:
+                left_out |= length
+            else:
+                metadata |= entry
+            end += 1
+        words = [self._left_out] if left_out else []
+        answer: dict[str, Any] = {"metadata": metadata}
+        if left_out:
+            answer["left_out"] = left_out
+        if end < len(stored):
+            answer["next_offset"] = end
+            words.append(f"{len(stored) - end} keys follow; go on with offset={end}")
+        return answer | ({"cut": "; ".join(words)} if words else {})
+
     def _listed(self, info: SessionInfo, room: int) -> dict[str, Any]:
-        metadata, cut = self._fitting(info.metadata, room, LISTED_VALUE_CHARACTERS)
-        return {
+        """A session in a list: values while there is room, shorter ones first."""
+        record: dict[str, Any] = {
             "session": info.session_id,
             "created_at": info.created_at.isoformat(timespec="seconds"),
             "updated_at": info.updated_at.isoformat(timespec="seconds"),
-            "metadata": metadata,
-            **cut,
+            "metadata": {},
         }
-
-    def _fitting(
-        self, metadata: dict[str, Any], room: int, longest: int
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """The values that fit, shorter ones first, and a word about the others."""
-        sizes = {key: len(_text(value)) for key, value in metadata.items()}
+        room -= _size(record) + NAMES_CHARACTERS + _WORDS_CHARACTERS
+        lengths = {key: len(_text(value)) for key, value in info.metadata.items()}
         kept = set()
-        for key in sorted(metadata, key=lambda key: sizes[key]):
-            room -= sizes[key] + len(_text(key)) + 2
-            if room < 0 or sizes[key] > longest:
+        for key in sorted(lengths, key=lambda key: lengths[key]):
+            room -= _size({key: info.metadata[key]})
+            if room < 0 or lengths[key] > LISTED_VALUE_CHARACTERS:
                 break
             kept.add(key)
-        cut = [key for key in metadata if key not in kept]
-        if not cut:
-            return metadata, {}
-        named: list[str] = []
-        for key in cut:
-            named.append(f"{key} ({sizes[key]:,} characters)")
-            if len(", ".join(named)) > NAMES_CHARACTERS:
-                break
-        more = f" and {len(cut) - len(named)} more" if len(cut) > len(named) else ""
-        read = f"read each with {self._prefix}get_metadata(session, key)"
-        note = f"left out: {', '.join(named)}{more}; {read}"
-        return {key: value for key, value in metadata.items() if key in kept}, {"cut": note}
+        record["metadata"] = {key: value for key, value in info.metadata.items() if key in kept}
+        left_out = {key: lengths[key] for key in info.metadata if key not in kept}
+        if left_out:
+            named = list(left_out)
+            while _size({key: left_out[key] for key in named}) > NAMES_CHARACTERS:
+                named.pop()
+            record["left_out"] = {key: left_out[key] for key in named}
+            record["cut"] = self._left_out
+            if len(named) < len(left_out):
+                record["cut"] += (
+                    f"; {len(left_out) - len(named)} more keys are left out, "
+                    f"{self._prefix}get_metadata(session) names them"
+                )
+        return record
+
+    @property
+    def _left_out(self) -> str:
+        return f"left_out has lengths; {self._prefix}get_metadata(session, key) reads a value"
+
+
+def _part(value: Any, offset: int, room: int) -> dict[str, Any]:
+    """A value, or as much of its text as there is room for."""
+    text = _text(value)
+    if offset == 0 and _size(value) <= room:
+        return {"value": value}
+    if offset >= len(text):
+        raise ValueError(f"offset must be under {len(text)}, the length of the value's text")
+    rest = text[offset : offset + room]
+    end = offset + bisect_right(range(1, len(rest) + 1), room, key=lambda n: _size(rest[:n]))
+    part = {"json_text": text[offset:end], "offset": offset, "characters": len(text)}
+    if end == len(text):
+        return part
+    cut = f"{len(text) - end} characters follow; go on with offset={end}"
+    return part | {"next_offset": end, "cut": cut}
 
 
 def _text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _size(value: Any) -> int:
+    """The characters that a value takes in an answer: what is sent is its text, as a string."""
+    return len(json.dumps(_text(value), ensure_ascii=False))
+
+
+def _room(answer: dict[str, Any] | None = None) -> int:
+    """What an answer that has begun so has room for, beside the words."""
+    return ANSWER_CHARACTERS - _WORDS_CHARACTERS - _size(answer)
