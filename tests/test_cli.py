@@ -121,6 +121,25 @@ async def test_nothing_found(cli, filled):
         assert result.stdout == ""
         assert len(result.stderr.splitlines()) == 1, result.stderr
     assert await filled.count_sessions() == 3
+    for args, found in (
+        (["show", "nope"], None),
+        (["get", "nope"], {}),
+        (["get", "a", "nope"], {"nope": None}),
+        (["values", "nope"], []),
+        (["last", "--agent", "@nobody"], None),
+        (["last", "--meta", "owner_id=u9"], None),
+        (["export", "--meta", "owner_id=u9"], []),
+        (["phase", "nope"], None),
+        (["phase", "nope", "planning"], None),
+        (["phase", "nope", "--error", "oops"], None),
+        (["finish", "nope", "completed"], None),
+    ):
+        result = await cli(*args, "--json", code=1)
+        assert document(result) == found, args
+        assert len(result.stderr.splitlines()) == 1, result.stderr
+    result = await cli("phase", "a", "--json", code=1)
+    assert document(result) == {"session_id": "a", "metadata": await filled.get_metadata("a")}
+    assert result.stderr == "session a has no phase\n"
     assert (
         "agent @nobody has no session" in (await cli("last", "--agent", "@nobody", code=1)).stderr
     )
@@ -252,6 +271,10 @@ async def test_an_approval_pause(cli, catalog):
     await cli("list", "--active", code=1)
     assert (await catalog.get_metadata("run"))["summary"] == "done"
     assert "has ended" in (await cli("finish", "run", "failed", code=1)).stderr
+    for blank in ("", "   ", "@", " @ "):
+        result = await cli("start", "new", "--agent", blank, code=2)
+        assert result.stderr == f"agent must be the name of an agent, not {blank!r}\n"
+    assert await catalog.get_session("new") is None
     made = (await cli("start", "--agent", "planner")).stdout.strip()
     assert (await catalog.get_metadata(made))["phase"] == "initializing"
 
@@ -346,6 +369,20 @@ async def test_export_and_import(cli, filled, tmp_path, form):
     assert [info async for info in filled.iter_sessions(count_items=True)] == before
 
 
+async def test_line_ends_of_another_system(cli, filled, tmp_path):
+    before = [info async for info in filled.iter_sessions(count_items=True)]
+    for form in ("--jsonl", "--json"):
+        exported = (await cli("export", form)).stdout
+        text = "\ufeff\r\n" + exported.replace("\n", "\r\n\r\n")
+        file = tmp_path / "sessions"
+        file.write_bytes(text.encode())
+        for source in ({"args": [str(file)]}, {"stdin": text.encode()}):
+            await cli("cleanup", "--hours", "0", "--yes")
+            result = await cli("import", *source.get("args", ()), stdin=source.get("stdin"))
+            assert result.stderr == "read 3, wrote 3\n"
+            assert [info async for info in filled.iter_sessions(count_items=True)] == before
+
+
 async def test_a_broken_line_stops_an_import(cli, filled):
     exported = (await cli("export")).stdout.splitlines()
     await cli("delete", "a", "b", "c", "--yes")
@@ -372,7 +409,10 @@ async def test_doctor(cli, catalog, shared_database):
     found = document(await cli("doctor", "--json", code=1))
     assert found["healthy"] is False
     assert found["findings"][1]["check"] == "tables"
-    await cli("doctor", "--scope", "a=1", code=2)
+    refused = await cli("doctor", "--scope", "a=1", code=2)
+    assert "doctor looks at tables, not at sessions; leave --scope out" in refused.stderr
+    refused = await cli("doctor", "--create-tables", code=2)
+    assert "leave --create-tables out" in refused.stderr
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
@@ -392,6 +432,10 @@ def test_ddl_needs_no_database(dialect):
     )
     assert run("ddl", "--dialect", dialect, "--all").exit_code == 2
     assert run("ddl", "--dialect", "oracle").exit_code == 2
+    refused = run("ddl", "--dialect", dialect, "--scope", "a=1")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr == "ddl looks at tables, not at sessions; leave --scope out\n"
+    assert "--scope" not in run("ddl", "--help").stdout
 
 
 async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_path):

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -54,6 +56,10 @@ def test_values_after_the_equals_sign():
         (["list", "--url", "sqlite:///:memory:", "--order-by", "title"], "order_by"),
         (["set", "a", "--url", "sqlite:///:memory:"], "nothing to set"),
         (["unset", "a", "--url", "sqlite:///:memory:"], "--all"),
+        (["list", "--url", "sqlite:///:memory:", "--json", "--jsonl"], "--jsonl, not both"),
+        (["list", "--url", "sqlite:///:memory:", "--sessions-table", "a\x1b"], "printable"),
+        (["ddl", "--dialect", "sqlite", "--metadata-table", "a\udcff"], "printable"),
+        (["resume-check", "a", "--max-idle-minutes", "nan"], "out of bounds: nan"),
         (["set", "", "a=1", "--url", "sqlite:///:memory:", "--create-tables"], "session id"),
     ],
 )
@@ -198,6 +204,202 @@ def test_what_steers_a_terminal_is_not_printed_to_it(tmp_path):
         assert not {"\x1b", "\x07", "\u202e"} & set(shown)
         assert "[red]" in shown
     assert json.loads(run("get", "a", "title", "--json", url=url).stdout) == {"title": evil}
+
+
+def test_what_was_typed_is_not_printed_raw(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    evil = "a\x1b[2J\x07\u202e[red]\nb"
+    shown = "a\\x1b[2J\\x07\\u202e[red]\\nb"
+    started = run("start", evil, "--agent", "x", "--meta", f"{evil}=v", "--create-tables", url=url)
+    assert started.stdout == f"{shown}\n"
+    for args in (
+        ["list"],
+        ["list", "--key", evil],
+        ["show", evil],
+        ["get", evil],
+        ["values", evil],
+    ):
+        result = run(*args, url=url)
+        assert result.exit_code == 0
+        assert shown in result.stdout
+    for args in (
+        ["show", f"{evil}2"],
+        ["get", "x", evil],
+        ["get", evil, "x", evil * 2],
+        ["values", f"{evil}2"],
+        ["last", "--agent", evil],
+        ["phase", evil, evil],
+        ["phase", f"{evil}2"],
+        ["finish", evil, evil],
+        ["unset", evil, evil * 2],
+        ["delete", f"{evil}2", "--yes"],
+        ["export", "--output", evil * 99],
+        ["import", evil],
+        ["set", evil, evil],
+        ["list", "--meta", evil],
+        ["list", "--where", evil],
+        ["list", "--order-by", evil],
+        ["list", "--url", f"sqlite:///{evil}"],
+        ["list", "--url", f"{evil}://x"],
+        ["list", "--limit", evil],
+        ["list", f"--{evil}"],
+        ["list", evil],
+        [evil],
+    ):
+        result = run(*args, **({} if "--url" in args else {"url": url}))
+        assert result.exit_code in {1, 2}, args
+        assert result.stdout == ""
+        assert all(each.isprintable() or each == "\n" for each in result.stderr), args
+
+
+def test_odd_terminals(tmp_path):
+    filled(tmp_path, "title=x")
+    script = "; ".join(
+        [f"COLUMNS={width} {{cli}} list" for width in ("0", "1", "3", "wide", "-5", "100000")]
+        + [f"{more} {{cli}} list" for more in ("NO_COLOR=1", "TERM=", "env -u TERM -u COLUMNS")]
+    )
+    done = shell(script, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("x") == 9
+    assert "\x1b" not in done.stdout
+
+
+# ---- streams ----
+
+
+def shell(script, folder, environment=None):
+    """Run a shell's line, in which `{cli}` is the command line on a database in a folder."""
+    return subprocess.run(
+        ["/bin/sh", "-c", script.format(cli=f"{sys.executable} -m agents_session_metadata.cli")],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        timeout=60,
+        env={
+            **os.environ,
+            "AGENT_SESSIONS_URL": f"sqlite:///{folder}/x.db",
+            **(environment or {}),
+        },
+    )
+
+
+def filled(folder, *pairs):
+    """Put a session into the database of a folder."""
+    url = f"sqlite:///{folder}/x.db"
+    assert run("set", "chat", *pairs, "--create-tables", url=url).exit_code == 0
+
+
+CLOSED = "standard output is closed; send it to a file, or to /dev/null\n"
+FULL = "standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("{cli} list >&-", 1, CLOSED),
+        ("{cli} --help >&-", 1, CLOSED),
+        ("{cli} mcp </dev/null >&-", 1, CLOSED),
+        ("{cli} list >/dev/full", 1, FULL),
+        ("{cli} list --json >/dev/full", 1, FULL),
+        ("{cli} list --json --meta a=9 >/dev/full", 1, FULL),
+        ("{cli} get chat big >/dev/full", 1, FULL),
+        ("{cli} export >/dev/full", 1, FULL),
+        ("{cli} ddl --dialect mysql >/dev/full", 1, FULL),
+        ("{cli} --help >/dev/full", 1, FULL),
+        ("{cli} export --output /dev/full", 1, "/dev/full: No space left on device\n"),
+        ("{cli} list <&- >/dev/null", 0, ""),
+        ("{cli} list --meta a=9 2>&-", 1, ""),
+        ("{cli} list --meta a=9 2>/dev/full", 1, ""),
+        ("{cli} list <&- >&- 2>&-", 1, ""),
+        ("{cli} import <&-", 1, "standard input is closed; send something to it\n"),
+        ("{cli} mcp <&-", 1, "standard input is closed; send something to it\n"),
+        (
+            "{cli} delete chat <&-",
+            2,
+            "this would ask first, and standard input is no terminal; pass --yes\n",
+        ),
+        ("{cli} get chat big | head -c 1 >/dev/null", 0, ""),
+        ("{cli} --help | true", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(line, code, words, tmp_path):
+    filled(tmp_path, f"big={'x' * 60_000}")
+    done = shell(line, tmp_path)
+    assert done.returncode == code
+    # Words of the command may come before, as far as the buffer of the output goes.
+    assert done.stderr.splitlines(keepends=True)[-1:] == words.splitlines(keepends=True)
+    assert len(done.stderr.splitlines()) <= 2
+    assert done.stdout == ""
+
+
+def test_a_server_whose_output_is_full(tmp_path):
+    request = '{{"jsonrpc": "2.0", "id": 1, "method": "ping"}}'
+    done = shell(f"echo '{request}' | {{cli}} mcp --create-tables >/dev/full", tmp_path)
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
+    filled(tmp_path, f"big={'x' * 60_000}")
+    file = tmp_path / "sessions"
+    file.write_text("before")
+    done = shell(f"trap '' XFSZ; ulimit -f 20; {{cli}} export --output {file}", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == f"{file}.part: File too large\n"
+    assert file.read_text() == "before"
+    assert not file.with_name("sessions.part").exists()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_in_another_encoding(encoding, tmp_path):
+    environment = {"PYTHONIOENCODING": encoding}
+    script = (
+        "{cli} set é😀 title=é😀 --create-tables; {cli} list; {cli} show é😀; {cli} get é😀 title"
+    )
+    done = shell(script, tmp_path, environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    last = done.stdout.splitlines()[-1]
+    assert last == {"ascii": "\\xe9\\U0001f600", "latin-1": "\udce9\\U0001f600"}.get(
+        encoding, "é😀"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "reads"),
+    [
+        (["import"], False),
+        (["resume-check", "--stdin"], False),
+        (["mcp"], False),
+        (["export"], True),
+        (["list", "--all", "--jsonl", "--limit", "1"], True),
+    ],
+)
+def test_an_interruption(args, reads, tmp_path):
+    """What waits for its input, or for somebody to read its output, ends at the first Ctrl-C."""
+    filled(tmp_path, *(f"{key}={'x' * 60_000}" for key in "abc"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agents_session_metadata.cli", *args],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "AGENT_SESSIONS_URL": f"sqlite:///{tmp_path}/x.db"},
+    )
+    if reads:
+        assert process.stdout.read(1)
+    elif args == ["mcp"]:
+        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+        process.stdin.flush()
+        assert process.stdout.readline()
+    else:
+        time.sleep(3)  # it says nothing before it reads
+    process.send_signal(signal.SIGINT)
+    # The server dies of the signal; a shell tells that as 130 as well.
+    assert process.wait(30) == (-signal.SIGINT if args == ["mcp"] else 130)
+    assert process.stderr.read() == b""
+    process.stdin.close()
+    process.stdout.close()
+    process.stderr.close()
+    assert run("count", url=f"sqlite:///{tmp_path}/x.db").stdout == "1\n"
 
 
 def test_ages():

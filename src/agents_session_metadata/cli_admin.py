@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, cast
 
@@ -15,6 +15,8 @@ import typer
 
 from .cli_command import command
 from .cli_input import (
+    INPUT_ENCODING,
+    UNDECODED,
     Failure,
     FilterMetaOption,
     JsonLinesOption,
@@ -24,14 +26,22 @@ from .cli_input import (
     YesOption,
     confirm,
     parse_where,
+    refuse_both,
     require_answer,
+    standard_input,
     usage,
 )
-from .cli_output import Counter, progress, say, shown, write, write_json
+from .cli_output import (
+    Counter,
+    output_to,
+    printable,
+    progress,
+    say,
+    shown,
+    write,
+    write_json,
+)
 from .ddl import DialectName, create_statements, drop_statements
-
-_UNDECODED = "surrogateescape"
-"""A byte that is not UTF-8 breaks the record that it is in, not those that are read with it."""
 
 
 @command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
@@ -96,8 +106,7 @@ async def export(
 
     With --json the records are the elements of one list.
     """
-    if as_json and as_lines:
-        usage("pass --json or --jsonl, not both")
+    refuse_both(as_json=as_json, as_lines=as_lines)
     condition = parse_where(where, meta)
     async with place.catalog() as catalog:
         shows = sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
@@ -105,12 +114,11 @@ async def export(
         with _writing(output) as file, progress("exporting", total) as counter:
             before, between, after = ("[\n", ",\n", "\n]\n") if as_json else ("", "\n", "\n")
             async for record in catalog.export_sessions(condition):
-                file.write((between if counter.count else before) + json.dumps(record))
+                with output_to(file):
+                    file.write((between if counter.count else before) + json.dumps(record))
                 counter.reach(counter.count + 1)
-            if counter.count:
-                file.write(after)
-            elif as_json:
-                file.write("[]\n")
+            with output_to(file):
+                file.write(after if counter.count else "[]\n" if as_json else "")
             if not counter.count:
                 raise Failure("no session matches")
     say(f"exported {counter.count}")
@@ -165,6 +173,7 @@ async def ddl(
     """Print the SQL that makes the tables, or drops them. No database is needed."""
     if everything and not drop:
         usage("--all goes with --drop")
+    place.refuse_scope("ddl")
     statements = (
         drop_statements(dialect, place.names, everything=everything)
         if drop
@@ -184,8 +193,9 @@ async def doctor(place: Place, *, as_json: JsonOption = False) -> int:
     """
     from .doctor import diagnose
 
-    if place.create_tables or place.scope:
-        usage("doctor looks at the whole database and changes nothing")
+    place.refuse_scope("doctor")
+    if place.create_tables:
+        usage("doctor changes nothing; leave --create-tables out")
     engine = place.engine()
     try:
         findings = await diagnose(engine, place.names)
@@ -198,7 +208,7 @@ async def doctor(place: Place, *, as_json: JsonOption = False) -> int:
     for each in findings:
         write(f"{each.level:7}  {each.check}: {shown(each.problem)}")
         for statement in each.repair:
-            write(f"{statement};")
+            write(printable(f"{statement};", "\n\t"))
     say("something is wrong" if wrong else "healthy")
     return int(wrong)
 
@@ -225,11 +235,22 @@ async def mcp(
             "the MCP server needs mcp 2.x; install it with: "
             "pip install 'agents-session-metadata[mcp]'"
         ) from None
+    standard_input()
     async with place.catalog() as catalog:
         # A server that cannot answer had better not start.
         await catalog.list_sessions(limit=1, keys=[])
         server = make_server(catalog, allow_write=allow_write, tool_prefix=tool_prefix)
-        await server.run_stdio_async()
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            # A thread reads standard input; nothing else ends it.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with output_to(sys.stdout):
+            try:
+                await server.run_stdio_async()
+            except Exception as error:
+                # What has failed, out of its groups.
+                while nested := getattr(error, "exceptions", ()):
+                    error = nested[0]
+                raise error from None
     return 0
 
 
@@ -242,8 +263,12 @@ def _writing(path: Path | None) -> Iterator[IO[str]]:
     is_special = path.exists() and not path.is_file()
     part = path if is_special else path.with_name(f"{path.name}.part")
     try:
-        with _opened(part, "w") as file:
+        file = _opened(part, "w", "utf-8")
+        try:
             yield file
+        finally:
+            with output_to(file):
+                file.close()
         part.replace(path)
     except BaseException:
         if not is_special:
@@ -253,15 +278,13 @@ def _writing(path: Path | None) -> Iterator[IO[str]]:
 
 def _reading(path: Path | None) -> Any:
     if path is not None and str(path) != "-":
-        return _opened(path, "r")
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors=_UNDECODED)
-    return nullcontext(sys.stdin)
+        return _opened(path, "r", INPUT_ENCODING)
+    return nullcontext(standard_input())
 
 
-def _opened(path: Path, mode: str) -> IO[str]:
+def _opened(path: Path, mode: str, encoding: str) -> IO[str]:
     try:
-        return cast("IO[str]", path.open(mode, encoding="utf-8", errors=_UNDECODED))
+        return cast("IO[str]", path.open(mode, encoding=encoding, errors=UNDECODED))
     except OSError as error:
         raise Failure(f"{path}: {error.strerror}") from None
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import inspect
-import os
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -16,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from . import cli_input as given
-from .cli_output import say
+from .cli_output import OutputError, say
 from .ddl import DIALECTS
 from .errors import (
     InvalidCursorError,
@@ -57,6 +55,7 @@ _TABLES = [
         "metadata_table", _KEYWORD, default=None, annotation=given.MetadataTableOption
     ),
 ]
+_NO_SCOPE = inspect.Parameter("scope", _KEYWORD, default=None, annotation=given.NoScopeOption)
 _PLACE = [
     inspect.Parameter("url", _KEYWORD, default=None, annotation=given.UrlOption),
     inspect.Parameter("scope", _KEYWORD, default=None, annotation=given.ScopeOption),
@@ -84,7 +83,7 @@ def command(
     Returns:
         The decorator; the function stays as it is.
     """
-    added = _TABLES if offline else _PLACE
+    added = [*_TABLES, _NO_SCOPE] if offline else _PLACE
 
     def decorate(function: CommandFunction) -> CommandFunction:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
@@ -115,22 +114,15 @@ def _run(work: Callable[[], Awaitable[int | None]], place: given.Place) -> int:
         return await work()
 
     try:
-        code = asyncio.run(main())
-        sys.stdout.flush()
-    except given.Failure as failure:
+        return asyncio.run(main()) or 0
+    except OutputError:
+        raise
+    except Exception as error:
+        failure = error if isinstance(error, given.Failure) else explain(error, place)
+        if failure is None:
+            raise
         say(failure.sentence)
         return failure.code
-    except BrokenPipeError:
-        # Whoever read the output has had enough; nothing is left to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        explained = explain(error, place)
-        if explained is None:
-            raise
-        say(explained.sentence)
-        return explained.code
-    return code or 0
 
 
 def explain(error: BaseException, place: given.Place) -> given.Failure | None:

@@ -7,8 +7,9 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from sqlalchemy import URL, make_url
@@ -30,6 +31,12 @@ DRIVERS = {
 
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
 """The extras that bring the drivers."""
+
+INPUT_ENCODING = "utf-8-sig"
+"""UTF-8; a byte order mark before it is none of the text."""
+
+UNDECODED = "surrogateescape"
+"""What is done with bytes that are not UTF-8."""
 
 
 class Failure(Exception):  # noqa: N818  # it also stands for nothing found
@@ -59,6 +66,7 @@ ScopeOption = Annotated[
     list[str] | None,
     typer.Option("--scope", metavar="KEY=VALUE", help="See only sessions with this value."),
 ]
+NoScopeOption = Annotated[list[str] | None, typer.Option("--scope", hidden=True)]
 SessionsTableOption = Annotated[
     str, typer.Option("--sessions-table", help="Name of the SDK's sessions table.")
 ]
@@ -107,8 +115,24 @@ class Place:
 
     @property
     def names(self) -> TableNames:
-        """The names of the tables."""
+        """The names of the tables.
+
+        Raises:
+            Failure: If one could not be printed.
+        """
+        for name in (self.sessions_table, self.messages_table, self.metadata_table or ""):
+            if not name.isprintable():
+                usage(f"the name of a table must be printable, not {name!r}")
         return table_names(self.sessions_table, self.messages_table, self.metadata_table)
+
+    def refuse_scope(self, command: str) -> None:
+        """Refuse a scope for a command that sees no sessions.
+
+        Raises:
+            Failure: If there is one.
+        """
+        if self.scope:
+            usage(f"{command} looks at tables, not at sessions; leave --scope out")
 
     def database_url(self) -> URL:
         """The URL, with a driver.
@@ -164,13 +188,14 @@ class Place:
             Failure: If there is no engine, or the scope is not understood.
         """
         scope = parse_pairs(self.scope, "--scope")
+        names = self.names
         engine = self.engine()
         catalog = SessionCatalog(
             engine,
             create_tables=self.create_tables,
-            sessions_table=self.sessions_table,
-            messages_table=self.messages_table,
-            metadata_table=self.metadata_table,
+            sessions_table=names.sessions,
+            messages_table=names.messages,
+            metadata_table=names.metadata,
         )
         try:
             bound = catalog.scoped(scope) if scope else catalog
@@ -253,6 +278,36 @@ def parse_where(where: str | None, pairs: Sequence[str] | None) -> dict[str, Any
     return parts[0] if len(parts) == 1 else {"$and": parts}
 
 
+def refuse_both(*, as_json: bool, as_lines: bool) -> None:
+    """Refuse two forms of one answer.
+
+    Raises:
+        Failure: If both are wanted.
+    """
+    if as_json and as_lines:
+        usage("pass --json or --jsonl, not both")
+
+
+def standard_input() -> TextIO:
+    """Standard input, as UTF-8.
+
+    A byte that is not UTF-8 breaks the record that it is in, not those that are read with it.
+
+    Raises:
+        Failure: If it is closed.
+    """
+    if sys.stdin is None:
+        raise Failure("standard input is closed; send something to it")
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(encoding=INPUT_ENCODING, errors=UNDECODED)
+    return sys.stdin
+
+
+def is_asked() -> bool:
+    """Whether somebody sits at standard input."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before something is lost, unless told not to.
 
@@ -270,7 +325,7 @@ def require_answer(*, yes: bool) -> None:
     Raises:
         Failure: If standard input is no terminal and `--yes` is missing.
     """
-    if not yes and not sys.stdin.isatty():
+    if not yes and not is_asked():
         usage("this would ask first, and standard input is no terminal; pass --yes")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,11 +17,13 @@ from .cli_input import (
     MetaOption,
     Place,
     SessionArgument,
+    is_asked,
     parse_json,
     parse_pairs,
+    standard_input,
     usage,
 )
-from .cli_output import say, shown, write, write_json
+from .cli_output import printable, say, shown, write, write_json
 from .keys import PHASE
 from .lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
 from .types import Metadata
@@ -58,7 +59,7 @@ async def start(
     if as_json:
         write_json({"session_id": name, "metadata": metadata})
     else:
-        write(name)
+        write(printable(name))
     return 0
 
 
@@ -77,18 +78,20 @@ async def phase(
     if phase is None and more:
         usage("--meta goes with a phase; to store metadata alone there is `set`")
     async with place.catalog() as catalog:
-        metadata = await _existing(catalog, session)
+        metadata = await _existing(catalog, session, as_json=as_json)
         lifecycle = SessionLifecycle(catalog.session(session))
         if error is not None:
             metadata = await lifecycle.record_error(error)
         if phase is not None:
             metadata = await lifecycle.enter(phase, more)
+    stored = metadata.get(PHASE)
+    asks = phase is None and error is None
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
-    elif phase is None and error is None:
-        if not isinstance(metadata.get(PHASE), str):
-            raise Failure(f"session {shown(session)} has no phase")
-        write(shown(metadata[PHASE]))
+    elif asks and isinstance(stored, str):
+        write(shown(stored))
+    if asks and not isinstance(stored, str):
+        raise Failure(f"session {shown(session)} has no phase")
     return 0
 
 
@@ -103,7 +106,7 @@ async def finish(
 ) -> int:
     """End the work of a session."""
     async with place.catalog() as catalog:
-        await _existing(catalog, session)
+        await _existing(catalog, session, as_json=as_json)
         metadata = await SessionLifecycle(catalog.session(session)).finish(outcome, summary)
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
@@ -135,7 +138,7 @@ async def resume_check(
     database that does not answer, gives {"error": "..."}, with exit code 2 or 1.
     """
     options = (max_idle_minutes, max_errors, phases)
-    if not stdin and (session is not None or sys.stdin.isatty()):
+    if not stdin and (session is not None or is_asked()):
         if session is None:
             usage("pass a SESSION, or a JSON request on standard input")
         given = [None if each is None or each == [] else each for each in options]
@@ -148,7 +151,7 @@ async def resume_check(
     try:
         if session is not None or any(options):
             usage("a request on standard input says everything; pass no SESSION and no conditions")
-        request = _read_request(sys.stdin.read())
+        request = _read_request(standard_input().read())
         decision = await _decide(place, request)
     except Exception as error:
         failure = error if isinstance(error, Failure) else explain(error, place)
@@ -194,16 +197,17 @@ def _read_request(text: str) -> _Request:
 
 def _policy(idle: Any, errors: Any, phases: Any) -> ResumePolicy:
     chosen: dict[str, Any] = {}
-    try:
-        if idle is not None:
+    if idle is not None:
+        try:
             chosen["max_idle"] = timedelta(minutes=idle)
+        except (OverflowError, ValueError):
+            usage(f"max_idle_minutes is out of bounds: {idle}")
+    try:
         if errors is not None:
             chosen["max_errors"] = errors
         if phases is not None:
             chosen["phases"] = frozenset(phases)
         return ResumePolicy(**chosen)
-    except OverflowError:
-        usage("max_idle_minutes is out of bounds")
     except ValueError as error:
         usage(str(error))
 
@@ -241,13 +245,17 @@ def _tell(session: str, decision: ResumeDecision) -> None:
     )
 
 
-async def _existing(catalog: SessionCatalog, session: str) -> Metadata:
+async def _existing(catalog: SessionCatalog, session: str, *, as_json: bool) -> Metadata:
     """The metadata of a session that is to be moved; a misspelt id must not make a session.
+
+    With `as_json`, the answer is null where there is none.
 
     Raises:
         Failure: If there is no such session.
     """
     info = await catalog.get_session(session)
     if info is None:
+        if as_json:
+            write_json(None)
         raise Failure(f"there is no session {shown(session)}; `start` begins one")
     return info.metadata

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -24,14 +24,34 @@ _NARROWEST = 4
 _GAP = 3
 
 
+class OutputError(OSError):
+    """What is written to takes no more."""
+
+
+@contextmanager
+def output_to(file: IO[str]) -> Iterator[None]:
+    """Write: what fails here is the output, and not the database.
+
+    Raises:
+        OutputError: If it fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = "standard output" if file is sys.stdout else file.name
+        raise OutputError(error.errno, error.strerror, name) from None
+
+
 def say(sentence: str) -> None:
-    """Write words to stderr."""
-    sys.stderr.write(f"{printable(sentence)}\n")
+    """Write words to stderr, on one line."""
+    with suppress(OSError):  # There is nobody to tell.
+        sys.stderr.write(f"{printable(sentence)}\n")
 
 
 def write(text: str) -> None:
     """Write a line of data to stdout."""
-    sys.stdout.write(f"{text}\n")
+    with output_to(sys.stdout):
+        sys.stdout.write(f"{text}\n")
 
 
 def write_json(document: Any, *, indent: int | None = 2) -> None:
@@ -39,12 +59,20 @@ def write_json(document: Any, *, indent: int | None = 2) -> None:
     write(json.dumps(document, indent=indent))
 
 
-def printable(text: str) -> str:
-    """Text without what could steer a terminal."""
+def printable(text: str, kept: str = "") -> str:
+    """Text without what could steer a terminal.
+
+    Args:
+        text: The text.
+        kept: What is left as it is besides.
+
+    Returns:
+        The text, on one line unless a line's end is kept.
+    """
     if text.isprintable():
         return text
     return "".join(
-        each if each.isprintable() or each in "\n\t" else each.encode("unicode_escape").decode()
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode()
         for each in text
     )
 
@@ -52,7 +80,7 @@ def printable(text: str) -> str:
 def shown(value: Any) -> str:
     """A value on one line: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(printable(text).split())
+    text = " ".join(printable(text, "\n\t").split())
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
@@ -95,8 +123,8 @@ def write_table(
         folded: Whether long texts go on in further lines, instead of being cut.
     """
     console = Console(file=sys.stdout, highlight=False)
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(cell_len, column)) for column in zip(header, *cells, strict=True)]
+    names, *cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
     room = console.width - _GAP * (len(widths) - 1)
     # The widest gives way, until all fit; ids and keys only when they take half of the room.
     while sum(widths) > room:
@@ -105,15 +133,18 @@ def write_table(
         if widest <= _NARROWEST:
             break
         widths[widths.index(widest, len(widths) - len(others))] -= 1
+    # No terminal is too narrow: the lines are wrapped there.
+    console.width = max(console.width, sum(widths) + _GAP * (len(widths) - 1))
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for position, (name, width) in enumerate(zip(header, widths, strict=True)):
+    for position, (name, width) in enumerate(zip(names, widths, strict=True)):
         folds = folded or position == 0
         table.add_column(
-            name, width=width, overflow="fold" if folds else "ellipsis", no_wrap=not folds
+            Text(name), width=width, overflow="fold" if folds else "ellipsis", no_wrap=not folds
         )
     for row in cells:
         table.add_row(*map(Text, row))
-    console.print(table)
+    with output_to(sys.stdout):
+        console.print(table)
 
 
 def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None) -> None:

@@ -21,6 +21,7 @@ from .cli_input import (
     confirm,
     parse_pairs,
     parse_where,
+    refuse_both,
     usage,
 )
 from .cli_output import (
@@ -68,6 +69,7 @@ async def list_(
     as_lines: JsonLinesOption = False,
 ) -> int:
     """List sessions, most recently active first."""
+    refuse_both(as_json=as_json, as_lines=as_lines)
     condition = _with_status(parse_where(where, meta), active=active)
     async with place.catalog() as catalog:
         sessions: list[SessionInfo] = []
@@ -106,12 +108,9 @@ async def show(place: Place, *, session: SessionArgument, as_json: JsonOption = 
     """Show one session: times, number of items, metadata."""
     async with place.catalog() as catalog:
         info = await catalog.get_session(session, count_items=True)
+    _write_found(info, as_json=as_json)
     if info is None:
         raise _not_found(session)
-    if as_json:
-        write_json(record_of(info))
-    else:
-        write_session(info)
     return 0
 
 
@@ -135,7 +134,7 @@ async def get(
     elif keys and len(keys) == 1 and stored:
         value = stored[keys[0]]
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        write(printable(text))
+        write(printable(text, "\n\t"))
     elif stored:
         write_metadata(stored)
     if info is None:
@@ -244,12 +243,11 @@ async def last(
         condition = {"$and": [of_agent, condition]} if condition is not None else of_agent
     async with place.catalog() as catalog:
         info = await catalog.last_session(condition, count_items=True)
+    _write_found(info, as_json=as_json)
     if info is None:
-        raise Failure("no session matches" if agent is None else f"agent {agent} has no session")
-    if as_json:
-        write_json(record_of(info))
-    else:
-        write_session(info)
+        raise Failure(
+            "no session matches" if agent is None else f"agent {shown(agent)} has no session"
+        )
     return 0
 
 
@@ -279,6 +277,13 @@ def _with_status(where: dict[str, Any] | None, *, active: bool) -> dict[str, Any
         return where
     status = {STATUS: "active"}
     return status if where is None else {"$and": [status, where]}
+
+
+def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
+    if as_json:
+        write_json(info and record_of(info))
+    elif info is not None:
+        write_session(info)
 
 
 def _not_found(session: str) -> Failure:

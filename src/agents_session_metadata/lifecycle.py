@@ -183,7 +183,11 @@ class SessionLifecycle:
         Raises:
             InvalidMetadataError: If `metadata` has a key that this call writes itself.
             InvalidPhaseError: If the session is active.
+            ValueError: If the name is blank.
         """
+        name = keys.normalize_agent(agent)
+        if not name:
+            raise ValueError(f"agent must be the name of an agent, not {agent!r}")
         now, first = self._now(), self._phases[0]
 
         def change(stored: Metadata, kept: int) -> None:
@@ -196,7 +200,7 @@ class SessionLifecycle:
             for key in (keys.LAST_ERROR, keys.OUTCOME, keys.FINISHED_AT, keys.DURATION_MS):
                 stored.pop(key, None)
             stored.update(metadata or {})
-            stored[keys.AGENT] = keys.normalize_agent(agent)
+            stored[keys.AGENT] = name
             if purpose is not None:
                 stored[keys.PURPOSE] = purpose
             stored[keys.ERROR_COUNT] = 0
