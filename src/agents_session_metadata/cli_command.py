@@ -12,9 +12,10 @@ import typer
 from rich.markup import escape
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from typer.core import TyperGroup
 
 from . import cli_input as given
-from .cli_output import OutputError, say
+from .cli_output import OutputError, printable, say
 from .ddl import DIALECTS
 from .errors import (
     InvalidCursorError,
@@ -29,7 +30,21 @@ CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Awaitable[int |
 EXAMPLES: dict[str, str] = {}
 """An example of every command."""
 
+
+class _Commands(TyperGroup):
+    """What was typed is quoted in errors, and escaped there."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = printable(message)  # type: ignore[attr-defined]  # Typer's own
+            raise
+
+
 app: typer.Typer = typer.Typer(
+    cls=_Commands,
     name="agent-sessions",
     help="Metadata for the sessions of the OpenAI Agents SDK: find, change, age and move them.",
     epilog=(
