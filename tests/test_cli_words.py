@@ -372,7 +372,6 @@ def test_output_in_another_encoding(encoding, tmp_path):
         (["resume-check", "--stdin"], False),
         (["mcp"], False),
         (["export"], True),
-        (["list", "--all", "--jsonl", "--limit", "1"], True),
     ],
 )
 def test_an_interruption(args, reads, tmp_path):
