@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from types import TracebackType
@@ -24,7 +25,7 @@ from .errors import (
     SessionMetadataError,
     SessionNotFoundError,
 )
-from .filters import Condition, IdIn, Where, equality, parse_filter, parse_values
+from .filters import All, Condition, IdIn, Where, equality, parse_filter, parse_values
 from .keys import AGENT, normalize_agent
 from .ordering import WALK, OrderBy, Ordering, Position
 from .queries import Query
@@ -622,8 +623,8 @@ class SessionCatalog:
     async def export_sessions(self, where: Where | None = None) -> AsyncIterator[dict[str, Any]]:
         """Give matching sessions as JSON-ready records, one at a time.
 
-        A record has the session's id, times, metadata and items, and the version of its format. An
-        encrypted history stays encrypted.
+        A record has the session's id, times, metadata and items, all as of one moment, and the
+        version of its format. An encrypted history stays encrypted.
 
         Args:
             where: A filter; every session by default.
@@ -635,8 +636,12 @@ class SessionCatalog:
             InvalidFilterError: If the filter is not understood.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        async for info in self.iter_sessions(where):
-            yield await self._store.database.read(export_record(self._store, info))
+        condition = self._condition(where)
+        async for info in self.iter_sessions(where, keys=[]):
+            read = partial(self._read_record, condition, info.session_id)
+            record = await self._store.database.read(read, snapshot=True)
+            if record is not None:
+                yield record
 
     async def import_sessions(
         self,
@@ -692,6 +697,15 @@ class SessionCatalog:
         return await self._store.database.write(
             lambda connection: rows.create(connection, session_id, encoded)
         )
+
+    def _read_record(
+        self, condition: Condition, session_id: str, connection: Connection
+    ) -> dict[str, Any] | None:
+        """A session as a record, if it is still there and matches."""
+        wanted = All((condition, IdIn((session_id,))))
+        query = self._store.database.queries.page(wanted, WALK, limit=1)
+        found = self._collected(connection.execute(*query))
+        return export_record(self._store, found[0][0], connection) if found else None
 
     async def _scalars(self, query: Callable[[], Query]) -> Sequence[Any]:
         return await self._store.database.read(

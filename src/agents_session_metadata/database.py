@@ -141,8 +141,15 @@ class Database:
             self._state.queries[native] = queries
         return queries
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run work that only reads."""
+    async def read(self, work: Callable[[Connection], T], *, snapshot: bool = False) -> T:
+        """Run work that only reads; of one state of the database, if `snapshot` is set."""
+
+        def unit(connection: Connection) -> T:
+            self.dialect.begin_snapshot(connection)
+            return work(connection)
+
+        if snapshot:
+            return await self._with_tables(lambda: self.run(lambda: self._on_connection(unit)))
         return await self._with_tables(lambda: self._connected(work, commit=False))
 
     async def write(self, work: Callable[[Connection], T]) -> T:

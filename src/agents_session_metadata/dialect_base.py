@@ -87,6 +87,10 @@ class Dialect:
         fairy: Any = connection.connection
         return connection.dialect.detect_autocommit_setting(fairy.dbapi_connection)
 
+    def begin_snapshot(self, connection: Connection) -> None:
+        """Begin a transaction whose statements all read the same state of the database."""
+        connection.execution_options(isolation_level="REPEATABLE READ")
+
     def lock_or_create(self, sessions: Table) -> Insert:
         """Lock a session's row, making it if need be, as the first statement of a transaction.
 

@@ -52,9 +52,14 @@ class SQLite(Dialect):
         if not super().commits_each(connection):
             return False
         # An application may have told the driver to begin nothing, in order to begin by itself.
-        fairy: Any = connection.connection
         with connection.begin():
-            return not fairy.driver_connection.in_transaction
+            return not _is_begun(connection)
+
+    def begin_snapshot(self, connection: Connection) -> None:
+        # Its driver begins with the first write only.
+        connection.begin()
+        if not _is_begun(connection):
+            connection.exec_driver_sql("BEGIN")
 
     def lock_or_create(self, sessions: Table) -> Insert:
         return (
@@ -168,3 +173,8 @@ class SQLite(Dialect):
     def moment_value(self, moment: datetime) -> Any:
         naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
         return naive.isoformat(" ", "microseconds")
+
+
+def _is_begun(connection: Connection) -> bool:
+    fairy: Any = connection.connection
+    return bool(fairy.driver_connection.in_transaction)

@@ -39,33 +39,25 @@ class _Session:
     items: list[tuple[Any, str]]
 
 
-def export_record(store: SessionStore, info: SessionInfo) -> Callable[[Connection], Record]:
-    """Work that reads a session's history and makes a record of it."""
+def export_record(store: SessionStore, info: SessionInfo, connection: Connection) -> Record:
+    """A session as a record; its history is read."""
     messages, dialect = store.database.tables.messages, store.database.dialect
-
-    def run(connection: Connection) -> Record:
-        statement = (
-            select(dialect.utc(messages.c.created_at), messages.c.message_data)
-            .where(messages.c.session_id == info.session_id)
-            .order_by(messages.c.created_at, messages.c.id)
-        )
-        query = store.database.queries.where(
-            statement, store.scope.condition, messages.c.session_id
-        )
-        found: Any = connection.execute(*query)
-        return {
-            "format": FORMAT,
-            "session_id": info.session_id,
-            "created_at": info.created_at.isoformat(),
-            "updated_at": info.updated_at.isoformat(),
-            "metadata": info.metadata,
-            "items": [
-                {"created_at": dialect.to_datetime(at).isoformat(), **_item_of(text)}
-                for at, text in found
-            ],
-        }
-
-    return run
+    found: Any = connection.execute(
+        select(dialect.utc(messages.c.created_at), messages.c.message_data)
+        .where(messages.c.session_id == info.session_id)
+        .order_by(messages.c.created_at, messages.c.id)
+    )
+    return {
+        "format": FORMAT,
+        "session_id": info.session_id,
+        "created_at": info.created_at.isoformat(),
+        "updated_at": info.updated_at.isoformat(),
+        "metadata": info.metadata,
+        "items": [
+            {"created_at": dialect.to_datetime(at).isoformat(), **_item_of(text)}
+            for at, text in found
+        ],
+    }
 
 
 def import_record(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from datetime import datetime, timedelta
 
 import pytest
+import sqlalchemy
 from agents.extensions.memory import EncryptedSession
 from servers import SHARED_DATABASES, empty_database
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
     ScopeError,
@@ -326,6 +329,57 @@ async def test_nothing_is_held_between_records(catalog):
 
     await asyncio.wait_for(touch(), 60)
     assert await catalog.count_sessions({"seen": True}) == 5
+
+
+async def test_what_changes_between_records(catalog):
+    for number in range(4):
+        await catalog.create_session(f"chat {number}", metadata={"mine": True, "number": number})
+    exported = []
+    async for record in catalog.scoped({"mine": True}).export_sessions():
+        if not exported:
+            await catalog.delete_session("chat 1")
+            await catalog.set_metadata("chat 2", {"mine": False})
+            await catalog.set_metadata("chat 3", {"number": 30})
+        exported.append((record["session_id"], record["metadata"]["number"]))
+    assert exported == [("chat 0", 0), ("chat 3", 30)]
+
+
+async def test_a_record_is_of_one_moment(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat", metadata={"turn": 1})
+    await session.add_items([raw.message("1")])
+    if shared_database.kind == "sqlite":
+        # Else nobody writes while somebody reads.
+        autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+        async with autocommit.connect() as connection:
+            await connection.execute(sqlalchemy.text("PRAGMA journal_mode = WAL"))
+    written = []
+
+    async def write() -> None:
+        other = create_async_engine(shared_database.url)
+        chat = SessionCatalog(other).session("chat")
+        await chat.set_metadata({"turn": 2})
+        await chat.pop_item()
+        await chat.add_items([raw.message("2")])
+        written.append(await chat.get_items())
+        await other.dispose()
+
+    def between(_connection, _cursor, statement, *_) -> None:
+        if not written and "agent_sessions_metadata.value" in statement:
+            thread = threading.Thread(target=asyncio.run, args=(write(),))
+            thread.start()
+            thread.join(60)
+
+    sqlalchemy.event.listen(engine.sync_engine, "after_cursor_execute", between)
+    (record,) = [record async for record in catalog.export_sessions()]
+    sqlalchemy.event.remove(engine.sync_engine, "after_cursor_execute", between)
+    assert written == [[raw.message("2")]]
+    assert record["metadata"] == {"turn": 1}
+    assert [entry["item"] for entry in record["items"]] == [raw.message("1")]
+    (record,) = [record async for record in catalog.export_sessions()]
+    assert record["metadata"] == {"turn": 2}
+    assert [entry["item"] for entry in record["items"]] == [raw.message("2")]
 
 
 async def test_a_crash_in_the_middle(shared_database):
