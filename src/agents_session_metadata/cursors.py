@@ -14,7 +14,7 @@ import json
 
 from .dialect_base import Dialect
 from .errors import InvalidCursorError
-from .filters import Condition
+from .filters import All, AnyOf, Condition, Not
 from .ordering import Ordering, Position
 
 _DIGEST_BYTES = 16
@@ -63,5 +63,15 @@ def decode_cursor(
 
 
 def _digest(body: bytes, condition: Condition, ordering: Ordering) -> bytes:
-    question = repr((condition, ordering)).encode()
+    question = repr((_unordered(condition), ordering)).encode()
     return hashlib.sha256(hashlib.sha256(question).digest() + body).digest()[:_DIGEST_BYTES]
+
+
+def _unordered(condition: Condition) -> object:
+    """A condition by what it means: the keys of a JSON object have no order."""
+    name = type(condition).__name__
+    if isinstance(condition, Not):
+        return name, _unordered(condition.part)
+    if isinstance(condition, (All, AnyOf)):
+        return name, sorted(map(_unordered, condition.parts), key=repr)
+    return condition

@@ -171,6 +171,17 @@ async def test_a_cursor_answers_its_own_question_only(catalog, order_by):
             await catalog.scoped(scope).list_sessions(where, order_by=order_by, cursor=cursor)
 
 
+async def test_a_cursor_of_the_same_question_with_its_keys_in_another_order(catalog):
+    where = {"even": True, "$or": [{"number": 1}, {"number": {"$gte": 0}}]}
+    first = await catalog.list_sessions(where, limit=2)
+    other = {"$or": [{"number": {"$gte": 0}}, {"number": 1}], "even": True}
+    page = await catalog.list_sessions(other, limit=2, cursor=first.next_cursor)
+    assert page == await catalog.list_sessions(where, limit=2, cursor=first.next_cursor)
+    negated = {"even": True, "$not": {"number": 1}}
+    with pytest.raises(InvalidCursorError):
+        await catalog.list_sessions(negated, cursor=first.next_cursor)
+
+
 async def test_a_cursor_of_another_scope(catalog):
     mine, yours = catalog.scoped({"even": True}), catalog.scoped({"even": False})
     cursor = (await mine.list_sessions(limit=2)).next_cursor
