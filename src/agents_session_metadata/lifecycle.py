@@ -322,7 +322,8 @@ class SessionLifecycle:
                 stored[keys.FINISHED_AT] = now.isoformat()
                 started = _time_of(stored.get(keys.STARTED_AT))
                 if started is not None:
-                    stored[keys.DURATION_MS] = (now - started) // timedelta(milliseconds=1)
+                    duration = max(now - started, timedelta(0))  # Clocks are set back.
+                    stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
             self._enter(stored, phase, now, kept)
             _check_kept(stored, metadata)
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents import RunHooks
+from agents.models import get_default_model
 from agents.usage import Usage
 
 from . import keys
@@ -90,9 +91,11 @@ class SessionTracker(RunHooks[Any]):
     ```
 
     It adds up, over runs: `runs`, `requests`, `input_tokens`, `output_tokens`, `total_tokens`,
-    `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. A failure
-    adds to `error_count` and sets `last_error`. The totals are right when runs overlap, in one
-    process or in several. All runs within one `async with` are written at its end.
+    `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. An exception
+    that leaves the block adds to `error_count` and sets `last_error`; of a failure that is caught
+    within it, hooks are not told. The totals are right when runs overlap, in one process or in
+    several. All runs within one `async with` are written at its end; blocks of one tracker that
+    overlap count as one, which ends with the last of them.
 
     A tracker that cannot write logs a warning. It never replaces a run's result or its error.
 
@@ -100,7 +103,8 @@ class SessionTracker(RunHooks[Any]):
         session: The session; an `EncryptedSession` around it will do.
         hooks: Run hooks of the application's own; they are called first.
         prices: A price for every model, or prices by model name. Requests to a model that has none
-            cost nothing.
+            cost nothing. The name is that of the agent's model, or of the SDK's default model: one
+            that a `RunConfig` sets in their place, hooks are not told.
         clock: Gives seconds; for tests.
 
     Raises:
@@ -123,6 +127,7 @@ class SessionTracker(RunHooks[Any]):
         self._hooks = hooks
         self._prices = prices
         self._clock = clock
+        self._open_blocks = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -131,10 +136,13 @@ class SessionTracker(RunHooks[Any]):
         self._calls: list[_ToolCall] = []
         self._open: dict[Any, _ToolCall] = {}
         self._cost = Decimal(0)
+        self._failures: list[str] = []
         self._started = self._clock()
 
     async def __aenter__(self) -> Self:
-        self._reset()
+        if not self._open_blocks:
+            self._reset()
+        self._open_blocks += 1
         return self
 
     async def __aexit__(
@@ -144,7 +152,11 @@ class SessionTracker(RunHooks[Any]):
         traceback: TracebackType | None,
     ) -> None:
         # A cancellation or an interrupt is somebody's wish, not a failure.
-        await self._write(error if isinstance(error, Exception) else None)
+        if isinstance(error, Exception):
+            self._failures.append(_message_of(error))
+        self._open_blocks -= 1
+        if not self._open_blocks:
+            await self._write()
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any
@@ -204,8 +216,9 @@ class SessionTracker(RunHooks[Any]):
             return call.milliseconds
         return round((self._clock() - call.started) * 1000)
 
-    async def _write(self, error: Exception | None) -> None:
-        if not self._usages and error is None:
+    async def _write(self) -> None:
+        failures = self._failures
+        if not self._usages and not failures:
             return
         added = _sum(self._usages.values())
         cost = self._cost
@@ -230,12 +243,11 @@ class SessionTracker(RunHooks[Any]):
             if calls:
                 newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
                 stored[keys.INVOCATIONS] = newest[-kept:]
-            if error is not None:
-                stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + 1
-                stored[keys.LAST_ERROR] = message
+            if failures:
+                stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
+                stored[keys.LAST_ERROR] = failures[-1]
                 stored[keys.TOUCHED_AT] = datetime.now(timezone.utc).isoformat()
 
-        message = _storable(f"{type(error).__name__}: {error}"[:500])
         self._reset()
         try:
             try:
@@ -243,14 +255,25 @@ class SessionTracker(RunHooks[Any]):
             except MetadataLimitError as full:
                 if full.key not in (keys.AGENTS, keys.TOOL_CALLS):
                     raise
-                # Too many names for one value: the totals, and a failure, count all the same.
+                # The totals, and a failure, count all the same.
+                logger.warning("%s: the names in it are not recorded", full)
                 await edit_keeping(self.session, keys.INVOCATIONS, partial(change, by_name=False))
         except Exception:
             logger.warning("what a run did could not be recorded", exc_info=True)
 
 
+def _message_of(error: Exception) -> str:
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  # of a class of the application's own
+        text = ""
+    return _storable(f"{type(error).__name__}: {text}"[:500])
+
+
 def _model_name(agent: Any) -> str:
     model = getattr(agent, "model", None)
+    if model is None:
+        return get_default_model()
     return model if isinstance(model, str) else str(getattr(model, "model", ""))
 
 

@@ -195,6 +195,12 @@ async def test_nothing_but_start_leaves_a_final_phase(lifecycle, session):
         assert await session.get_metadata() == before
 
 
+async def test_a_clock_that_is_set_back(lifecycle, clock):
+    await lifecycle.start("planner")
+    clock.wait(minutes=-5)
+    assert (await lifecycle.finish("completed"))[keys.DURATION_MS] == 0
+
+
 async def test_start_begins_anew(lifecycle, clock, session):
     await lifecycle.start("first", "one", {"owner_id": "u1"})
     await lifecycle.enter("planning")

@@ -363,6 +363,42 @@ async def test_runs_that_overlap_within_one_tracker(session, engine, tools):
     assert [call[:2] for call in stored[keys.TOOL_CALLS]] == [["look", 10]]
 
 
+async def test_blocks_of_one_tracker_that_overlap(session, engine, tools):
+    tracker, begun = SessionTracker(session), asyncio.Event()
+
+    async def run(*steps: object, after: asyncio.Event | None = None) -> None:
+        if after is not None:
+            await after.wait()
+        async with tracker as hooks:
+            begun.set()
+            one = agent("engineer", *steps, tools=tools)
+            await Runner.run(one, "hello", hooks=hooks)
+
+    transactions = count_writes(engine)
+    results = await asyncio.gather(
+        run(calls("look"), calls("look", first=2), "done"),
+        run(calls("look", first=3), "done", after=begun),
+        run(RuntimeError("the model is out"), after=begun),
+        return_exceptions=True,
+    )
+    assert [type(result) for result in results] == [type(None), type(None), RuntimeError]
+    assert len(transactions) == 1
+    stored = await session.get_metadata()
+    assert (stored[keys.RUNS], stored[keys.REQUESTS], stored[keys.ERROR_COUNT]) == (3, 5, 1)
+    assert [call[:2] for call in stored[keys.TOOL_CALLS]] == [["look", 3]]
+
+
+async def test_an_error_without_words(session):
+    class WordlessError(Exception):
+        def __str__(self) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(WordlessError):
+        async with SessionTracker(session) as hooks:
+            await Runner.run(agent("a", WordlessError()), "hello", hooks=hooks)
+    assert (await session.get_metadata())[keys.LAST_ERROR] == "WordlessError: "
+
+
 async def test_runs_of_two_processes(shared_database, request):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.create_session("chat")

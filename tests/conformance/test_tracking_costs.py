@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 from agents import Agent, FunctionTool, ModelProvider, RunConfig, Runner, function_tool
+from agents.models import get_default_model
 from agents.testing import ScriptedModel, assistant_message
 from agents.usage import Usage
 from openai.types.responses.response_usage import InputTokensDetails
@@ -35,7 +36,7 @@ class Provider(ModelProvider):
 
     def get_model(self, model_name):
         answers = [[assistant_message("done")]] * 10
-        return ScriptedModel(answers, default_usage=self._usages[model_name])
+        return ScriptedModel(answers, default_usage=self._usages[model_name or get_default_model()])
 
 
 def usage(tokens: int, output: int, cached: int = 0) -> Usage:
@@ -98,6 +99,12 @@ async def test_prices_by_name(session):
     assert await cost("free") == 0.00359
     assert await cost("big") == 0.00709
     assert (await session.get_metadata())[keys.RUNS] == 4
+
+
+async def test_the_price_of_the_default_model(session):
+    default = get_default_model()
+    config = RunConfig(model_provider=Provider(**{default: usage(1000, 100)}))
+    assert await run(session, Agent(name="a"), {default: PRICE}, run_config=config) == 0.0035
 
 
 async def test_statistics_see_the_cost(session, catalog):
@@ -212,7 +219,7 @@ async def test_what_others_stored_under_its_keys(session, key, value, caplog):
     assert not caplog.records
 
 
-async def test_more_names_than_a_value_holds(catalog):
+async def test_more_names_than_a_value_holds(catalog, caplog):
     limits = MetadataLimits(max_value_bytes=300)
     small = SessionCatalog(catalog.engine, create_tables=True, metadata_limits=limits)
     session = await small.create_session("small")
@@ -222,6 +229,7 @@ async def test_more_names_than_a_value_holds(catalog):
         async with SessionTracker(session) as hooks:
             await Runner.run(agent("a", calls(*names), "done", tools=tools), "go", hooks=hooks)
     assert (await session.get_metadata())[keys.RUNS] == 4
+    assert "the names in it are not recorded" in caplog.text
 
 
 async def test_a_name_that_cannot_be_added_up(session, catalog):
