@@ -639,7 +639,7 @@ class SessionCatalog:
         condition = self._condition(where)
         async for info in self.iter_sessions(where, keys=[]):
             read = partial(self._read_record, condition, info.session_id)
-            record = await self._store.database.read(read, snapshot=True)
+            record = await self._store.database.read_snapshot(read)
             if record is not None:
                 yield record
 

@@ -141,16 +141,18 @@ class Database:
             self._state.queries[native] = queries
         return queries
 
-    async def read(self, work: Callable[[Connection], T], *, snapshot: bool = False) -> T:
-        """Run work that only reads; of one state of the database, if `snapshot` is set."""
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Run work that only reads."""
+        return await self._with_tables(lambda: self._connected(work, commit=False))
+
+    async def read_snapshot(self, work: Callable[[Connection], T]) -> T:
+        """Run work that only reads, all of it the same state of the database."""
 
         def unit(connection: Connection) -> T:
             self.dialect.begin_snapshot(connection)
             return work(connection)
 
-        if snapshot:
-            return await self._with_tables(lambda: self.run(lambda: self._on_connection(unit)))
-        return await self._with_tables(lambda: self._connected(work, commit=False))
+        return await self._with_tables(lambda: self.run(lambda: self._on_connection(unit)))
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Run work as one transaction, again after a conflict, and settle it.
