@@ -352,6 +352,12 @@ SQLITE_CASES = [
         "",
         "indexes",
     ),
+    (
+        "agent_sessions",
+        "created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP",
+        "created_at TIMESTAMP",
+        "columns",
+    ),
     ("agent_sessions_metadata", " ON DELETE CASCADE", "", "foreign keys"),
     ("agent_sessions_metadata_elements", " ON DELETE CASCADE", "", "foreign keys"),
     ("agent_messages", " ON DELETE CASCADE", "", "foreign keys"),
@@ -365,6 +371,49 @@ async def test_tables_that_somebody_made_by_hand(filled, shared_database, case):
     await sqlite_retyped(filled.engine, table, old, new)
     await repair(filled.engine, check, ["error", "warning"])
     await intact(filled)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("agent_sessions", "created_at"),
+        ("agent_sessions", "updated_at"),
+        ("agent_messages", "created_at"),
+        ("agent_messages", "id"),
+        ("agent_sessions_metadata", "created_at"),
+    ],
+)
+@only("postgresql", "mysql")
+async def test_a_column_without_its_default(filled, shared_database, table, column):
+    engine = filled.engine
+    change = f"ALTER COLUMN {column} DROP DEFAULT"
+    if (shared_database.kind, column) == ("mysql", "id"):
+        change = "MODIFY id INTEGER NOT NULL"
+    await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = await repair(engine, "columns")
+    assert [each.problem for each in found] == [f"{table}.{column} has no default"]
+    await filled.session("c").add_items([raw.message("hello")])
+    await filled.set_metadata("c", {"n": 2})
+    assert await filled.delete_session("c")
+    await intact(filled)
+
+
+@only("postgresql", "mysql")
+async def test_a_column_that_nobody_gives_a_value(filled, shared_database):
+    engine = filled.engine
+    for table in ("agent_sessions_metadata", "agent_messages"):
+        add = f"ALTER TABLE {table} ADD COLUMN tenant INTEGER DEFAULT 7"
+        await raw.execute(engine, add)
+        assert await problems(engine) == []
+        if shared_database.kind == "mysql":
+            await raw.execute(engine, f"ALTER TABLE {table} MODIFY tenant INTEGER NOT NULL")
+        else:
+            for change in ("SET NOT NULL", "DROP DEFAULT"):
+                await raw.execute(engine, f"ALTER TABLE {table} ALTER COLUMN tenant {change}")
+        (found,) = await problems(engine)
+        assert (found.level, found.check, found.repair) == ("error", "columns", ())
+        assert f"column {table}.tenant" in found.problem
+        await raw.execute(engine, f"ALTER TABLE {table} DROP COLUMN tenant")
 
 
 @only("sqlite")
@@ -754,6 +803,66 @@ async def test_indexes(filled, shared_database, table, index, way):
     found = await repair(engine, "indexes")
     assert f"{table} has no index on" in found[0].problem
     await intact(filled)
+
+
+async def test_an_index_of_some_rows_or_of_parts_of_columns(filled, shared_database):
+    engine, kind = filled.engine, shared_database.kind
+    index, table = "agent_sessions_metadata_search_idx", "agent_sessions_metadata"
+    await raw.execute(engine, f"DROP INDEX {index}" + (f" ON {table}" if kind == "mysql" else ""))
+    columns = "`key`(10), search_key(5), session_id" if kind == "mysql" else ""
+    some = "" if kind == "mysql" else " WHERE session_id > 'b'"
+    columns = columns or "key, search_key, session_id"
+    await raw.execute(engine, f"CREATE INDEX {index} ON {table} ({columns}){some}")
+    found = await repair(engine, "indexes")
+    assert [each.problem for each in found] == [
+        f"{table} has no index on (key, search_key, session_id)"
+    ]
+    await intact(filled)
+
+
+@only("postgresql")
+async def test_an_index_whose_making_was_broken_off(filled, shared_database):
+    engine, index = filled.engine, "agent_sessions_metadata_search_idx"
+    # As CREATE INDEX CONCURRENTLY leaves it when it is cancelled.
+    await raw.execute(
+        engine,
+        f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{index}'::regclass",
+    )
+    await repair(engine, "indexes")
+    await intact(filled)
+
+
+@only("postgresql", "mysql")
+async def test_a_foreign_key_to_another_table(filled, shared_database):
+    engine, table = filled.engine, "agent_sessions_metadata"
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    await without_foreign_keys(engine, table)
+    collation = await exact_collation(engine)
+    text = f"VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {collation}" if collation else "VARCHAR"
+    if not collation:
+        text += ' COLLATE "C"'
+    await run(
+        engine,
+        [
+            f"CREATE TABLE others (session_id {text} PRIMARY KEY)",
+            "INSERT INTO others SELECT session_id FROM agent_sessions",
+            (
+                f"ALTER TABLE {table} ADD CONSTRAINT {table}_session_fk FOREIGN KEY (session_id)"
+                " REFERENCES others (session_id) ON DELETE CASCADE"
+            ),
+        ],
+    )
+    await repair(engine, "foreign keys")
+    await intact(filled)
+
+
+@only("mysql")
+async def test_tables_of_the_sdk_in_an_engine_without_transactions(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=190, collation=await exact_collation(engine))
+    await without_foreign_keys(engine, "agent_messages")
+    for table in ("agent_messages", "agent_sessions"):
+        await raw.execute(engine, f"ALTER TABLE {table} ENGINE=MyISAM")
+    await repair(engine, "engine", ["error", "warning"])
 
 
 @only("mysql")

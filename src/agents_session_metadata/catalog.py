@@ -76,7 +76,7 @@ class SessionCatalog:
 
     Raises:
         UnsupportedDialectError: If the engine is for another database.
-        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`.
+        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have one name.
     """
 
     def __init__(

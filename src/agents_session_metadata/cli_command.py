@@ -143,11 +143,13 @@ def _run(work: Callable[[], Awaitable[int | None]], place: given.Place) -> int:
 def explain(error: BaseException, place: given.Place) -> given.Failure | None:
     """What an error means to whoever typed the command; None for one that is a bug."""
     if isinstance(error, TablesMissingError):
-        dialect = place.database_url().get_backend_name()
-        shown = dialect if dialect in DIALECTS else "…"
+        backend = place.database_url().get_backend_name()
+        # Such a URL may lead to either.
+        dialect = {"mysql": "mariadb"}.get(backend, backend if backend in DIALECTS else "…")
+        other = " (on MySQL: --dialect mysql)" if backend == "mysql" else ""
         return given.Failure(
             f"the database lacks {', '.join(error.tables)}; pass --create-tables, "
-            f"or run what `agent-sessions ddl --dialect {shown}` prints"
+            f"or run what `agent-sessions ddl --dialect {dialect}` prints{other}"
         )
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
         return given.Failure(str(error), 2)

@@ -67,9 +67,11 @@ def _examine(connection: Connection, names: TableNames) -> list[Finding]:
     found: list[Finding] = []
     checks: tuple[Callable[[Patient], Iterator[Finding]], ...] = (
         _versions,
-        _tables,
+        # A foreign key of a table that is made refers to tables that may have one.
         lambda patient: patient.check_storage(),
+        _tables,
         _columns,
+        _unknown_columns,
         _ids,
         _primary_keys,
         _orphans,
@@ -123,12 +125,33 @@ def _columns(patient: Patient) -> Iterator[Finding]:
                     problem, repair = f"{problem}; {REMADE}", tuple(patient.drop_elements())
                 yield Finding("error", "columns", problem, repair)
                 continue
+            if patient.lacks_default(column, actual[column.name]):
+                yield Finding(
+                    "error",
+                    "columns",
+                    f"{table.name}.{column.name} has no default",
+                    tuple(patient.give_default(column)),
+                )
             for problem in patient.column_problems(column, actual[column.name]):
                 yield Finding(
                     "error",
                     "columns",
                     f"{table.name}.{column.name} {problem}",
                     tuple(patient.change_columns([column])),
+                )
+
+
+def _unknown_columns(patient: Patient) -> Iterator[Finding]:
+    """Columns that somebody added are no harm, unless they want values that nobody gives them."""
+    for table in patient.present:
+        for name, actual in patient.columns[table.name].items():
+            given = any(actual.get(each) for each in ("default", "computed", "identity"))
+            if name not in table.c and not actual["nullable"] and not given:
+                yield Finding(
+                    "error",
+                    "columns",
+                    f"nobody gives column {table.name}.{name} a value, and it must have one; let it"
+                    " have a default, or be NULL",
                 )
 
 
@@ -229,21 +252,27 @@ def _foreign_keys(patient: Patient) -> Iterator[Finding]:
             continue
         problem = "does not delete with its parent" if to_parent else "is missing"
         problem = failures[0] if failures and failures[0] else problem
+        wrong = [
+            key
+            for key in patient.foreign_keys[child.name]
+            if key in to_parent or key["name"] == constraint.name
+        ]
         is_ours = child in (patient.expected.metadata, patient.expected.elements)
         yield Finding(
             "error" if is_ours else "warning",
             "foreign keys",
             f"the foreign key of {child.name} to {parent.name} {problem}",
-            tuple(patient.change_foreign_key(constraint, to_parent)),
+            tuple(patient.change_foreign_key(constraint, wrong)),
         )
 
 
 def _indexes(patient: Patient) -> Iterator[Finding]:
     for table in patient.present:
         actual = patient.inspector.get_indexes(table.name, schema=patient.schema)
+        usable = patient.usable_indexes(table, actual)
         for index in table.indexes:
             columns = [column.name for column in index.columns]
-            if any(each["column_names"][: len(columns)] == columns for each in actual):
+            if any(each["column_names"][: len(columns)] == columns for each in usable):
                 continue
             if not all(patient.has(table, column) for column in columns):
                 continue

@@ -151,6 +151,27 @@ class Patient:
             yield "may be NULL"
         yield from self.type_problems(column, actual["type"])
 
+    def lacks_default(self, column: Column[Any], actual: Mapping[str, Any]) -> bool:
+        """Whether a column that is written without a value has none of its own."""
+        if column.server_default is not None:
+            return actual["default"] is None
+        return column.autoincrement is True and not actual.get("autoincrement", True)
+
+    def give_default(self, column: Column[Any]) -> Iterator[str]:
+        """What gives a column its default."""
+        yield from self.change_columns([column])
+
+    def usable_indexes(
+        self, table: Table, actual: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Those of a table's indexes that have all of every row's columns."""
+        partial = ("_where", "_length")
+        return [
+            each
+            for each in actual
+            if not any(name.endswith(partial) for name in each.get("dialect_options", ()))
+        ]
+
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         """What is wrong with the type of a column."""
         if isinstance(self.wanted(column), String) and not isinstance(actual, String):

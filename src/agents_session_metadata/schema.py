@@ -186,9 +186,18 @@ def table_names(
     messages_table: str = "agent_messages",
     metadata_table: str | None = None,
 ) -> TableNames:
-    """The names of a set of tables; those of ours follow from the sessions table."""
+    """The names of a set of tables; those of ours follow from the sessions table.
+
+    Raises:
+        ValueError: If two are the same.
+    """
     metadata = metadata_table or derived_name(sessions_table, "_metadata")
-    return TableNames(sessions_table, messages_table, metadata, derived_name(metadata, "_elements"))
+    names = TableNames(
+        sessions_table, messages_table, metadata, derived_name(metadata, "_elements")
+    )
+    if len(set(names)) < len(names):
+        raise ValueError(f"the tables must have different names, not {', '.join(names)}")
+    return names
 
 
 def derived_name(table: str, suffix: str) -> str:
@@ -230,6 +239,9 @@ def session_tables(
 
     Returns:
         The tables.
+
+    Raises:
+        ValueError: If two of them have one name.
     """
     names = table_names(sessions_table, messages_table, metadata_table)
     return build_tables(metadata if metadata is not None else MetaData(), names, CREATE_TYPES)

@@ -78,7 +78,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
     Raises:
         UnsupportedDialectError: If the engine is for another database.
-        ValueError: If `on_clear` is neither of the two.
+        ValueError: If `on_clear` is neither of the two, or two tables have one name.
     """
 
     def __init__(

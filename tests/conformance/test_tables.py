@@ -220,6 +220,14 @@ async def test_missing_tables_under_names_of_ones_own(engine):
     assert {"talks", "facts", "facts_elements"} <= set(caught.value.tables)
 
 
+async def test_two_tables_of_one_name(engine):
+    for names in ({"metadata_table": "agent_sessions"}, {"messages_table": "agent_sessions"}):
+        for make in (SQLAlchemyMetadataSession, SessionCatalog):
+            first = ("chat",) if make is SQLAlchemyMetadataSession else ()
+            with pytest.raises(ValueError, match="must have different names"):
+                make(*first, engine=engine, **names)
+
+
 async def test_missing_triggers_on_sqlite_are_named(tmp_path):
     # Only SQLite needs triggers: elsewhere foreign keys do the work.
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
