@@ -253,7 +253,8 @@ class SessionTracker(RunHooks[Any]):
             try:
                 await edit_keeping(self.session, keys.INVOCATIONS, change)
             except MetadataLimitError as full:
-                if full.key not in (keys.AGENTS, keys.TOOL_CALLS):
+                of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS)
+                if not of_names or full.limit != "max_value_bytes":
                     raise
                 # The totals, and a failure, count all the same.
                 logger.warning("%s: the names in it are not recorded", full)
