@@ -228,8 +228,9 @@ async def test_editors_take_turns_where_an_application_begins_by_itself(tmp_path
     await asyncio.gather(*[session.edit_metadata(change) for _ in range(10)])
     assert await session.get_metadata() == {"turns": 10}
     async with engine.connect() as connection:
-        raw_connection = await connection.get_raw_connection()
-        assert raw_connection.driver_connection.isolation_level is None
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        assert driver.isolation_level is None
     await engine.dispose()
 
 
