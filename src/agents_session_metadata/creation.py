@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -35,8 +35,9 @@ from .schema import (
     SessionTables,
     TableNames,
     build_tables,
-    derived_name,
+    element_rows,
     query_tables,
+    renamed,
 )
 from .values import LIST, SearchKey, decode_elements
 
@@ -86,11 +87,7 @@ def create_missing(connection: Connection, names: TableNames) -> None:
             continue
         # Where DDL is not transactional, a crash may have left a table without its index.
         found = () if is_new else inspector.get_indexes(each.name, schema=schema)
-        present = {index["name"] for index in found}
-        for index in each.indexes:
-            if index.name not in present:
-                create = CreateIndex(index, if_not_exists=dialect.index_if_not_exists)
-                connection.execute(create)
+        _create_indexes(connection, each, {index["name"] for index in found})
     if refilled and dialect.transactional_ddl:
         for _ in _fill(connection, plain, plain.elements):
             pass
@@ -136,6 +133,13 @@ def read_lists(
         found = connection.execute(statement.where(*further), last).all()
 
 
+def _create_indexes(connection: Connection, table: Table, present: Container[str | None]) -> None:
+    if_not_exists = dialect_of(connection.dialect).index_if_not_exists
+    for index in table.indexes:
+        if index.name not in present:
+            connection.execute(CreateIndex(index, if_not_exists=if_not_exists))
+
+
 def _create_elements_aside(connection: Connection, tables: SessionTables) -> None:
     """Make the table of elements under another name, fill it, and give it its own name.
 
@@ -145,17 +149,12 @@ def _create_elements_aside(connection: Connection, tables: SessionTables) -> Non
     """
     dialect = dialect_of(connection.dialect)
     schema = connection.schema_for_object(tables.elements)
-    others = MetaData()
-    for each in tables.tables:
-        each.to_metadata(others)
-    aside = tables.elements.to_metadata(others, name=derived_name(tables.elements.name, "_new"))
+    aside = renamed(tables.elements, "_new", tables)
     connection.execute(CreateTable(aside, if_not_exists=True))
     present: set[str | None] = set()
     with suppress(NoSuchTableError):  # named meanwhile, of which the next statement tells
         present.update(each["name"] for each in inspect(connection).get_indexes(aside.name, schema))
-    for index in aside.indexes:
-        if index.name not in present:
-            connection.execute(CreateIndex(index))
+    _create_indexes(connection, aside, present)
     plain = query_tables(TableNames(*(each.name for each in tables.tables)))
     target = plain.elements.to_metadata(MetaData(), name=aside.name)
     rows = plain.metadata
@@ -178,17 +177,7 @@ def _fill(connection: Connection, tables: SessionTables, target: Table) -> Itera
     own_key = tuple_(target.c.session_id, target.c.key)
     for lists in read_lists(connection, tables, lock=True):
         connection.execute(delete(target).where(own_key.in_(list(lists))))
-        parts = [
-            {
-                "session_id": session_id,
-                "key": key,
-                "position": position,
-                "search_key": element.indexed,
-                "search_rest": element.rest,
-            }
-            for (session_id, key), elements in lists.items()
-            for position, element in enumerate(elements)
-        ]
+        parts = [row for own, elements in lists.items() for row in element_rows(*own, elements)]
         if parts:
             connection.execute(insert(target), parts)
         yield

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Connection,
     ForeignKeyConstraint,
     LargeBinary,
-    MetaData,
     String,
     Table,
     bindparam,
@@ -26,7 +25,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 from .dialects import dialect_of
 from .doctor_findings import Finding
 from .doctor_patient import Patient
-from .schema import DropTrigger, TableNames, derived_name
+from .schema import DropTrigger, TableNames, renamed
 from .types import MAX_KEY_LENGTH
 from .values import SEARCH_KEY_BYTES
 
@@ -97,10 +96,7 @@ class SQLitePatient(Patient):
 
     def _rebuilt(self, table: Table) -> Iterator[str]:
         """Make a table anew with its rows, in one transaction."""
-        others = MetaData()
-        for other in self.exact.tables:
-            other.to_metadata(others)
-        temporary = table.to_metadata(others, name=derived_name(table.name, "_rebuilt"))
+        temporary = renamed(table, "_rebuilt", self.exact)
         temporary.indexes.clear()
         common = [column.name for column in table.c if self.has(table, column.name)]
         columns = ", ".join(self.quote(name) for name in common)

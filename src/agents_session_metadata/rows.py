@@ -18,7 +18,7 @@ from .dialect_base import Dialect, Statement
 from .dialect_types import ID_LENGTH
 from .errors import MetadataLimitError, ScopeError, SessionNotFoundError
 from .queries import Queries
-from .schema import SessionTables
+from .schema import SessionTables, element_rows
 from .scope import Scope
 from .types import JSONValue, Metadata, MetadataLimits
 from .values import (
@@ -349,15 +349,9 @@ class Rows:
                 )
             )
         parts = [
-            {
-                "session_id": session_id,
-                "key": key,
-                "position": position,
-                "search_key": element.indexed,
-                "search_rest": element.rest,
-            }
+            row
             for key, value in encoded.items()
-            for position, element in enumerate(value.elements)
+            for row in element_rows(session_id, key, value.elements)
         ]
         if parts:
             connection.execute(self._statements.insert_elements, parts)

@@ -14,6 +14,7 @@ metadata is emptied, after a `REPLACE`, and that of both ids when an id is chang
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -42,6 +43,7 @@ from sqlalchemy.types import TypeEngine
 from .dialect_types import TABLE_OPTIONS, LongBytes, LongText, MetadataKey, SearchBytes, SessionId
 from .dialects import dialect_of
 from .types import MAX_KEY_LENGTH
+from .values import SearchKey
 
 _LONGEST_NAME = 63
 """Bytes of an identifier that every supported database keeps."""
@@ -208,6 +210,28 @@ def derived_name(table: str, suffix: str) -> str:
     mark = f"_{hashlib.sha256(table.encode()).hexdigest()[:8]}{suffix}"
     room = _LONGEST_NAME - len(mark.encode())
     return table.encode()[:room].decode(errors="ignore") + mark
+
+
+def renamed(table: Table, suffix: str, tables: SessionTables) -> Table:
+    """A copy of a table under another name, which refers to the tables that it referred to."""
+    others = MetaData()
+    for each in tables.tables:
+        each.to_metadata(others)
+    return table.to_metadata(others, name=derived_name(table.name, suffix))
+
+
+def element_rows(
+    session_id: str, key: str, elements: Iterable[SearchKey]
+) -> Iterator[dict[str, Any]]:
+    """The rows of one list's elements."""
+    for position, element in enumerate(elements):
+        yield {
+            "session_id": session_id,
+            "key": key,
+            "position": position,
+            "search_key": element.indexed,
+            "search_rest": element.rest,
+        }
 
 
 @lru_cache(maxsize=256)

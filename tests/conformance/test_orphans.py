@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from servers import Database
-from sqlalchemy import delete, text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import delete
 
 from agents_session_metadata import SessionCatalog, retention, session_tables
 from conformance import raw
+from conformance.triggers import drop_triggers
 
 
 async def test_elements_of_no_list_match_nothing(database: Database):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("a", metadata={"tags": ["x"]})
-    async with engine.begin() as connection:
-        await drop_triggers(connection)
-        await connection.execute(text("DELETE FROM agent_sessions_metadata"))
+    await drop_triggers(engine)
+    await raw.execute(engine, "DELETE FROM agent_sessions_metadata")
     again = SessionCatalog(engine, create_tables=True)
     await again.delete_sessions({"nothing": 1})
     assert await again.get_metadata("a") == {}
@@ -32,27 +31,16 @@ async def test_orphans_among_many_rows(database: Database, monkeypatch):
     for number in range(7):
         await catalog.create_session(f"chat-{number}", metadata=metadata)
     gone, row = [f"chat-{number}" for number in (0, 3, 4, 6)], tables.metadata.c
+    triggers = await drop_triggers(engine)
     async with engine.begin() as connection:
-        triggers = await drop_triggers(connection)
         for statement in (
             delete(tables.sessions).where(tables.sessions.c.session_id.in_(gone)),
             delete(tables.metadata).where(row.session_id == "chat-5", row.key == "b"),
         ):
             await connection.execute(statement)
-        for statement in triggers:
-            await connection.execute(text(statement))
+    for trigger in triggers:
+        await raw.execute(engine, trigger)
     assert await catalog.delete_sessions({"nothing": 1}) == 0
     assert await raw.count_rows(engine, "agent_sessions_metadata") == 3 * 4 - 1
     assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 3 * 4 - 2
     assert await catalog.get_metadata("chat-1") == metadata
-
-
-async def drop_triggers(connection: AsyncConnection) -> list[str]:
-    """Drop all there are; gives what makes them again."""
-    if connection.dialect.name != "sqlite":
-        return []
-    names = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
-    found = (await connection.execute(text(names))).all()
-    for name, _ in found:
-        await connection.execute(text(f"DROP TRIGGER {name}"))
-    return [statement for _, statement in found]
