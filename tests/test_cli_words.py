@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -10,7 +11,9 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
+from array import array
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -377,28 +380,32 @@ def test_output_in_another_encoding(encoding, tmp_path):
 def test_an_interruption(args, reads, tmp_path):
     """What waits for its input, or for somebody to read its output, ends at the first Ctrl-C."""
     filled(tmp_path, *(f"{key}={'x' * 60_000}" for key in "abc"))
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "agents_session_metadata.cli", *args],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "AGENT_SESSIONS_URL": f"sqlite:///{tmp_path}/x.db"},
-    )
-    if reads:
-        assert process.stdout.read(1)
-    elif args == ["mcp"]:
-        process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
-        process.stdin.flush()
-        assert process.stdout.readline()
-    else:
-        time.sleep(3)  # it says nothing before it reads
-    process.send_signal(signal.SIGINT)
-    # The server dies of the signal; a shell tells that as 130 as well.
-    assert process.wait(30) == (-signal.SIGINT if args == ["mcp"] else 130)
-    assert process.stderr.read() == b""
-    process.stdin.close()
-    process.stdout.close()
-    process.stderr.close()
+    ) as process:
+        if reads:
+            assert process.stdout.read(1)
+        elif args == ["mcp"]:
+            process.stdin.write(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+            process.stdin.flush()
+            assert process.stdout.readline()
+        else:
+            # More than a pipe holds: once it is written and gone, the command waits for the rest.
+            process.stdin.write(b" " * 200_000)
+            process.stdin.flush()
+            unread = array("i", [1])
+            while unread[0]:
+                time.sleep(0.1)
+                fcntl.ioctl(process.stdin, termios.FIONREAD, unread)
+            time.sleep(0.5)  # a signal between two reads is seen after the second
+        process.send_signal(signal.SIGINT)
+        # The server dies of the signal; a shell tells that as 130 as well.
+        assert process.wait(30) == (-signal.SIGINT if args == ["mcp"] else 130)
+        assert process.stderr.read() == b""
     assert run("count", url=f"sqlite:///{tmp_path}/x.db").stdout == "1\n"
 
 
