@@ -43,7 +43,11 @@ OBJECT = b"\x60"
 
 _NEGATIVE, _ZERO, _POSITIVE = b"\x00", b"\x01", b"\x02"
 _EXPONENT_BIAS = 0x8000
-_PAIRS = {f"{number:02}": number + 1 for number in range(100)}
+_HEX = bytes.fromhex("".join(f"{pair:02}" for pair in range(100)))
+_PAIRS = bytes(range(1, 101))
+_FROM_HEX = bytes.maketrans(_HEX, _PAIRS)
+_TO_HEX = bytes.maketrans(_PAIRS, _HEX)
+"""Two decimal digits are one byte, 1 to 100; those digits read as hexadecimal, 0x00 to 0x99."""
 _COMPLEMENT = bytes(255 - byte for byte in range(256))
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
@@ -163,7 +167,9 @@ def decode_value(text: str) -> JSONValue:
 
 
 def decode_elements(text: str) -> tuple[SearchKey, ...]:
-    """The search keys of a stored list's elements; none where the text is no JSON."""
+    """The search keys of a stored list's elements; none where the text is no list."""
+    if not text.lstrip().startswith("["):
+        return ()
     try:
         return tuple(_elements(decode_value(text)))
     except ValueError:
@@ -172,7 +178,8 @@ def decode_elements(text: str) -> tuple[SearchKey, ...]:
 
 def value_problem(value: object) -> tuple[str, str] | None:
     """Find the first thing in a value that is not JSON: its path and what is wrong, or None."""
-    return next(_problems(value, "$", 0), None)
+    found = _problem(value, 0)
+    return None if found is None else ("$" + found[0], found[1])
 
 
 def search_key(value: JSONValue) -> SearchKey:
@@ -202,38 +209,44 @@ def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
     return {NULL: None, FALSE: False, TRUE: True}[tag]
 
 
-def _problems(value: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
-    if value is None or isinstance(value, bool):
-        return
+def _problem(value: object, depth: int) -> tuple[str, str] | None:
+    """The first problem in a value: its path below the value, and what is wrong."""
     if isinstance(value, str):
-        if not _is_utf8(value):
-            yield path, "a string must not contain lone surrogates"
-    elif isinstance(value, int):
+        return None if _is_utf8(value) else ("", "a string must not contain lone surrogates")
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
         if value.bit_length() > 14_000 and abs(value) >= _TOO_LARGE:
-            yield path, f"an integer has {MAX_INTEGER_DIGITS} digits at most"
-    elif isinstance(value, float):
+            return "", f"an integer has {MAX_INTEGER_DIGITS} digits at most"
+        return None
+    if isinstance(value, float):
         if not math.isfinite(value):
-            yield path, f"{value!r} is not JSON; store None or a string"
-    elif isinstance(value, (list, dict)):
-        if depth >= MAX_DEPTH:
-            yield path, f"a value is nested {MAX_DEPTH} deep at most"
-            return
-        if isinstance(value, list):
-            for index, item in enumerate(value):
-                yield from _problems(item, f"{path}[{index}]", depth + 1)
-            return
-        for name, item in value.items():
-            if not isinstance(name, str):
-                yield path, f"an object's keys must be strings, not {type(name).__name__}"
-            elif not _is_utf8(name):
-                yield path, "an object's keys must not contain lone surrogates"
-            else:
-                yield from _problems(item, f"{path}.{name}", depth + 1)
-    else:
-        yield path, f"{type(value).__name__} is not JSON; store a string, number, list or dict"
+            return "", f"{value!r} is not JSON; store None or a string"
+        return None
+    if not isinstance(value, (list, dict)):
+        return "", f"{type(value).__name__} is not JSON; store a string, number, list or dict"
+    if depth >= MAX_DEPTH:
+        return "", f"a value is nested {MAX_DEPTH} deep at most"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            found = _problem(item, depth + 1)
+            if found is not None:
+                return f"[{index}]{found[0]}", found[1]
+        return None
+    for name, item in value.items():
+        if not isinstance(name, str):
+            return "", f"an object's keys must be strings, not {type(name).__name__}"
+        if not _is_utf8(name):
+            return "", "an object's keys must not contain lone surrogates"
+        found = _problem(item, depth + 1)
+        if found is not None:
+            return f".{name}{found[0]}", found[1]
+    return None
 
 
 def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -252,8 +265,10 @@ def _search_bytes(value: JSONValue) -> bytes:
         return TRUE if value else FALSE
     if isinstance(value, str):
         return STRING + value.encode()
-    if isinstance(value, (int, float)):
-        return NUMBER + _encode_number(_to_text(value))
+    if isinstance(value, int):
+        return NUMBER + _encode_number(int.__repr__(value))
+    if isinstance(value, float):
+        return NUMBER + _encode_number(float.__repr__(value))
     # A digest keeps the key short: a long list would only be stored twice.
     digest = hashlib.sha256(_canonical(value)).digest()
     return (LIST if isinstance(value, list) else OBJECT) + digest
@@ -262,16 +277,16 @@ def _search_bytes(value: JSONValue) -> bytes:
 def _canonical(value: JSONValue) -> bytes:
     """A byte string that two lists or objects share exactly when they are equal."""
     if isinstance(value, list):
-        return LIST + _framed(_canonical(item) for item in value)
+        return LIST + _framed([_canonical(item) for item in value])
     if isinstance(value, dict):
         pairs = sorted((name.encode(), item) for name, item in value.items())
-        return OBJECT + _framed(part for name, item in pairs for part in (name, _canonical(item)))
+        return OBJECT + _framed([part for name, item in pairs for part in (name, _canonical(item))])
     return _search_bytes(value)
 
 
 def _framed(parts: Iterable[bytes]) -> bytes:
     """Join byte strings so that no other strings join to the same."""
-    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return b"".join([len(part).to_bytes(8, "big") + part for part in parts])
 
 
 def _elements(value: JSONValue) -> Iterator[SearchKey]:
@@ -293,9 +308,8 @@ def _encode_number(text: str) -> bytes:
     exponent = len(digits) - len(fraction) + int(power or 0)
     digits = digits.rstrip("0")
     digits += "0" * (len(digits) % 2)
-    body = (exponent + _EXPONENT_BIAS).to_bytes(2, "big") + bytes(
-        _PAIRS[digits[at : at + 2]] for at in range(0, len(digits), 2)
-    )
+    pairs = bytes.fromhex(digits).translate(_FROM_HEX)
+    body = (exponent + _EXPONENT_BIAS).to_bytes(2, "big") + pairs
     if negative:
         # The final 0xFF puts a shorter number above one that goes on, as -1 is above -1.5.
         return _NEGATIVE + body.translate(_COMPLEMENT) + b"\xff"
@@ -309,7 +323,7 @@ def _decode_number(encoded: bytes) -> int | float:
     if sign == _NEGATIVE:
         body = body[:-1].translate(_COMPLEMENT)
     exponent = int.from_bytes(body[:2], "big") - _EXPONENT_BIAS
-    digits = "".join(f"{pair - 1:02}" for pair in body[2:]).rstrip("0")
+    digits = body[2:].translate(_TO_HEX).hex().rstrip("0")
     minus = "-" if sign == _NEGATIVE else ""
     if len(digits) <= exponent:
         return int(minus + digits.ljust(exponent, "0"))
