@@ -115,6 +115,18 @@ class Dialect:
         """Whether `lock_existing` found the row."""
         return result.first() is not None
 
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any | None:
+        """Lock a session's row, if there is one, and read the metadata that it has then.
+
+        The bound parameter is `of_session`. None where one statement cannot do both: what it reads
+        would be from before it had the lock.
+        """
+        return None
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        """What `lock_and_read` has read: JSON texts by key, or None where there is no session."""
+        raise NotImplementedError
+
     def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
         """Lock the rows of several sessions, in the order of their ids; it yields the ids found.
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     cast,
     func,
     null,
+    select,
     text,
 )
 from sqlalchemy.dialects import mysql
@@ -69,6 +70,20 @@ class MySQL(Dialect):
 
     def was_created(self, result: CursorResult[Any]) -> bool:
         return result.lastrowid != 1
+
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
+        # A read that locks sees what is there once it has the lock, row by row.
+        of_session = metadata.c.session_id == sessions.c.session_id
+        return (
+            select(metadata.c.key, metadata.c.value)
+            .select_from(sessions.outerjoin(metadata, of_session))
+            .where(sessions.c.session_id == bindparam("of_session"))
+            .with_for_update()
+        )
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        found = result.all()
+        return {row.key: row.value for row in found if row.key is not None} if found else None
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)

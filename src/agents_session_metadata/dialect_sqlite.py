@@ -82,6 +82,15 @@ class SQLite(Dialect):
     def was_locked(self, result: CursorResult[Any]) -> bool:
         return result.rowcount == 1
 
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
+        texts = select(func.json_group_object(metadata.c.key, metadata.c.value))
+        own = metadata.c.session_id == bindparam("of_session")
+        return self.lock_existing(sessions).returning(texts.where(own).scalar_subquery())
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        found = result.scalar()
+        return None if found is None else json.loads(found)
+
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = sqlite.insert(table)
         return statement.on_conflict_do_update(

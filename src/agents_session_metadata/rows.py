@@ -1,8 +1,8 @@
 """SQL for the rows of one session, on a connection that it is handed.
 
-Every write begins by locking the session's row and reads only after that, in statements of their
-own: a snapshot from before the lock would not show what another writer has just done. Lock order is
-sessions first, then metadata, keys sorted.
+Every write begins by locking the session's row, and reads only under the lock: a snapshot from
+before would not show what another writer has just done. Lock order is sessions first, then
+metadata, keys sorted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .values import (
     EncodedValue,
     SearchKey,
     check_key,
+    decode_elements,
     decode_value,
     encode_text,
     json_text,
@@ -71,12 +72,13 @@ class _Statements:
         own = rows.c.session_id == of_session
         self.lock_or_create = dialect.lock_or_create(sessions)
         self.lock_existing = dialect.lock_existing(sessions)
-        self.read = select(rows.c.key, rows.c.value).where(own).order_by(rows.c.key)
         kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
         kinds: Statement = select(rows.c.key, kind).where(own)
-        read_to_change: Statement = select(rows.c.key, rows.c.value, kind).where(own)
+        texts: Statement = select(rows.c.key, rows.c.value).where(own)
+        self.read = texts.order_by(rows.c.key)
         self.kinds = dialect.locking(kinds)
-        self.read_to_change = dialect.locking(read_to_change)
+        self.read_to_change = dialect.locking(texts)
+        self.lock_and_read = dialect.lock_and_read(sessions, rows)
         self.upsert = dialect.upsert(rows, _REPLACED)
         self.insert_elements = insert(elements)
         self.delete_messages = delete(tables.messages).where(
@@ -205,7 +207,11 @@ class Rows:
         )
         kinds = {key: bytes(kind) for key, kind in found}
         self._check_count(kinds, encoded)
-        lists = {key for key in encoded if kinds.get(key) == LIST}
+        lists = [
+            key
+            for key, kind in kinds.items()
+            if key in encoded and (kind == LIST or encoded[key].elements)
+        ]
         self._write(connection, session_id, encoded, lists)
 
     def edit(
@@ -223,13 +229,7 @@ class Rows:
             ScopeError: If a scope key was changed.
             SessionNotFoundError: If the session exists outside the scope.
         """
-        self.enter(connection, session_id)
-        found: Iterable[Any] = connection.execute(
-            self._statements.read_to_change, {"of_session": session_id}
-        )
-        texts, kinds = {}, {}
-        for key, text, kind in found:
-            texts[key], kinds[key] = text, bytes(kind)
+        texts = self._lock_and_read(connection, session_id)
         metadata = {key: decode_value(texts[key]) for key in sorted(texts)}
         result = change(metadata)
         if inspect.isawaitable(result):
@@ -251,7 +251,11 @@ class Rows:
             self._check_count(texts.keys() - set(removed), changed)
             if removed:
                 self._delete_keys(connection, session_id, removed)
-            lists = {key for key in changed if kinds.get(key) == LIST}
+            lists = [
+                key
+                for key in changed
+                if key in texts and (changed[key].elements or decode_elements(texts[key]))
+            ]
             self._write(connection, session_id, changed, lists)
         texts.update((key, value.text) for key, value in changed.items())
         return {key: decode_value(texts[key]) for key in metadata}
@@ -300,6 +304,21 @@ class Rows:
         stored = {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
         return stored == {key: search_key(value) for key, value in self.scope.values.items()}
 
+    def _lock_and_read(self, connection: Connection, session_id: str) -> dict[str, str]:
+        """Lock a session for writing, as `enter` does; give the JSON texts that it has by key."""
+        parameters = {"of_session": session_id}
+        if self._statements.lock_and_read is not None and not self.scope:
+            result = connection.execute(self._statements.lock_and_read, parameters)
+            texts = self._dialect.texts_read(result)
+            if texts is not None:
+                return texts
+            # Where there is no row, two may both have locked the gap, and neither could insert.
+            connection.rollback()
+        if self.enter(connection, session_id) and not self.scope:
+            return {}
+        found = connection.execute(self._statements.read_to_change, parameters)
+        return {row.key: row.value for row in found}
+
     def _changed(
         self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]
     ) -> dict[str, EncodedValue]:
@@ -327,7 +346,7 @@ class Rows:
         encoded: Mapping[str, EncodedValue],
         lists: Collection[str],
     ) -> None:
-        """Upsert values; `lists` are those of their keys under which a list is stored."""
+        """Upsert values; `lists` are those of their keys that may have rows of elements."""
         if not encoded:
             return
         rows = [
@@ -342,12 +361,9 @@ class Rows:
         ]
         connection.execute(self._statements.upsert, rows)
         if lists:
-            elements = self._tables.elements
-            connection.execute(
-                delete(elements).where(
-                    elements.c.session_id == session_id, elements.c.key.in_(sorted(lists))
-                )
-            )
+            table = self._tables.elements
+            stale = table.c.session_id == session_id, table.c.key.in_(sorted(lists))
+            connection.execute(delete(table).where(*stale))
         parts = [
             row
             for key, value in encoded.items()

@@ -7,13 +7,15 @@ import signal
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from processes import run_processes
 from servers import SHARED_DATABASES
 
 from agents_session_metadata import SessionCatalog, TablesMissingError
 from agents_session_metadata.schema import table_names
 from agents_session_metadata.values import search_key
-from conformance import raw
+from conformance import raw, strategies
 
 ELEMENTS = "agent_sessions_metadata_elements"
 VALUES = [1, 1.5, -(10**30), True, None, "x", "ä b", "long " * 300, "\x00", ["nested"], {"a": 1}]
@@ -120,6 +122,46 @@ async def test_under_names_of_ones_own(engine, database):
     catalog = SessionCatalog(database.engine(), create_tables=True, **names)
     assert await catalog.count_sessions({"all": {"$contains": 1}}) == MANY + 1
     assert await elements(engine, table) == before
+
+
+@settings(strategies.on_a_database, max_examples=25)
+@given(data=st.data())
+async def test_edits_leave_what_one_write_would(engine, data):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.delete_session("chat")
+    few = st.sampled_from([1, 2, "a", [0], None])
+    values = st.lists(few, max_size=4) | few | strategies.json_values
+    for _ in range(3):
+        wanted = data.draw(st.dictionaries(st.sampled_from("xyz") | strategies.keys, values))
+
+        def change(stored, wanted=wanted):
+            stored.clear()
+            stored.update(wanted)
+
+        await catalog.session("chat").edit_metadata(change)
+    assert await catalog.get_metadata("chat") == wanted
+    edited = await elements(engine)
+    await catalog.delete_session("chat")
+    await catalog.set_metadata("chat", wanted)
+    assert edited == await elements(engine)
+
+
+@pytest.mark.parametrize("by_hand", ["[]", '["c"]', '["c", "d"]', '"x"'])
+async def test_a_list_changed_by_hand_can_be_written(engine, by_hand):
+    catalog = SessionCatalog(engine, create_tables=True)
+    wanted = [("chat", "tags", *search_key(tag)) for tag in ("c", "d")]
+    update = "UPDATE agent_sessions_metadata SET value = :value"
+    for edited in ([["c", "d"]], ["c", "d", ["e"]]), (["y"], ["c", "d"]):
+        await catalog.set_metadata("chat", {"tags": ["a", "b"]})
+        await raw.execute(engine, update, value=by_hand)
+        for tags in edited:
+            await catalog.edit_metadata("chat", lambda stored, tags=tags: stored.update(tags=tags))
+        assert await elements(engine) == wanted
+    await catalog.set_metadata("chat", {"tags": ["a", "b"]})
+    await raw.execute(engine, update, value=by_hand)
+    await catalog.edit_metadata("chat", lambda stored: stored.update(tags="a string"))
+    await catalog.set_metadata("chat", {"tags": ["c", "d"]})
+    assert await elements(engine) == wanted
 
 
 async def test_a_value_that_is_no_json_has_no_elements(engine, database):
