@@ -21,6 +21,7 @@ from .goals import table
 from .overhead import Overhead, measure_overhead
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
+PARTS = ("overhead", "agents", "tracker", "catalog")
 _HERE = Path(__file__).parent
 
 
@@ -60,9 +61,7 @@ def _arguments() -> argparse.Namespace:
         "--seconds", type=float, default=10, help="how long an operation is measured; default: 10"
     )
     parser.add_argument("--without-peers", action="store_true", help="only the plain table")
-    parser.add_argument(
-        "--only", choices=("overhead", "agents", "catalog"), help="one part of the measurements"
-    )
+    parser.add_argument("--only", choices=PARTS, help="one part of the measurements")
     parser.add_argument("--output", type=Path, default=_HERE, help="where the results go")
     return parser.parse_args()
 
@@ -75,7 +74,7 @@ async def _measure(
 ) -> None:
     small = arguments.small
     sizes = arguments.sizes or (SIZES[:1] if small else SIZES)
-    parts = [arguments.only] if arguments.only else ["overhead", "agents", "catalog"]
+    parts = [arguments.only] if arguments.only else PARTS
     overhead_effort = Effort(60, 1.5) if small else Effort(240, 2 * arguments.seconds)
     effort = Effort(15, 1.5) if small else Effort(61, arguments.seconds)
     async with open_servers(
@@ -94,10 +93,13 @@ async def _measure(
             if "agents" in parts:
                 report(f"{server.title}: what agents do")
                 calls = await measure_calls(server, rounds=2 if small else 7)
+                kept.join_agents(results, server.title, calls)
+            if "tracker" in parts:
+                report(f"{server.title}: a run with a tracker and one without")
                 tracker = await measure_tracker(
                     server, rounds=overhead_effort.rounds, seconds=overhead_effort.seconds
                 )
-                kept.join_agents(results, server.title, calls, tracker)
+                kept.join_tracker(results, server.title, tracker)
             if "catalog" in parts:
                 peers: Any = []
                 if not (small or arguments.without_peers):

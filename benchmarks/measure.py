@@ -10,6 +10,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from random import Random
 from statistics import median
 from typing import Any
 
@@ -76,7 +77,7 @@ async def contest(
                 turns[name] = _SLOW_ROUNDS if took < _VERY_SLOW else 1
                 break
     gc.collect()
-    order = list(parties)
+    order, chance = list(parties), Random(0)
     began = time.perf_counter()
     for turn in range(rounds):
         for name in order:
@@ -84,7 +85,8 @@ async def contest(
                 await _take_turn(timings, name, parties[name], turn * calls, calls)
             elif turn < turns[name]:
                 await _take_turn(timings, name, parties[name], turn, 1)
-        order = order[1:] + order[:1] if len(order) > 2 else order[::-1]
+        # By chance: what comes round by itself, as a collection of garbage, is to meet all alike.
+        chance.shuffle(order)
         if time.perf_counter() - began > seconds and turn + 1 >= _LEAST_ROUNDS:
             break
     return timings

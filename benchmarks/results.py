@@ -64,11 +64,14 @@ def join(
     server["sizes"] = dict(sorted(server["sizes"].items(), key=lambda item: int(item[0])))
 
 
-def join_agents(results: Results, title: str, calls: dict[str, float], tracker: Timings) -> None:
+def join_agents(results: Results, title: str, calls: dict[str, float]) -> None:
     """Put what agents' calls took among the results."""
-    server = _server(results, title)
-    server["agents"] = {name: _rounded(took) for name, took in calls.items()}
-    server["tracker"] = _timings(tracker, TRACKED)
+    _server(results, title)["agents"] = {name: _rounded(took) for name, took in calls.items()}
+
+
+def join_tracker(results: Results, title: str, tracker: Timings) -> None:
+    """Put what a tracked run took among the results."""
+    _server(results, title)["tracker"] = _timings(tracker, TRACKED)
 
 
 def _server(results: Results, title: str) -> dict[str, Any]:
