@@ -1,106 +1,154 @@
-"""Runs a script in several Python processes that begin at the same moment."""
+"""Runs scripts in processes of their own, several at the same moment.
+
+They are forked from a process that has imported the package, because that import takes longer than
+most scripts do. The forked ones share nothing: no connection is open where they come from.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import multiprocessing
 import sys
-from asyncio.subprocess import Process
+import traceback
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
-# What a script finds beside the builtins. "READY" is no JSON, so no result can be taken for it.
-_PREAMBLE = """
-import json, sys
-
-def start():
-    print("READY", flush=True)
-    sys.stdin.readline()
-
-def emit(value):
-    print(json.dumps(value), flush=True)
-
-script = sys.argv.pop(1)
-exec(compile(script, "<script>", "exec"), {"__name__": "__main__", "start": start, "emit": emit})
-"""
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["agents_session_metadata", "aiosqlite", "asyncpg", "asyncmy"])
+_READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
 
 
 class ProcessError(AssertionError):
     """A process failed, or did not end in time."""
 
 
-async def run_processes(
-    script: str, arguments: Sequence[Sequence[object]], *, timeout: float = 150
-) -> list[list[Any]]:
-    """Runs a script once for each of the given lists of arguments, all at the same time.
+class Script:
+    """A script in a process of its own.
 
-    The script calls `start()` when it has made its preparations; the call returns when every
-    process has got so far. It calls `emit(value)` for each result, and finds its arguments in
-    `sys.argv[1:]`.
+    It finds its arguments in `sys.argv[1:]`. It calls `start()` when it has made its preparations;
+    the call returns at `go`. It calls `emit(value)` for each result.
 
     Args:
         script: Python source.
+        arguments: Its arguments, as strings.
+        timeout: Seconds within which each `receive` must be answered.
+    """
+
+    def __init__(self, script: str, arguments: Sequence[object], *, timeout: float = 150) -> None:
+        self._timeout = timeout
+        self._channel, theirs = _FORKS.Pipe()
+        given = (script, [str(argument) for argument in arguments], theirs)
+        self._process = _FORKS.Process(target=_run, args=given, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> Any:
+        """The next value that the script emits.
+
+        Raises:
+            ProcessError: The script failed, has ended, or emits nothing in time.
+        """
+        kind, value = self._next()
+        if kind != _VALUE:
+            raise ProcessError("the script emitted nothing more")
+        return value
+
+    def wait_until_ready(self) -> None:
+        """Wait until the script calls `start()`."""
+        kind, value = self._next()
+        if kind != _READY:
+            raise ProcessError(f"the script did not call start(): {kind} {value}")
+
+    def go(self) -> None:
+        """Let `start()` return."""
+        self._channel.send(None)
+
+    def results(self) -> list[Any]:
+        """Everything that the script emits until it ends."""
+        values = []
+        while (message := self._next())[0] == _VALUE:
+            values.append(message[1])
+        return values
+
+    @property
+    def running(self) -> bool:
+        """Whether the script has not ended yet."""
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """End the script without a chance to clean up, if it has not ended."""
+        self._process.kill()
+        self._process.join()
+        self._channel.close()
+
+    def exit_code(self) -> int | None:
+        """Wait for the end; the exit code, negative for a signal, None if it does not end."""
+        self._process.join(self._timeout)
+        return self._process.exitcode
+
+    def _next(self) -> tuple[str, Any]:
+        if not self._channel.poll(self._timeout):
+            raise ProcessError(f"no end within {self._timeout} s")
+        try:
+            kind, value = self._channel.recv()
+        except (EOFError, ConnectionError):
+            code = self.exit_code()
+            if code != 0:
+                raise ProcessError(f"exit code {code}") from None
+            return _END, None
+        if kind == _ERROR:
+            raise ProcessError(value)
+        return kind, value
+
+
+async def run_processes(
+    script: str, arguments: Sequence[Sequence[object]], *, timeout: float = 150
+) -> list[list[Any]]:
+    """Run a script once for each of the given lists of arguments, all at the same time.
+
+    When every process has called `start()`, the calls return.
+
+    Args:
+        script: Python source, as for `Script`.
         arguments: One list of arguments a process.
-        timeout: Seconds after which the processes are killed.
+        timeout: Seconds without a sign of life after which the processes are killed.
 
     Returns:
         The emitted values of each process, in the order of `arguments`.
 
     Raises:
-        ProcessError: A process failed; it carries what they all wrote to stderr.
+        ProcessError: A process failed.
     """
-    children = [
-        await asyncio.create_subprocess_exec(
-            *[sys.executable, "-c", _PREAMBLE, script, *map(str, argument)],
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        for argument in arguments
-    ]
-    errors = [asyncio.create_task(_pipe(child.stderr).read()) for child in children]
-    values: list[list[Any]] | None = None
+    return await asyncio.to_thread(_race, script, arguments, timeout)
+
+
+def _race(script: str, arguments: Sequence[Sequence[object]], timeout: float) -> list[list[Any]]:
+    children: list[Script] = []
     try:
-        values = await asyncio.wait_for(_race(children), timeout)
-    except asyncio.TimeoutError:
-        pass  # told below, with what the processes wrote
+        children += [Script(script, given, timeout=timeout) for given in arguments]
+        for child in children:
+            child.wait_until_ready()
+        for child in children:
+            child.go()
+        return [child.results() for child in children]
     finally:
         for child in children:
-            if child.returncode is None:
-                child.kill()
-        exits = [await child.wait() for child in children]
-        stderr = [(await error).decode(errors="replace") for error in errors]
-    if values is None or any(exits):
-        what = f"no end within {timeout} s" if values is None else f"exit codes {exits}"
-        raise ProcessError("\n".join([what, *stderr]))
-    return values
+            child.kill()
 
 
-async def _race(children: Sequence[Process]) -> list[list[Any]]:
-    ready = [asyncio.Event() for _ in children]
-    results = asyncio.gather(*map(_results, children, ready))
-    for event in ready:
-        await event.wait()
-    for child in children:
-        if child.stdin is not None:
-            child.stdin.close()  # the end of its input is what `start()` waits for
-    values = await results
-    for child in children:
-        await child.wait()
-    return values
+def _run(script: str, arguments: list[str], channel: Connection) -> None:
+    def start() -> None:
+        channel.send((_READY, None))
+        channel.recv()
 
+    def emit(value: object) -> None:
+        channel.send((_VALUE, value))
 
-async def _results(child: Process, ready: asyncio.Event) -> list[Any]:
-    values = []
-    async for line in _pipe(child.stdout):
-        if line == b"READY\n":
-            ready.set()
-        else:
-            values.append(json.loads(line))
-    ready.set()  # also without a call of `start()`
-    return values
-
-
-def _pipe(stream: asyncio.StreamReader | None) -> asyncio.StreamReader:
-    assert stream is not None
-    return stream
+    sys.argv = ["script", *arguments]
+    names = {"__name__": "__main__", "start": start, "emit": emit}
+    try:
+        exec(compile(script, "<script>", "exec"), names)  # noqa: S102  # what it is for
+    except Exception:  # noqa: BLE001  # told where it is waited for
+        channel.send((_ERROR, traceback.format_exc()))
+        sys.exit(1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from processes import run_processes
+from processes import Script, run_processes
 from servers import SHARED_DATABASES
 
 from agents_session_metadata import SessionCatalog, TablesMissingError
@@ -189,9 +188,8 @@ async def test_a_process_killed_in_the_middle(shared_database, at):
     engine = shared_database.engine()
     await fill(engine)
     await raw.execute(engine, f"DROP TABLE {ELEMENTS}")
-    command = [sys.executable, "-c", CREATE_AND_DIE, shared_database.url, str(at)]
-    child = await asyncio.create_subprocess_exec(*command)
-    assert await child.wait() == -signal.SIGKILL
+    child = Script(CREATE_AND_DIE, [shared_database.url, at])
+    assert await asyncio.to_thread(child.exit_code) == -signal.SIGKILL
     # What is half there is not taken for the whole, nor for what it was.
     with pytest.raises(TablesMissingError, match=ELEMENTS):
         await SessionCatalog(shared_database.engine()).count_sessions({"all": {"$contains": 1}})

@@ -19,8 +19,8 @@ DAY = timedelta(days=1)
 
 DELETE_SLOWLY = """
 async def work(catalog, arguments):
-    tell("begin")
-    await catalog.delete_sessions({"old": True}, batch_size=int(arguments[0]), progress=tell)
+    emit("begin")
+    await catalog.delete_sessions({"old": True}, batch_size=int(arguments[0]), progress=emit)
 """
 
 
@@ -297,7 +297,7 @@ async def test_a_crash_in_the_middle(shared_database):
     await add(catalog, "living")
     left = 151
     for batch_size, delay in ((1, 0.0), (2, 0.003), (3, 0.001)):
-        await run_and_kill(DELETE_SLOWLY, [shared_database.url, batch_size], lines=4, delay=delay)
+        await run_and_kill(DELETE_SLOWLY, [shared_database.url, batch_size], values=4, delay=delay)
         await asyncio.sleep(0.3)  # a server may still be at the last statement it was sent
         await assert_whole(catalog, engine)
         before, left = left, len(await ids(catalog))

@@ -29,7 +29,7 @@ async def work(catalog, arguments):
     time = "2020-01-01T00:00:00+00:00"
     async def records():
         for number in range(int(arguments[0]), 1000):
-            tell(number)
+            emit(number)
             name = f"chat {number:04}"
             yield {
                 "format": 1,
@@ -389,7 +389,7 @@ async def test_a_crash_in_the_middle(shared_database):
     arrived = 0
     for delay in (0.0, 0.002, 0.005):
         arguments = [shared_database.url, arrived]
-        await run_and_kill(IMPORT_SLOWLY, arguments, lines=6, delay=delay)
+        await run_and_kill(IMPORT_SLOWLY, arguments, values=6, delay=delay)
         await asyncio.sleep(0.3)  # a server may still be at the last statement it was sent
         page = await catalog.list_sessions(limit=1_000, count_items=True, order_by="session_id")
         for number, info in enumerate(page.sessions):
