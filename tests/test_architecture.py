@@ -40,12 +40,12 @@ LIBRARY = [
     "rows",
     "store",
     "cursors",
-    "sdk",
-    "session",
     "retention",
     "statistics",
     "transfer",
     "catalog",
+    "sdk",
+    "session",
     "lifecycle",
     "tracking",
 ]
@@ -137,15 +137,25 @@ def loaded(*statements: str) -> set[str]:
     return set(json.loads(result.stdout))
 
 
-def test_importing_the_package_loads_little() -> None:
-    # openai-agents loads much, mcp among it. What counts is what this package adds.
-    before = loaded(
-        "from agents.extensions.memory import SQLAlchemySession",
-        "import sqlalchemy.ext.asyncio",
-        "from sqlalchemy.dialects import mysql, postgresql, sqlite",
-    )
-    after = loaded("import agents_session_metadata")
-    added = {name.split(".")[0] for name in after - before} - set(sys.stdlib_module_names)
+SQLALCHEMY = (
+    "import sqlalchemy.ext.asyncio",
+    "from sqlalchemy.dialects import mysql, postgresql, sqlite",
+)
+THE_SDK = ("from agents.extensions.memory import SQLAlchemySession", *SQLALCHEMY)
+
+
+@pytest.mark.parametrize(
+    ("imported", "before"),
+    [
+        ("import agents_session_metadata", SQLALCHEMY),
+        ("from agents_session_metadata import SessionCatalog, SessionLifecycle", SQLALCHEMY),
+        # openai-agents loads much, mcp among it. What counts is what this package adds.
+        ("from agents_session_metadata import *", THE_SDK),
+    ],
+)
+def test_importing_the_package_loads_little(imported, before) -> None:
+    after = loaded(imported)
+    added = {name.split(".")[0] for name in after - loaded(*before)} - set(sys.stdlib_module_names)
     assert added <= {"agents_session_metadata", "sqlalchemy"}
     drivers = {"aiosqlite", "asyncpg", "psycopg", "asyncmy", "aiomysql", "pymysql"}
     assert not after & (drivers | {"typer", "rich"})
@@ -157,6 +167,9 @@ def test_everything_public_is_there() -> None:
     names = agents_session_metadata.__all__
     assert names == sorted(names)
     assert all(hasattr(agents_session_metadata, name) for name in names)
+    assert {*names} <= {*dir(agents_session_metadata)}
+    with pytest.raises(AttributeError, match="'agents_session_metadata' has no attribute 'Nope'"):
+        agents_session_metadata.Nope  # noqa: B018
 
 
 def test_every_module_is_on_the_map() -> None:

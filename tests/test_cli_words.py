@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -135,16 +136,34 @@ def test_something_is_not_installed(names, args, words):
     assert "Traceback" not in done.stderr
 
 
-def test_the_package_imports_no_face():
+def test_no_command_waits_for_the_sdk(tmp_path):
+    lines = [
+        'set chat a=1 tags=["x"] --create-tables',
+        *("list", "show chat", "get chat a", "count", "values tags", "unset chat a"),
+        *("start chat --agent a", "phase chat planning", "last --agent a", "resume-check chat"),
+        *("finish chat completed", "export --output records", "delete chat --yes"),
+        *("import records", "cleanup --hours 1 --yes", "ddl --dialect sqlite", "doctor"),
+    ]
+    assert {line.split()[0] for line in lines} == {*COMMANDS} - {"mcp"}
     script = (
-        "import sys, agents_session_metadata\n"
-        "own = [name for name in sys.modules if name.startswith('agents_session_metadata.')]\n"
-        "faces = ('cli', 'mcp_server', 'doctor', 'ddl')\n"
-        "assert not [n for n in own if n.split('.')[1].startswith(faces)], own\n"
-        "before = set(sys.modules)\n"
-        "assert not {'typer', 'rich'} & before, before\n"
+        "import sys; sys.modules['agents'] = None; from commands import run\n"
+        "for line in sys.argv[1:]:\n"
+        "    result = run(*line.split())\n"
+        "    assert result.exit_code == 0, (line, result.output)\n"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run(
+        [sys.executable, "-c", script, *lines],
+        check=True,
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(__file__).parent),
+            "AGENT_SESSIONS_URL": "sqlite:///x.db",
+        },
+    )
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        # As the SDK makes it.
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_output_that_nobody_reads_to_its_end(tmp_path):
@@ -278,7 +297,6 @@ def shell(script, folder, environment=None):
         capture_output=True,
         encoding="utf-8",
         errors="surrogateescape",
-        timeout=60,
         env={
             **os.environ,
             "AGENT_SESSIONS_URL": f"sqlite:///{folder}/x.db",

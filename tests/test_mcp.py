@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import json
@@ -14,6 +15,7 @@ from agents import Agent, Runner
 from agents.mcp import MCPServerStdio
 from agents.testing import ScriptedModel, assistant_message, function_call
 from mcp import Client, StdioServerParameters
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.mcp_server import (
@@ -369,22 +371,29 @@ async def test_a_long_value_comes_in_parts(catalog):
         assert await read(tools, "long", "k") == value
 
 
-async def test_a_database_that_goes_away(catalog):
-    async with within(catalog) as tools:
-        await catalog.engine.dispose()
-
-        async def fail(*_args, **_kwargs):
-            raise ConnectionRefusedError("secret-host:5432")
-
-        catalog.list_sessions = fail
+async def test_a_database_that_does_not_answer():
+    # Nobody listens on the first port.
+    engine = create_async_engine("postgresql+asyncpg://somebody@127.0.0.1:1/x")
+    async with within(SessionCatalog(engine)) as tools:
         error = await tools.error("list_sessions")
         assert "does not answer" in error
-        assert "secret-host" not in error
+        assert "127.0.0.1" not in error
+        assert "somebody" not in error
+    await engine.dispose()
+
+
+async def test_many_requests_at_once_on_a_database_in_memory():
+    async with connected("sqlite://", "--create-tables", "--allow-write") as tools:
+        values = {f"key {number}": number for number in range(40)}
+        requests = [
+            tools("set_metadata", session="chat", key=key, value=value)
+            for key, value in values.items()
+        ]
+        await asyncio.gather(*requests)
+        assert (await tools("get_metadata", session="chat"))["metadata"] == values
 
 
 async def test_a_server_that_cannot_answer_does_not_start(shared_database):
-    import asyncio
-
     program, arguments = command(shared_database.url)
     process = await asyncio.create_subprocess_exec(
         program,

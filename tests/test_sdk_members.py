@@ -136,7 +136,7 @@ def test_it_is_the_import_that_stops() -> None:
     script = """
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 del SQLAlchemySession._lock_session
-import agents_session_metadata
+from agents_session_metadata import SQLAlchemyMetadataSession
 """
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=False

@@ -4,7 +4,13 @@
 `SessionLifecycle` and `SessionTracker` are what agents do with a session. Metadata keys that these
 agree on are constants in `agents_session_metadata.keys`. Every error that the package raises on its
 own account is a `SessionMetadataError`.
+
+The SDK takes longer to import than all of this package. What needs it is imported when it is asked
+for, so that the command line need not wait.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from .catalog import SessionCatalog
 from .errors import (
@@ -23,8 +29,6 @@ from .errors import (
 from .keys import normalize_agent
 from .lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
 from .schema import SessionTables, session_tables
-from .session import SQLAlchemyMetadataSession
-from .tracking import ModelPrice, SessionTracker
 from .types import (
     MetadataLimits,
     SessionInfo,
@@ -33,6 +37,10 @@ from .types import (
     ToolStatistics,
     ValueCount,
 )
+
+if TYPE_CHECKING:
+    from .session import SQLAlchemyMetadataSession
+    from .tracking import ModelPrice, SessionTracker
 
 __all__ = [
     "InvalidCursorError",
@@ -64,3 +72,22 @@ __all__ = [
     "normalize_agent",
     "session_tables",
 ]
+
+_BUILT_ON_THE_SDK = {
+    "ModelPrice": "tracking",
+    "SQLAlchemyMetadataSession": "session",
+    "SessionTracker": "tracking",
+}
+"""Public names by the modules that need the SDK."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _BUILT_ON_THE_SDK:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_BUILT_ON_THE_SDK[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -12,7 +12,6 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from agents.memory import SessionSettings
 from sqlalchemy import Connection, Result
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -33,7 +32,6 @@ from .retention import delete_matching, expired, sweep_orphans
 from .rows import check_id, storable_keys
 from .schema import table_names
 from .scope import Scope
-from .session import SQLAlchemyMetadataSession, check_on_clear, open_store
 from .statistics import statistics_statement, to_statistics
 from .store import SessionStore, check_limit
 from .transfer import OnConflict, export_record, fork, import_record
@@ -50,7 +48,10 @@ from .types import (
 from .values import SearchKey, decode_scalar, decode_value, encode_metadata, is_text, key_problem
 
 if TYPE_CHECKING:
+    from agents.memory import SessionSettings
     from typing_extensions import Self
+
+    from .session import SQLAlchemyMetadataSession
 
 LONGEST_PAGE = 1000
 _WALK_PAGE = 500
@@ -92,6 +93,9 @@ class SessionCatalog:
         session_settings: SessionSettings | dict[str, Any] | None = None,
         ensure_ascii: bool = True,
     ) -> None:
+        # The SDK may share the engine. It is imported late: that takes longer than most commands.
+        from .session import check_on_clear, open_store
+
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)
         self._store = open_store(engine, names, create_tables=create_tables, limits=metadata_limits)
@@ -179,6 +183,8 @@ class SessionCatalog:
         Returns:
             The session, with this catalog's engine, tables, settings and scope.
         """
+        from .session import SQLAlchemyMetadataSession
+
         return SQLAlchemyMetadataSession._in_store(
             session_id, self._store, **self._session_arguments
         )

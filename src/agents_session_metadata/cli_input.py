@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from .catalog import SessionCatalog
 from .cli_output import shown
 from .schema import TableNames, table_names
+from .store import own_store
 
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
@@ -190,13 +191,8 @@ class Place:
         scope = parse_pairs(self.scope, "--scope")
         names = self.names
         engine = self.engine()
-        catalog = SessionCatalog(
-            engine,
-            create_tables=self.create_tables,
-            sessions_table=names.sessions,
-            messages_table=names.messages,
-            metadata_table=names.metadata,
-        )
+        store = own_store(engine, names, create_tables=self.create_tables)
+        catalog = SessionCatalog._sharing(store, ensure_ascii=True)
         try:
             bound = catalog.scoped(scope) if scope else catalog
         except ValueError as error:

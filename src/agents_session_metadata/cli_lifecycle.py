@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any
@@ -39,6 +40,17 @@ _REASONS = {
 _FIELDS = ("session_id", "max_idle_minutes", "max_errors", "phases")
 
 
+@dataclass(frozen=True)
+class _Session:
+    """What a lifecycle needs of a session, without the SDK's, which takes long to import."""
+
+    session_id: str
+    catalog: SessionCatalog
+
+    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata:
+        return await self.catalog.edit_metadata(self.session_id, change)
+
+
 @command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
 async def start(
     place: Place,
@@ -55,7 +67,7 @@ async def start(
     name = session if session is not None else str(uuid.uuid4())
     more = parse_pairs(meta, "--meta")
     async with place.catalog() as catalog:
-        metadata = await SessionLifecycle(catalog.session(name)).start(agent, purpose, more)
+        metadata = await SessionLifecycle(_Session(name, catalog)).start(agent, purpose, more)
     if as_json:
         write_json({"session_id": name, "metadata": metadata})
     else:
@@ -79,7 +91,7 @@ async def phase(
         usage("--meta goes with a phase; to store metadata alone there is `set`")
     async with place.catalog() as catalog:
         metadata = await _existing(catalog, session, as_json=as_json)
-        lifecycle = SessionLifecycle(catalog.session(session))
+        lifecycle = SessionLifecycle(_Session(session, catalog))
         if error is not None:
             metadata = await lifecycle.record_error(error)
         if phase is not None:
@@ -107,7 +119,7 @@ async def finish(
     """End the work of a session."""
     async with place.catalog() as catalog:
         await _existing(catalog, session, as_json=as_json)
-        metadata = await SessionLifecycle(catalog.session(session)).finish(outcome, summary)
+        metadata = await SessionLifecycle(_Session(session, catalog)).finish(outcome, summary)
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
     return 0
@@ -214,7 +226,7 @@ def _policy(idle: Any, errors: Any, phases: Any) -> ResumePolicy:
 
 async def _decide(place: Place, request: _Request) -> ResumeDecision:
     async with place.catalog() as catalog:
-        session = catalog.session(request.session_id)
+        session = _Session(request.session_id, catalog)
         return await SessionLifecycle(session, request.policy).resume_decision()
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.engine import CursorResult
+from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
@@ -65,6 +65,9 @@ class Dialect:
     """Errors of a CREATE that another process won."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
     """Errors of a transaction that may succeed when it is run again."""
+
+    def configure(self, engine: Engine) -> None:
+        """Configure an engine's connections as the SDK does, where it does."""
 
     def error_code(self, error: DBAPIError) -> object:
         """The database's own code of an error."""

@@ -19,13 +19,14 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    event,
     func,
     select,
     type_coerce,
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import CursorResult
+from sqlalchemy.engine import CursorResult, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
@@ -40,6 +41,10 @@ class SQLite(Dialect):
     uses_triggers = True
     probes_by_range = True
     transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+
+    def configure(self, engine: Engine) -> None:
+        # The SDK also sets a busy timeout, to what is the driver's default.
+        event.listen(engine, "connect", _write_ahead)
 
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)
@@ -182,6 +187,12 @@ class SQLite(Dialect):
     def moment_value(self, moment: datetime) -> Any:
         naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
         return naive.isoformat(" ", "microseconds")
+
+
+def _write_ahead(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.close()
 
 
 def _is_begun(connection: Connection) -> bool:

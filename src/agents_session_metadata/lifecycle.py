@@ -32,7 +32,8 @@ ResumeReason: TypeAlias = Literal[
 class _Session(Protocol):
     """What a lifecycle needs of a session."""
 
-    session_id: str
+    @property
+    def session_id(self) -> str: ...
 
     @property
     def catalog(self) -> Any: ...

@@ -36,6 +36,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from .catalog import SessionCatalog
 from .database import Database, settle
 from .filters import Where
 from .rows import check_id, id_problem
@@ -47,8 +48,6 @@ from .types import JSONValue, Metadata, MetadataLimits, OnClear
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from .catalog import SessionCatalog
 
 T = TypeVar("T")
 
@@ -295,9 +294,6 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     @property
     def catalog(self) -> SessionCatalog:
         """The catalog of the same engine, tables and scope."""
-        # The catalog makes sessions, so it stands above this module.
-        from .catalog import SessionCatalog
-
         return SessionCatalog._sharing(
             self._store,
             on_clear=self._on_clear,

@@ -5,13 +5,19 @@ Here a request is checked, before anything is written; `database` runs it and `r
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import StaticPool
 
 from .database import Database
 from .errors import ScopeError
 from .filters import Where, parse_filter
 from .rows import Rows, check_id, id_problem, storable_keys
+from .schema import TableNames
 from .scope import Scope
 from .types import JSONValue, Metadata, MetadataLimits
 from .values import EncodedValue, encode_metadata
@@ -117,6 +123,20 @@ class SessionStore:
         return await database.read(
             lambda connection: list(connection.scalars(*database.queries.find(condition, limit)))
         )
+
+
+def own_store(engine: AsyncEngine, names: TableNames, *, create_tables: bool) -> SessionStore:
+    """The store of an engine that no session of the SDK uses, configured without importing it."""
+    turn, init_lock = asyncio.Lock(), threading.Lock()
+    database = Database(
+        engine,
+        names,
+        create_tables=create_tables,
+        guard=(lambda: turn) if isinstance(engine.pool, StaticPool) else None,
+        init_lock=lambda: init_lock,
+    )
+    database.dialect.configure(engine.sync_engine)
+    return SessionStore(database, MetadataLimits(), Scope())
 
 
 def check_limit(limit: int, most: int = 2**31 - 1) -> None:
