@@ -15,7 +15,10 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["agents_session_metadata", "aiosqlite", "asyncpg", "asyncmy"])
+_FORKS.set_forkserver_preload(
+    ["agents_session_metadata.tracking", "agents_session_metadata.session"]
+    + ["aiosqlite", "asyncpg", "asyncmy"]
+)
 _READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
 
 
