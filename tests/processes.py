@@ -14,11 +14,9 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+DRIVERS = ("aiosqlite", "asyncpg", "asyncmy")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    ["agents_session_metadata.tracking", "agents_session_metadata.session"]
-    + ["aiosqlite", "asyncpg", "asyncmy"]
-)
+_FORKS.set_forkserver_preload(["agents", "agents_session_metadata.session", *DRIVERS])
 _READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
 
 

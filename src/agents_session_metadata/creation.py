@@ -164,6 +164,9 @@ def _create_elements_aside(connection: Connection, tables: SessionTables) -> Non
     connection.execute(delete(target).where(~of_list))
     for _ in _fill(connection, plain, target):
         connection.commit()
+        # Each transaction uses the table before it locks rows: whoever locked rows first and then
+        # waited for somebody to rename it would be in a deadlock that the database does not see.
+        connection.execute(select(target.c.position).limit(1))
     try:
         connection.execute(RenameTable(aside, tables.elements.name))
     except DBAPIError as error:

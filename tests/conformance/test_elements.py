@@ -24,13 +24,22 @@ MANY = 130
 
 CREATE = """
 import asyncio, sys
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import SessionCatalog
 
 async def main():
     engine = create_async_engine(sys.argv[1])
+    timeouts = []
+
+    @event.listens_for(engine.sync_engine, "handle_error")
+    def note(context):
+        if "Lock wait timeout" in str(context.original_exception):
+            timeouts.append(context.statement)
+
     start()
     emit(await SessionCatalog(engine, create_tables=True).count_sessions({"all": {"$contains": 1}}))
+    emit(timeouts)
     await engine.dispose()
 
 asyncio.run(main())
@@ -177,7 +186,7 @@ async def test_four_processes_make_it_again_at_once(shared_database):
     await fill(engine)
     before = await elements(engine)
     await raw.execute(engine, f"DROP TABLE {ELEMENTS}")
-    assert await run_processes(CREATE, [[shared_database.url]] * 4) == [[MANY + 1]] * 4
+    assert await run_processes(CREATE, [[shared_database.url]] * 4) == [[MANY + 1, []]] * 4
     assert await elements(engine) == before
     assert {name for name in await raw.table_names(engine) if "elements" in name} == {ELEMENTS}
 
