@@ -44,6 +44,8 @@ def _run() -> None:
     except OSError as error:
         # What cannot be written is not to be flushed at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Nor is it told again, as Python 3.13 does for each writer: the MCP server has its own.
+        sys.unraisablehook = lambda _: None
         if error.errno != errno.EPIPE:  # Else whoever read the output has had enough.
             sys.stderr.write(f"{error.filename or 'standard output'}: {error.strerror}\n")
         sys.exit(1)
