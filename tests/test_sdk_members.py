@@ -16,6 +16,8 @@ from agents.memory import OpenAIResponsesCompactionSession
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession, sdk, session
+from agents_session_metadata.schema import table_names
+from agents_session_metadata.store import own_store
 
 TREE = ast.parse(Path(session.__file__).read_text(encoding="utf-8"))
 OWN = {
@@ -144,3 +146,53 @@ from agents_session_metadata import SQLAlchemyMetadataSession
     assert result.returncode == 1
     last = result.stderr.splitlines()[-1]
     assert last == f"ImportError: {VERSIONS}it has no _lock_session"
+
+
+async def test_an_engine_of_our_own_is_configured_as_one_of_the_sdks(tmp_path) -> None:
+    configured = []
+    for configure in (
+        lambda engine: own_store(engine, table_names(), create_tables=True),
+        lambda engine: SQLAlchemySession("chat", engine=engine),
+    ):
+        path = tmp_path / f"{len(configured)}.db"
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}?timeout=0")
+        configure(engine)
+        async with engine.connect() as connection:
+            pragmas = [
+                f"PRAGMA {name}" for name in ("busy_timeout", "journal_mode", "foreign_keys")
+            ]
+            found = [await connection.exec_driver_sql(pragma) for pragma in pragmas]
+            configured.append([result.scalar_one() for result in found])
+        await engine.dispose()
+    ours, the_sdks = configured
+    assert ours == the_sdks
+
+
+def test_threads_may_be_the_first_to_need_the_sdk() -> None:
+    script = """
+import threading
+import agents_session_metadata as package
+
+uses = [
+    lambda: package.SessionCatalog.from_url("sqlite+aiosqlite://").session("chat"),
+    lambda: package.SessionTracker,
+    lambda: package.SQLAlchemyMetadataSession,
+    lambda: __import__("agents").Runner,
+] * 2
+begin, failed = threading.Barrier(len(uses)), []
+
+def run(use):
+    begin.wait()
+    try:
+        use()
+    except BaseException as error:
+        failed.append(repr(error))
+
+threads = [threading.Thread(target=run, args=(use,)) for use in uses]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert not failed, failed
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

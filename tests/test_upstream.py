@@ -95,9 +95,14 @@ def test_the_code_stands_alone(package, archive, tmp_path):
         assert "agents_session_metadata" not in text, path
     for path, text in source_files(package).items():
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                top = str(node.module).partition(".")[0]
-                assert top in {*sys.stdlib_module_names, "sqlalchemy", "typing_extensions"}, path
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [str(node.module)]
+            for module in modules:
+                known = {*sys.stdlib_module_names, "sqlalchemy", "typing_extensions"}
+                assert module.partition(".")[0] in known, path
     for path, text in {**files, **SourceTree(archive).read("pyproject.toml")}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text, encoding="utf-8")

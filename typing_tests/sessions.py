@@ -14,6 +14,7 @@ from agents.memory import OpenAIResponsesCompactionSession, Session, SessionSett
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import assert_type
 
+import agents_session_metadata
 from agents_session_metadata import MetadataLimits, SessionCatalog, SQLAlchemyMetadataSession
 
 
@@ -128,3 +129,9 @@ async def one_engine() -> None:
     engine = create_async_engine("sqlite+aiosqlite:///chat.db")
     sessions = [SQLAlchemyMetadataSession(name, engine=engine) for name in ("a", "b")]
     assert_type(sessions, list[SQLAlchemyMetadataSession])
+
+
+def names() -> None:
+    """What is imported late is known; what is not there is not."""
+    assert_type(agents_session_metadata.SQLAlchemyMetadataSession, type[SQLAlchemyMetadataSession])
+    _ = agents_session_metadata.Nope  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]

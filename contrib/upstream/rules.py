@@ -174,6 +174,12 @@ DROPPED: tuple[tuple[str, ...], ...] = (
 
 REPLACED = (
     Replacement(
+        "session",
+        "import agents  "
+        "# noqa: F401  # first and whole: its parts do not wait for another thread's import\n",
+        "",
+    ),
+    Replacement(
         "session", "            items = await super().get_", "            return await super().get_"
     ),
     Replacement(

@@ -81,12 +81,14 @@ _BUILT_ON_THE_SDK = {
 """Public names by the modules that need the SDK."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _BUILT_ON_THE_SDK:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_BUILT_ON_THE_SDK[name]}", __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # Else every name would be there for type checkers.
+
+    def __getattr__(name: str) -> Any:
+        if name not in _BUILT_ON_THE_SDK:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f".{_BUILT_ON_THE_SDK[name]}", __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -43,8 +43,7 @@ class SQLite(Dialect):
     transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 
     def configure(self, engine: Engine) -> None:
-        # The SDK also sets a busy timeout, to what is the driver's default.
-        event.listen(engine, "connect", _write_ahead)
+        event.listen(engine, "connect", _configure_connection)
 
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)
@@ -189,8 +188,9 @@ class SQLite(Dialect):
         return naive.isoformat(" ", "microseconds")
 
 
-def _write_ahead(connection: Any, _record: object) -> None:
+def _configure_connection(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 5000")
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.close()
 

@@ -24,6 +24,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
+import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
