@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-DRIVERS = ("aiosqlite", "asyncpg", "asyncmy")
+_DRIVERS = ("aiosqlite", "asyncpg", "asyncmy")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["agents", "agents_session_metadata.session", *DRIVERS])
+_FORKS.set_forkserver_preload(["agents", "agents_session_metadata.session", *_DRIVERS])
 _READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
 
 
@@ -33,7 +34,7 @@ class Script:
     Args:
         script: Python source.
         arguments: Its arguments, as strings.
-        timeout: Seconds within which each `receive` must be answered.
+        timeout: Seconds after which nothing is waited for any more.
     """
 
     def __init__(self, script: str, arguments: Sequence[object], *, timeout: float = 150) -> None:
@@ -42,6 +43,7 @@ class Script:
         given = (script, [str(argument) for argument in arguments], theirs)
         self._process = _FORKS.Process(target=_run, args=given, daemon=True)
         self._process.start()
+        self._deadline = time.monotonic() + timeout
         theirs.close()
 
     def receive(self) -> Any:
@@ -85,11 +87,14 @@ class Script:
 
     def exit_code(self) -> int | None:
         """Wait for the end; the exit code, negative for a signal, None if it does not end."""
-        self._process.join(self._timeout)
+        self._process.join(self._seconds_left())
         return self._process.exitcode
 
+    def _seconds_left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
     def _next(self) -> tuple[str, Any]:
-        if not self._channel.poll(self._timeout):
+        if not self._channel.poll(self._seconds_left()):
             raise ProcessError(f"no end within {self._timeout} s")
         try:
             kind, value = self._channel.recv()
@@ -113,13 +118,13 @@ async def run_processes(
     Args:
         script: Python source, as for `Script`.
         arguments: One list of arguments a process.
-        timeout: Seconds without a sign of life after which the processes are killed.
+        timeout: Seconds after which the processes are killed.
 
     Returns:
         The emitted values of each process, in the order of `arguments`.
 
     Raises:
-        ProcessError: A process failed.
+        ProcessError: A process failed, or did not end in time.
     """
     return await asyncio.to_thread(_race, script, arguments, timeout)
 

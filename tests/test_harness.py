@@ -70,10 +70,13 @@ async def test_failed_process_is_an_error() -> None:
         await run_processes(script, [(0,), (1,)])
 
 
-async def test_process_that_hangs_is_killed() -> None:
+@pytest.mark.parametrize(
+    "then", ["time.sleep(600)", "[emit(time.sleep(0.1)) for _ in range(6000)]"]
+)
+async def test_process_that_does_not_end_is_killed(then) -> None:
     begun = time.monotonic()
     with pytest.raises(ProcessError, match=r"no end within 0\.5 s"):
-        await run_processes("import time; start(); time.sleep(600)", [(), ()], timeout=0.5)
+        await run_processes(f"import time; start(); {then}", [(), ()], timeout=0.5)
     assert time.monotonic() - begun < 10
 
 
