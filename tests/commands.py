@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner
 
-from agents_session_metadata.cli_app import app
+from agents_session_metadata.cli.app import app
 
 
 def run(*args, stdin=None, url=None):

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 from commands import run
 
-from agents_session_metadata import cli_output
-from agents_session_metadata.cli_app import COMMANDS
-from agents_session_metadata.cli_command import EXAMPLES
-from agents_session_metadata.cli_input import parse_value
+from agents_session_metadata.cli import output as cli_output
+from agents_session_metadata.cli.app import COMMANDS
+from agents_session_metadata.cli.command import EXAMPLES
+from agents_session_metadata.cli.options import parse_value
 
 DOCS = Path(__file__).parent.parent / "docs"
 PASSWORD = "s3cr3t-of-mine"  # noqa: S105  # the point of the test

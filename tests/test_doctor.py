@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import SessionCatalog, doctor
 from agents_session_metadata.ddl import drop_statements
 from agents_session_metadata.doctor import diagnose
-from agents_session_metadata.schema import table_names
+from agents_session_metadata.storage.tables import table_names
 
 
 @pytest.fixture

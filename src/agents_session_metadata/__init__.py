@@ -27,8 +27,8 @@ from .errors import (
     UnsupportedDialectError,
 )
 from .keys import normalize_agent
-from .lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
-from .schema import SessionTables, session_tables
+from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
+from .storage.tables import SessionTables, session_tables
 from .types import (
     MetadataLimits,
     SessionInfo,
@@ -39,8 +39,8 @@ from .types import (
 )
 
 if TYPE_CHECKING:
+    from .runs.tracking import ModelPrice, SessionTracker
     from .session import SQLAlchemyMetadataSession
-    from .tracking import ModelPrice, SessionTracker
 
 __all__ = [
     "InvalidCursorError",
@@ -74,9 +74,9 @@ __all__ = [
 ]
 
 _BUILT_ON_THE_SDK = {
-    "ModelPrice": "tracking",
+    "ModelPrice": "runs.tracking",
     "SQLAlchemyMetadataSession": "session",
-    "SessionTracker": "tracking",
+    "SessionTracker": "runs.tracking",
 }
 """Public names by the modules that need the SDK."""
 

@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from sqlalchemy import Connection, Result
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from .builder import Builder
-from .cursors import decode_cursor, encode_cursor
-from .dialect_base import Statement
+from .dialects._dialect import Statement
 from .errors import (
     InvalidFilterError,
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
 )
-from .filters import All, Condition, IdIn, Where, equality, parse_filter, parse_values
 from .keys import AGENT, normalize_agent
-from .ordering import WALK, OrderBy, Ordering, Position
-from .queries import Query
-from .retention import delete_matching, expired, sweep_orphans
-from .rows import check_id, storable_keys
-from .schema import table_names
+from .maintenance.retention import delete_matching, expired, sweep_orphans
+from .maintenance.transfer import OnConflict, export_record, fork, import_record
+from .query.builder import Builder
+from .query.cursors import decode_cursor, encode_cursor
+from .query.filters import All, Condition, IdIn, Where, equality, parse_filter, parse_values
+from .query.ordering import WALK, OrderBy, Ordering, Position
+from .query.queries import Query
+from .reports.statistics import statistics_statement, to_statistics
 from .scope import Scope
-from .statistics import statistics_statement, to_statistics
-from .store import SessionStore, check_limit
-from .transfer import OnConflict, export_record, fork, import_record
+from .storage.rows import check_id, storable_keys
+from .storage.store import SessionStore, check_limit
+from .storage.tables import table_names
 from .types import (
     JSONValue,
     Metadata,

@@ -10,7 +10,14 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
-from .schema import CREATE_TYPES, DropTrigger, SessionTables, TableNames, build_tables, table_names
+from .storage.tables import (
+    CREATE_TYPES,
+    DropTrigger,
+    SessionTables,
+    TableNames,
+    build_tables,
+    table_names,
+)
 
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
 DIALECTS: tuple[str, ...] = get_args(DialectName)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import ScopeError
-from .filters import EVERYTHING, All, Condition, equality, parse_values
+from .query.filters import EVERYTHING, All, Condition, equality, parse_values
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, plain, search_key
 

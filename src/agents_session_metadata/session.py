@@ -37,14 +37,14 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from ._sdk import constructor_is_known
 from .catalog import SessionCatalog
-from .database import Database, settle
-from .filters import Where
-from .rows import check_id, id_problem
-from .schema import TableNames, table_names
+from .query.filters import Where
 from .scope import Scope
-from .sdk import constructor_is_known
-from .store import MISSING, SessionStore
+from .storage.database import Database, settle
+from .storage.rows import check_id, id_problem
+from .storage.store import MISSING, SessionStore
+from .storage.tables import TableNames, table_names
 from .types import JSONValue, Metadata, MetadataLimits, OnClear
 
 if TYPE_CHECKING:

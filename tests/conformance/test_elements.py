@@ -12,7 +12,7 @@ from processes import Script, run_processes
 from servers import SHARED_DATABASES
 
 from agents_session_metadata import SessionCatalog, TablesMissingError
-from agents_session_metadata.schema import table_names
+from agents_session_metadata.storage.tables import table_names
 from agents_session_metadata.values import search_key
 from conformance import raw, strategies
 

@@ -144,8 +144,8 @@ async def test_a_cursor_made_by_hand_stays_in_its_scope(everything, order_by, bo
 
 
 def forged(catalog: SessionCatalog, order_by: str, body: bytes) -> str:
-    from agents_session_metadata.filters import parse_filter
-    from agents_session_metadata.ordering import Ordering
+    from agents_session_metadata.query.filters import parse_filter
+    from agents_session_metadata.query.ordering import Ordering
 
     condition = catalog._store.scope.restrict(parse_filter(None))
     question = repr((condition, Ordering.parse(order_by))).encode()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from servers import Database
 from sqlalchemy import delete
 
-from agents_session_metadata import SessionCatalog, retention, session_tables
+from agents_session_metadata import SessionCatalog, session_tables
+from agents_session_metadata.maintenance import retention
 from conformance import raw
 from conformance.triggers import drop_triggers
 

@@ -10,7 +10,7 @@ from servers import Database
 from sqlalchemy import event, insert
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
-from agents_session_metadata.schema import query_tables, table_names
+from agents_session_metadata.storage.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
 
 SESSIONS = 100_000

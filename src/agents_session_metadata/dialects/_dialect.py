@@ -1,0 +1,262 @@
+"""What the package asks of a database: statements, expressions, flags; as in standard SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Insert,
+    Table,
+    bindparam,
+    func,
+    select,
+)
+from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
+
+from .sqltypes import SessionId
+
+Statement: TypeAlias = Any
+"""A SELECT: SQLAlchemy 2.0 and 2.1 give `Select` different type parameters."""
+
+
+class Triples(NamedTuple):
+    """Rows of a name and two whole numbers."""
+
+    rows: FromClause
+    name: ColumnElement[Any]
+    first: ColumnElement[Any]
+    second: ColumnElement[Any]
+
+
+class Dialect:
+    """One database's ways. The methods of this class are those of standard SQL."""
+
+    name: ClassVar[str]
+    autocommit_reads: ClassVar[bool] = False
+    """Whether a lone SELECT is faster outside a transaction."""
+    lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
+    """Errors of a statement that was prepared on another connection than it is run on."""
+    locks_metadata: ClassVar[bool] = False
+    """Whether reading metadata before writing it has to lock its rows, not the session's alone."""
+    bounded_ids: ClassVar[bool] = False
+    """Whether the sessions table cuts or refuses ids of more than 255 characters."""
+    single_writer: ClassVar[bool] = False
+    """Whether the first write of a transaction shuts out all others, before it reads."""
+    uses_triggers: ClassVar[bool] = False
+    """Whether triggers, not foreign keys, delete metadata with its session."""
+    probes_by_range: ClassVar[bool] = False
+    """Whether a row is found in the covering index by a range of one id.
+
+    By equality with the id, the primary key would be taken, and the row fetched after it.
+    """
+    transactional_ddl: ClassVar[bool] = True
+    """Whether a table and its rows can be made in one transaction."""
+    many: ClassVar[int] = 200
+    """Above so many values, a list may be bound in another way."""
+    index_if_not_exists: ClassVar[bool] = True
+    creation_race_codes: ClassVar[frozenset[object]] = frozenset()
+    """Errors of a CREATE that another process won."""
+    transient_codes: ClassVar[frozenset[object]] = frozenset()
+    """Errors of a transaction that may succeed when it is run again."""
+
+    def configure(self, engine: Engine) -> None:
+        """Configure an engine's connections as the SDK does, where it does."""
+
+    def error_code(self, error: DBAPIError) -> object:
+        """The database's own code of an error."""
+        raise NotImplementedError
+
+    def is_transient(self, error: DBAPIError) -> bool:
+        """Whether running the transaction again may succeed."""
+        return self.error_code(error) in self.transient_codes
+
+    def lost_its_statement(self, error: DBAPIError) -> bool:
+        """Whether a pooler gave the steps of one statement to different connections."""
+        return self.error_code(error) in self.lost_statement_codes
+
+    def is_creation_race(self, error: DBAPIError) -> bool:
+        """Whether a table or index could not be created because somebody else just did."""
+        return self.error_code(error) in self.creation_race_codes
+
+    def commits_each(self, connection: Connection) -> bool:
+        """Whether a connection commits every statement by itself."""
+        fairy: Any = connection.connection
+        return connection.dialect.detect_autocommit_setting(fairy.dbapi_connection)
+
+    def begin_snapshot(self, connection: Connection) -> None:
+        """Begin a transaction whose statements all read the same state of the database."""
+        connection.execution_options(isolation_level="REPEATABLE READ")
+
+    def lock_or_create(self, sessions: Table) -> Insert:
+        """Lock a session's row, making it if need be, as the first statement of a transaction.
+
+        The bound parameter is `of_session`. It must not move `updated_at`, and must not read first:
+        a snapshot taken before the lock would be read afterwards.
+        """
+        raise NotImplementedError
+
+    def was_created(self, result: CursorResult[Any]) -> bool:
+        """Whether `lock_or_create` made the row."""
+        raise NotImplementedError
+
+    def lock_existing(self, sessions: Table) -> Any:
+        """Lock a session's row, if there is one; the bound parameter is `of_session`."""
+        return (
+            select(sessions.c.session_id)
+            .where(sessions.c.session_id == bindparam("of_session"))
+            .with_for_update()
+        )
+
+    def was_locked(self, result: CursorResult[Any]) -> bool:
+        """Whether `lock_existing` found the row."""
+        return result.first() is not None
+
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any | None:
+        """Lock a session's row, if there is one, and read the metadata that it has then.
+
+        The bound parameter is `of_session`. None where one statement cannot do both: what it reads
+        would be from before it had the lock.
+        """
+        return None
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        """What `lock_and_read` has read: JSON texts by key, or None where there is no session."""
+        raise NotImplementedError
+
+    def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
+        """Lock the rows of several sessions, in the order of their ids; it yields the ids found.
+
+        The ids are bound by `list_parameters`.
+        """
+        return (
+            select(sessions.c.session_id)
+            .where(self.one_of(sessions.c.session_id, name, count))
+            .order_by(sessions.c.session_id)
+            .with_for_update()
+        )
+
+    def locking(self, statement: Statement) -> Statement:
+        """A read of metadata before writing it, under the lock of the session's row."""
+        return statement.with_for_update() if self.locks_metadata else statement
+
+    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
+        """Insert a row, or replace the named columns of the one with its primary key."""
+        raise NotImplementedError
+
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+        """Whether a column has one of so many values, within the driver's count of parameters.
+
+        The values are bound by `list_parameters` under the same name.
+        """
+        return column.in_(bindparam(name, expanding=True, type_=column.type))
+
+    def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
+        """The parameters of a `one_of`."""
+        return {name: list(values)}
+
+    def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
+        """A join by primary key that looks up what belongs to each value, and never reads all."""
+        return key == value
+
+    def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
+        """A session id as it sorts by code point; `native` says that the column does so itself."""
+        return column
+
+    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A time of the SDK's tables in a form that sorts and fits into a cursor."""
+        raise NotImplementedError
+
+    def stored_time_type(self) -> TypeEngine[Any]:
+        """The type of a `stored_time`."""
+        raise NotImplementedError
+
+    def stored_time_value(self, stored: str) -> Any:
+        """A stored time out of a cursor, as a parameter.
+
+        Raises:
+            ArithmeticError: If it is no number where one is needed.
+            ValueError: If it is no stored time.
+        """
+        raise NotImplementedError
+
+    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
+        """Where a page ended, as parameters.
+
+        Raises:
+            ArithmeticError: As `stored_time_value`.
+            ValueError: If no page ends there.
+        """
+        session_id.encode()
+        after_id = {"after_id": session_id}
+        if stored is None:
+            return after_id
+        return {**after_id, "after_time": self.stored_time_value(stored)}
+
+    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A time of the SDK's tables, as `to_datetime` takes it."""
+        raise NotImplementedError
+
+    def to_datetime(self, value: Any) -> datetime:
+        """A selected `utc` as an aware datetime in UTC."""
+        raise NotImplementedError
+
+    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A time of the SDK's tables, as it compares with a `moment_value`."""
+        raise NotImplementedError
+
+    def moment_type(self) -> TypeEngine[Any]:
+        """The type of a `moment`."""
+        raise NotImplementedError
+
+    def moment_value(self, moment: datetime) -> Any:
+        """An aware datetime, as a parameter that compares with `moment`."""
+        raise NotImplementedError
+
+    def time_to_store(self, moment: datetime) -> Any:
+        """An aware datetime, as `stored_by` takes it as a parameter.
+
+        Raises:
+            ValueError: If the SDK's tables cannot hold it.
+        """
+        raise NotImplementedError
+
+    def stored_by(self, parameter: str) -> ColumnElement[Any]:
+        """What puts the time of a named parameter into a column of the SDK's tables."""
+        raise NotImplementedError
+
+    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """The sum of whole numbers, given as JSON text: its billions, and the rest."""
+        raise NotImplementedError
+
+    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """The sum of numbers, given as JSON text, and what it lacks in parts of 10 ** -12."""
+        raise NotImplementedError
+
+    def triples(self, text: ColumnElement[str]) -> Triples:
+        """The entries of a JSON list of `[name, number, number]`, as rows to join with.
+
+        The text must be a list. An entry of another form gives a row without a name.
+        """
+        raise NotImplementedError
+
+    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
+        """The type of ids in a sessions table that exists, and whether it sorts by code point."""
+        return SessionId(), True
+
+    def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        """The type of ids in our tables, beside a sessions table with ids of this type."""
+        return parent
+
+
+def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
+    """What an upsert sets: the new values, and the time."""
+    values: dict[str, Any] = {name: new[name] for name in replaced}
+    values["updated_at"] = func.current_timestamp()
+    return values

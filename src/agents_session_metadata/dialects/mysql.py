@@ -1,0 +1,179 @@
+"""The ways of MySQL and MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Insert,
+    Integer,
+    LargeBinary,
+    Numeric,
+    Table,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    null,
+    select,
+    text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
+from sqlalchemy.types import TypeEngine
+
+from ._dialect import Dialect, Triples, replacements
+from .sqltypes import ID_LENGTH, SessionId
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+_LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
+
+
+class MySQL(Dialect):
+    """MySQL and MariaDB."""
+
+    name = "mysql"
+    locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
+    bounded_ids = True
+    index_if_not_exists = False
+    transactional_ddl = False
+    # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
+    transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
+    # table exists, duplicate key name, duplicate foreign key name (in its two forms); and no such
+    # table, when another process has just given it its name
+    creation_race_codes: ClassVar[frozenset[object]] = frozenset(
+        {1050, 1061, 1826, 1005, 1684, 1213, 1146}
+    )
+
+    def error_code(self, error: DBAPIError) -> object:
+        arguments = getattr(error.orig, "args", ())
+        return arguments[0] if arguments else None
+
+    def lock_or_create(self, sessions: Table) -> Insert:
+        # LAST_INSERT_ID(1) marks that the row was there: the driver counts one row either way.
+        same = func.IF(func.last_insert_id(1), sessions.c.session_id, sessions.c.session_id)
+        return (
+            mysql.insert(sessions)
+            .values(session_id=bindparam("of_session"))
+            .on_duplicate_key_update(session_id=same)
+        )
+
+    def was_created(self, result: CursorResult[Any]) -> bool:
+        return result.lastrowid != 1
+
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
+        # A read that locks sees what is there once it has the lock, row by row.
+        of_session = metadata.c.session_id == sessions.c.session_id
+        return (
+            select(metadata.c.key, metadata.c.value)
+            .select_from(sessions.outerjoin(metadata, of_session))
+            .where(sessions.c.session_id == bindparam("of_session"))
+            .with_for_update()
+        )
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        found = result.all()
+        return {row.key: row.value for row in found if row.key is not None} if found else None
+
+    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
+        statement = mysql.insert(table)
+        return statement.on_duplicate_key_update(replacements(statement.inserted, replaced))
+
+    # TIMESTAMP is UTC inside; UNIX_TIMESTAMP reads it so in whatever zone the connection is.
+    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.unix_timestamp(column, type_=Numeric(20, 6))
+
+    def stored_time_type(self) -> TypeEngine[Any]:
+        return Numeric(20, 6)
+
+    def stored_time_value(self, stored: str) -> Any:
+        seconds = Decimal(stored)
+        if not abs(seconds) < 10**14:  # what `stored_time_type` holds
+            raise ValueError(stored)
+        return seconds
+
+    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self.stored_time(column)
+
+    def to_datetime(self, value: Any) -> datetime:
+        return _EPOCH + timedelta(microseconds=int(Decimal(value) * 1_000_000))
+
+    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self.stored_time(column)
+
+    def moment_type(self) -> TypeEngine[Any]:
+        return Numeric(20, 6)
+
+    def moment_value(self, moment: datetime) -> Any:
+        return Decimal((moment - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
+
+    def time_to_store(self, moment: datetime) -> Any:
+        # Instead of what is before that, the server would store the present time.
+        if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
+            raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
+        return self.moment_value(moment)
+
+    def stored_by(self, parameter: str) -> ColumnElement[Any]:
+        return func.from_unixtime(bindparam(parameter, type_=Numeric(20, 6)))
+
+    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        return null(), func.sum(cast(text, mysql.DECIMAL(65, 12)))
+
+    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        return func.sum(cast(text, mysql.DECIMAL(65, 12))), null()
+
+    def triples(self, text: ColumnElement[str]) -> Triples:
+        each = _json_table(text).table_valued("entry", joins_implicitly=True)
+
+        def part(index: int, kind: str) -> ColumnElement[Any]:
+            found = func.json_extract(each.c.entry, f"$[{index}]")
+            is_array = func.json_type(each.c.entry) == "ARRAY"
+            return case((and_(is_array, func.json_type(found) == kind), found))
+
+        # As bytes, names are told apart by case and accents too.
+        name = cast(func.json_unquote(part(0, "STRING")), LargeBinary)
+        first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
+        return Triples(each, name, first, second)
+
+    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
+        schema = connection.schema_for_object(sessions)
+        row = connection.execute(
+            text(
+                "SELECT character_maximum_length, character_set_name, collation_name"
+                " FROM information_schema.columns WHERE table_name = :name"
+                " AND column_name = 'session_id' AND table_schema = coalesce(:schema, database())"
+            ),
+            {"name": sessions.name, "schema": schema},
+        ).first()
+        if row is None:
+            return SessionId(), True
+        length, charset, collation = row
+        return mysql.VARCHAR(length, charset=charset, collation=collation), True
+
+    def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        # A foreign key may join columns of different lengths, and an index has room for so many
+        # characters only. No id that carries metadata has more.
+        if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= ID_LENGTH:
+            return parent
+        return mysql.VARCHAR(ID_LENGTH, charset=parent.charset, collation=parent.collation)
+
+
+class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL function
+    inherit_cache = True
+
+
+@compiles(_json_table)
+def _compile_json_table(element: Any, compiler: Any, **kwargs: Any) -> str:
+    columns = "entry JSON PATH '$'"
+    document = compiler.process(element.clauses, **kwargs)
+    return f"JSON_TABLE({document}, '$[*]' COLUMNS ({columns}))"

@@ -1,0 +1,176 @@
+"""PostgreSQL's ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    ARRAY,
+    JSON,
+    TIMESTAMP,
+    Boolean,
+    ColumnElement,
+    Connection,
+    Insert,
+    LargeBinary,
+    Numeric,
+    String,
+    Table,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    column,
+    func,
+    literal_column,
+    null,
+    text,
+)
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import CursorResult
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
+
+from ._dialect import Dialect, Triples, replacements
+
+
+class PostgreSQL(Dialect):
+    """PostgreSQL, from 13."""
+
+    name = "postgresql"
+    autocommit_reads = True
+    # serialization failure, deadlock
+    transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
+    lost_statement_codes: ClassVar[frozenset[object]] = frozenset({"26000"})
+    # duplicate table, duplicate object, and the unique index of the catalog behind both
+    creation_race_codes: ClassVar[frozenset[object]] = frozenset({"42P07", "42710", "23505"})
+
+    def error_code(self, error: DBAPIError) -> object:
+        return getattr(error.orig, "sqlstate", None)
+
+    def lock_or_create(self, sessions: Table) -> Insert:
+        statement = postgresql.insert(sessions).values(session_id=bindparam("of_session"))
+        # A row that was just inserted has no deleting transaction.
+        return statement.on_conflict_do_update(
+            index_elements=[sessions.c.session_id],
+            set_={"session_id": statement.excluded.session_id},
+        ).returning(literal_column("(xmax = 0)", Boolean))
+
+    def was_created(self, result: CursorResult[Any]) -> bool:
+        return bool(result.scalar_one())
+
+    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
+        statement = postgresql.insert(table)
+        return statement.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_=replacements(statement.excluded, replaced),
+        )
+
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+        item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
+        return column == any_(bindparam(name, type_=ARRAY(item)))
+
+    def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
+        # By equality, it would hash the whole table for one row in seventy already.
+        return key == any_(postgresql.array([value]))
+
+    def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
+        return column if native else column.collate("C")
+
+    # The SDK's times are the writer's local time without its zone.
+    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return column
+
+    def stored_time_type(self) -> TypeEngine[Any]:
+        return TIMESTAMP(timezone=False)
+
+    def stored_time_value(self, stored: str) -> Any:
+        moment = datetime.fromisoformat(stored)
+        if moment.utcoffset() is not None:
+            raise ValueError(stored)
+        return moment
+
+    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
+        parameters = super().position_parameters(stored, session_id)
+        if "\x00" in session_id:
+            raise ValueError(session_id)
+        return parameters
+
+    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        zone = func.current_setting("TimeZone")
+        return func.timezone(zone, column, type_=TIMESTAMP(timezone=True))
+
+    def to_datetime(self, value: Any) -> datetime:
+        return value.astimezone(timezone.utc)  # type: ignore[no-any-return]  # a driver's datetime
+
+    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self.utc(column)
+
+    def moment_type(self) -> TypeEngine[Any]:
+        return TIMESTAMP(timezone=True)
+
+    def moment_value(self, moment: datetime) -> Any:
+        return moment
+
+    def time_to_store(self, moment: datetime) -> Any:
+        return moment
+
+    def stored_by(self, parameter: str) -> ColumnElement[Any]:
+        zone = func.current_setting("TimeZone")
+        return func.timezone(zone, bindparam(parameter, type_=TIMESTAMP(timezone=True)))
+
+    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        return null(), func.sum(cast(text, Numeric))
+
+    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        return func.sum(func.round(cast(text, Numeric), 12)), null()
+
+    def triples(self, text: ColumnElement[str]) -> Triples:
+        # PostgreSQL cannot make text of JSON with NUL in it.
+        safe = case((text.contains("\\u0000", autoescape=True), "[]"), else_=text)
+        each = func.json_array_elements(cast(safe, JSON)).table_valued(
+            column("value", JSON), joins_implicitly=True
+        )
+        entry = each.c.value
+
+        def part(index: int, kind: str) -> ColumnElement[Any]:
+            is_array = func.json_typeof(entry) == "array"
+            is_kind = func.json_typeof(entry.op("->")(index)) == kind
+            text_of = entry.op("->>", return_type=String())(index)
+            return case((and_(is_array, is_kind), text_of))
+
+        def whole(index: int) -> ColumnElement[Any]:
+            number = part(index, "number")
+            return case((number.regexp_match("^[0-9]{1,12}$"), cast(number, Numeric)))
+
+        return Triples(each, part(0, "string"), whole(1), whole(2))
+
+    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
+        collation = connection.execute(
+            text(
+                "SELECT CASE WHEN c.collname <> 'default' THEN c.collname"
+                # The column for the provider is younger than the oldest supported server.
+                " WHEN coalesce(to_jsonb(d)->>'datlocprovider', 'c') = 'i' THEN 'icu'"
+                " ELSE d.datcollate END, c.collname"
+                " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
+                " JOIN pg_database d ON d.datname = current_database()"
+                " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
+            ),
+            {"name": _qualified(connection, sessions)},
+        ).first()
+        if collation is None:
+            return String(), False
+        effective, declared = collation
+        kind = String() if declared == "default" else String(collation=declared)
+        return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+
+def _qualified(connection: Connection, table: Table) -> str:
+    """A table's name as SQL would spell it, quoted, with the schema it is mapped to."""
+    preparer = connection.dialect.identifier_preparer
+    schema = connection.schema_for_object(table)
+    name = preparer.quote(table.name)
+    return f"{preparer.quote(schema)}.{name}" if schema else name

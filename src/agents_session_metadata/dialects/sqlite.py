@@ -1,0 +1,200 @@
+"""SQLite's ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    REAL,
+    ColumnElement,
+    Connection,
+    Insert,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    bindparam,
+    case,
+    cast,
+    event,
+    func,
+    select,
+    type_coerce,
+    update,
+)
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import TypeEngine
+
+from ._dialect import Dialect, Triples, replacements
+
+
+class SQLite(Dialect):
+    """SQLite, from 3.35."""
+
+    name = "sqlite"
+    single_writer = True
+    uses_triggers = True
+    probes_by_range = True
+    transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+
+    def configure(self, engine: Engine) -> None:
+        event.listen(engine, "connect", _configure_connection)
+
+    def error_code(self, error: DBAPIError) -> object:
+        code = getattr(error.orig, "sqlite_errorcode", None)
+        if code is None:
+            # Python 3.10's sqlite3 gives no codes; these sentences are SQLite's own, untranslated.
+            return 5 if "is locked" in str(error.orig) else None
+        return code & 0xFF  # The low byte of an extended code is the plain one.
+
+    def commits_each(self, connection: Connection) -> bool:
+        if not super().commits_each(connection):
+            return False
+        # An application may have told the driver to begin nothing, in order to begin by itself.
+        with connection.begin():
+            return not _is_begun(connection)
+
+    def begin_snapshot(self, connection: Connection) -> None:
+        # Its driver begins with the first write only.
+        connection.begin()
+        if not _is_begun(connection):
+            connection.exec_driver_sql("BEGIN")
+
+    def lock_or_create(self, sessions: Table) -> Insert:
+        return (
+            sqlite.insert(sessions)
+            .values(session_id=bindparam("of_session"))
+            .on_conflict_do_nothing()
+        )
+
+    def was_created(self, result: CursorResult[Any]) -> bool:
+        return result.rowcount == 1
+
+    def lock_existing(self, sessions: Table) -> Any:
+        # A write reserves the writer's lock, also when it finds no row.
+        return (
+            update(sessions)
+            .where(sessions.c.session_id == bindparam("of_session"))
+            .values(updated_at=sessions.c.updated_at)
+        )
+
+    def was_locked(self, result: CursorResult[Any]) -> bool:
+        return result.rowcount == 1
+
+    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
+        texts = select(func.json_group_object(metadata.c.key, metadata.c.value))
+        own = metadata.c.session_id == bindparam("of_session")
+        return self.lock_existing(sessions).returning(texts.where(own).scalar_subquery())
+
+    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
+        found = result.scalar()
+        return None if found is None else json.loads(found)
+
+    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
+        statement = sqlite.insert(table)
+        return statement.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_=replacements(statement.excluded, replaced),
+        )
+
+    # SQLite counts every parameter of a list; a document with the values is one parameter.
+    def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
+        if count <= self.many:
+            return super().one_of(column, name, count)
+        each = func.json_each(bindparam(name, type_=String)).table_valued("value")
+        if not isinstance(column.type, LargeBinary):
+            return column.in_(select(each.c.value))
+        start, length = (func.json_extract(each.c.value, f"$[{index}]") for index in (0, 1))
+        data = bindparam(f"{name}_data", type_=LargeBinary)
+        return column.in_(select(func.substr(data, start, length, type_=LargeBinary)))
+
+    def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
+        if len(values) <= self.many:
+            return super().list_parameters(name, values)
+        if isinstance(values[0], str):
+            return {name: json.dumps(list(values))}
+        spans, start = [], 1
+        for value in values:
+            spans.append([start, len(value)])
+            start += len(value)
+        return {name: json.dumps(spans), f"{name}_data": b"".join(values)}
+
+    # The SDK's times are text in UTC, with six decimals or none.
+    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return type_coerce(column, String)
+
+    def stored_time_type(self) -> TypeEngine[Any]:
+        return String()
+
+    def stored_time_value(self, stored: str) -> Any:
+        stored.encode()
+        return stored
+
+    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return type_coerce(column, String)
+
+    def to_datetime(self, value: Any) -> datetime:
+        return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
+
+    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
+
+    def time_to_store(self, moment: datetime) -> Any:
+        # As CURRENT_TIMESTAMP writes it: a fraction of zeros would sort above it.
+        return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
+
+    def stored_by(self, parameter: str) -> ColumnElement[Any]:
+        return bindparam(parameter, type_=String)
+
+    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        # Its whole numbers end at 64 bits; in two parts, their sums do not get there.
+        number = cast(text, Integer)
+        return func.sum(number // 10**9), func.sum(number % 10**9)
+
+    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        # Its own fractions are binary. Thirteen decimals of the text, the last one rounded away,
+        # are a whole number; so is a number so small that its text has an exponent, when scaled.
+        point = func.instr(text, ".")
+        digits = func.substr(text, point + 1).concat("0" * 13)
+        decimals = (cast(func.substr(digits, 1, 13), Integer) + 5) // 10
+        scaled = cast(func.round(cast(text, REAL) * 1e12), Integer)
+        small = func.instr(text, "e") > 0
+        whole = case((small, 0), else_=cast(text, Integer))
+        parts = case((small, scaled), (point > 0, decimals), else_=0)
+        return func.sum(whole), func.sum(parts)
+
+    def triples(self, text: ColumnElement[str]) -> Triples:
+        each = func.json_each(text).table_valued("value", "type", joins_implicitly=True)
+
+        def part(index: int, kind: str) -> ColumnElement[Any]:
+            path = f"$[{index}]"
+            # Only an array may be looked into: another entry need not be JSON by itself.
+            found = case((func.json_type(each.c.value, path) == kind, each.c.value))
+            is_array = each.c.type == "array"
+            return func.json_extract(case((is_array, found)), path)
+
+        return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
+
+    def moment_type(self) -> TypeEngine[Any]:
+        return String()
+
+    def moment_value(self, moment: datetime) -> Any:
+        naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
+        return naive.isoformat(" ", "microseconds")
+
+
+def _configure_connection(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout = 5000")
+    cursor.execute("PRAGMA journal_mode = WAL")
+    cursor.close()
+
+
+def _is_begun(connection: Connection) -> bool:
+    fairy: Any = connection.connection
+    return bool(fairy.driver_connection.in_transaction)

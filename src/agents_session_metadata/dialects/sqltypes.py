@@ -1,0 +1,103 @@
+"""Column types for CREATE TABLE, as each database spells them.
+
+Queries use plain types: a collation on a bound parameter would keep PostgreSQL from using an index
+of another collation.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from sqlalchemy import (
+    Dialect as SADialect,
+)
+from sqlalchemy import (
+    LargeBinary,
+    String,
+    Text,
+    TypeDecorator,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeEngine
+
+from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.values import SEARCH_KEY_BYTES
+
+ID_LENGTH = 255
+
+
+def _is_mysql(sa_dialect: SADialect) -> bool:
+    return sa_dialect.name in ("mysql", "mariadb")
+
+
+def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
+    """A VARCHAR that compares byte by byte: case, accents and trailing spaces distinguish."""
+    # Told at run time: a mysql:// URL may lead to MariaDB.
+    is_mariadb = getattr(sa_dialect, "is_mariadb", False)
+    collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+    return mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
+
+
+Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
+"""What a column type is made of."""
+
+
+class SessionId(TypeDecorator[str]):
+    """An id: unbounded as the SDK makes it; 255 characters where an index needs a length."""
+
+    impl: Impl = String
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        if _is_mysql(dialect):
+            return _exact_varchar(ID_LENGTH, dialect)
+        return String(collation="C") if dialect.name == "postgresql" else String()
+
+
+class MetadataKey(TypeDecorator[str]):
+    """A metadata key."""
+
+    impl: Impl = String(MAX_KEY_LENGTH)
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        if _is_mysql(dialect):
+            return _exact_varchar(MAX_KEY_LENGTH, dialect)
+        return String(MAX_KEY_LENGTH, collation="C" if dialect.name == "postgresql" else None)
+
+
+class LongText(TypeDecorator[str]):
+    """Text of any length: TEXT ends at 64 KiB on MySQL."""
+
+    impl: Impl = Text
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        return mysql.LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
+
+
+class SearchBytes(TypeDecorator[bytes]):
+    """The indexed part of a search key."""
+
+    impl: Impl = LargeBinary
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        return mysql.VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
+
+
+class LongBytes(TypeDecorator[bytes]):
+    """What a search key has beyond its indexed part."""
+
+    impl: Impl = LargeBinary
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        return mysql.LONGBLOB() if _is_mysql(dialect) else LargeBinary()
+
+
+TABLE_OPTIONS = {
+    f"{name}_{option}": value
+    for name in ("mysql", "mariadb")
+    for option, value in {"engine": "InnoDB", "charset": "utf8mb4"}.items()
+}

@@ -1,0 +1,1 @@
+"""Retention, transfer and forks."""

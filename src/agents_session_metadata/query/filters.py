@@ -1,0 +1,384 @@
+"""The filter language: from plain JSON to a tree of conditions.
+
+One parser for the library, the command line and MCP. It knows nothing of SQL: `queries` turns the
+tree into statements. What it does not understand, it refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal, TypeAlias
+
+from agents_session_metadata.errors import InvalidFilterError
+from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.values import (
+    NUMBER,
+    STRING,
+    SearchKey,
+    key_problem,
+    prefix_key,
+    search_key,
+    value_problem,
+)
+
+MAX_DEPTH = 10
+MAX_CONDITIONS = 100
+MAX_OPERANDS = 1000
+
+Where: TypeAlias = Mapping[str, Any]
+"""A filter as it is written."""
+
+TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
+
+
+@dataclass(frozen=True)
+class Equals:
+    """The value under a key equals one of these."""
+
+    key: str
+    values: tuple[SearchKey, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One end of a range of values."""
+
+    value: SearchKey
+    inclusive: bool
+
+
+@dataclass(frozen=True)
+class Between:
+    """The value under a key is of a type (by its tag) and within bounds."""
+
+    key: str
+    tag: bytes
+    low: Bound | None
+    high: Bound | None
+
+
+@dataclass(frozen=True)
+class HasPrefix:
+    """The value under a key is a string that begins so."""
+
+    key: str
+    prefix: SearchKey
+
+
+@dataclass(frozen=True)
+class Contains:
+    """The value under a key is a list with this scalar element."""
+
+    key: str
+    element: SearchKey
+
+
+@dataclass(frozen=True)
+class Exists:
+    """Something is stored under a key."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class IdIn:
+    """The session's id is one of these."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class IdHasPrefix:
+    """The session's id begins so."""
+
+    prefix: str
+
+
+@dataclass(frozen=True)
+class TimeBound:
+    """One end of a range of times."""
+
+    column: TimeColumn
+    operator: Literal["$gt", "$gte", "$lt", "$lte"]
+    moment: datetime
+
+
+@dataclass(frozen=True)
+class All:
+    """Every part matches; without parts, every session does."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class AnyOf:
+    """Some part matches; without parts, no session does."""
+
+    parts: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Not:
+    """The part does not match."""
+
+    part: Condition
+
+
+MetadataCondition: TypeAlias = Equals | Between | HasPrefix | Contains | Exists
+Leaf: TypeAlias = MetadataCondition | IdIn | IdHasPrefix | TimeBound
+Condition: TypeAlias = Leaf | All | AnyOf | Not
+
+EVERYTHING = All(())
+NOTHING = AnyOf(())
+
+
+def parse_filter(where: Where | None) -> Condition:
+    """Read a filter; `None` and `{}` mean every session.
+
+    Raises:
+        InvalidFilterError: If any part of it is not of the language; it names the place.
+    """
+    if where is None:
+        return EVERYTHING
+    return _Parser().filter(where, "$", 0)
+
+
+def equality(values: Mapping[str, Any]) -> All:
+    """The condition that every one of these keys has its value, taken as it is."""
+    return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
+
+
+def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Check a mapping of plain values, as a scope or a business key is, and copy it.
+
+    Raises:
+        TypeError: If it is not a mapping.
+        ValueError: If it is empty.
+        InvalidFilterError: If a key cannot exist, or a value is not plain.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{what} must be a mapping, not {type(values).__name__}")
+    if not values:
+        raise ValueError(f"{what} must not be empty")
+    for key, value in values.items():
+        path = _place("$", key)
+        _check_key(key, path)
+        if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
+            raise InvalidFilterError(f"{what} takes plain values, not operators", path=path)
+        _check_value(value, path)
+    return dict(values)
+
+
+class _Parser:
+    """One pass over one filter, counting its conditions."""
+
+    def __init__(self) -> None:
+        self._conditions = 0
+
+    def filter(self, where: object, path: str, depth: int) -> Condition:
+        if not isinstance(where, Mapping):
+            raise InvalidFilterError(
+                f"a filter must be an object, not {type(where).__name__}", path=path
+            )
+        if depth > MAX_DEPTH:
+            raise InvalidFilterError(f"filters nest {MAX_DEPTH} deep at most", path=path)
+        parts: list[Condition] = []
+        for key, operand in where.items():
+            parts.extend(self._entry(key, operand, _place(path, key), depth))
+        return parts[0] if len(parts) == 1 else All(tuple(parts))
+
+    def _entry(self, key: object, operand: object, path: str, depth: int) -> Iterator[Condition]:
+        if key in ("$and", "$or"):
+            parts = self._list(operand, path, depth)
+            yield All(parts) if key == "$and" else AnyOf(parts)
+        elif key == "$not":
+            yield Not(self.filter(operand, path, depth + 1))
+        elif key in ("$created_at", "$updated_at"):
+            column: TimeColumn = "created_at" if key == "$created_at" else "updated_at"
+            for operator, moment, place in self._operators(operand, path):
+                yield _time_condition(column, operator, moment, place)
+        elif key == "$session_id":
+            for operator, ids, place in self._operators(operand, path):
+                yield _id_condition(operator, ids, place)
+        else:
+            name = _check_key(key, path)
+            conditions = [
+                _condition(name, operator, value, place)
+                for operator, value, place in self._operators(operand, path)
+            ]
+            yield from _paired(conditions)
+
+    def _list(self, operand: object, path: str, depth: int) -> tuple[Condition, ...]:
+        if not isinstance(operand, list) or not operand:
+            raise InvalidFilterError("takes a list of at least one filter", path=path)
+        return tuple(
+            self.filter(part, f"{path}[{index}]", depth + 1) for index, part in enumerate(operand)
+        )
+
+    def _operators(self, operand: object, path: str) -> Iterator[tuple[str, object, str]]:
+        """The operators on a key, with their operands and places; a bare value is an `$eq`."""
+        operators: list[tuple[str, object, str]] = [("$eq", operand, path)]
+        if isinstance(operand, Mapping):
+            special = [isinstance(name, str) and name.startswith("$") for name in operand]
+            if any(special):
+                if not all(special):
+                    raise InvalidFilterError("operators and plain keys do not mix", path=path)
+                operators = [(name, value, f"{path}.{name}") for name, value in operand.items()]
+        for operator in operators:
+            self._conditions += 1
+            if self._conditions > MAX_CONDITIONS:
+                raise InvalidFilterError(
+                    f"a filter has {MAX_CONDITIONS} conditions at most", path=path
+                )
+            yield operator
+
+
+def _condition(key: str, operator: str, operand: object, path: str) -> Condition:
+    try:
+        build = _OPERATORS[operator]
+    except KeyError:
+        known = ", ".join(_OPERATORS)
+        raise InvalidFilterError(f"unknown operator; there are {known}", path=path) from None
+    return build(key, operand, path)
+
+
+def _eq(key: str, operand: object, path: str) -> Condition:
+    return Equals(key, (search_key(_check_value(operand, path)),))
+
+
+def _in(key: str, operand: object, path: str) -> Condition:
+    values = (search_key(_check_value(value, path)) for value in _check_list(operand, path))
+    distinct = tuple(dict.fromkeys(values))
+    return Equals(key, distinct) if distinct else NOTHING
+
+
+def _range(operator: str) -> Callable[[str, object, str], Condition]:
+    inclusive = operator in ("$gte", "$lte")
+
+    def build(key: str, operand: object, path: str) -> Condition:
+        if isinstance(operand, bool) or not isinstance(operand, (str, int, float)):
+            kind = type(operand).__name__
+            raise InvalidFilterError(f"takes a number or a string, not {kind}", path=path)
+        bound = Bound(search_key(_check_value(operand, path)), inclusive)
+        tag = STRING if isinstance(operand, str) else NUMBER
+        if operator in ("$gt", "$gte"):
+            return Between(key, tag, bound, None)
+        return Between(key, tag, None, bound)
+
+    return build
+
+
+def _exists(key: str, operand: object, path: str) -> Condition:
+    if not isinstance(operand, bool):
+        raise InvalidFilterError(f"takes true or false, not {type(operand).__name__}", path=path)
+    return Exists(key) if operand else Not(Exists(key))
+
+
+def _contains(key: str, operand: object, path: str) -> Condition:
+    if isinstance(operand, (list, Mapping)):
+        raise InvalidFilterError("takes a scalar, not a list or object", path=path)
+    return Contains(key, search_key(_check_value(operand, path)))
+
+
+def _prefix(key: str, operand: object, path: str) -> Condition:
+    return HasPrefix(key, prefix_key(_check_string(operand, path)))
+
+
+_OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
+    "$eq": _eq,
+    "$ne": lambda key, operand, path: Not(_eq(key, operand, path)),
+    "$in": _in,
+    "$nin": lambda key, operand, path: Not(_in(key, operand, path)),
+    **{operator: _range(operator) for operator in ("$gt", "$gte", "$lt", "$lte")},
+    "$exists": _exists,
+    "$contains": _contains,
+    "$prefix": _prefix,
+}
+
+
+def _paired(conditions: list[Condition]) -> list[Condition]:
+    """Join the two ends of a range, so that one look at an index answers both."""
+    lows = [part for part in conditions if isinstance(part, Between) and part.low]
+    highs = [part for part in conditions if isinstance(part, Between) and part.high]
+    if not lows or not highs or lows[0].tag != highs[0].tag:
+        return conditions
+    low, high = lows[0], highs[0]
+    both = Between(low.key, low.tag, low.low, high.high)
+    return [both, *(part for part in conditions if part is not low and part is not high)]
+
+
+def _time_condition(column: TimeColumn, operator: str, operand: object, path: str) -> Condition:
+    if operator not in ("$gt", "$gte", "$lt", "$lte"):
+        raise InvalidFilterError("a time takes $gt, $gte, $lt and $lte", path=path)
+    moment = operand
+    if isinstance(operand, str):
+        # Python 3.10 does not read the Z that stands for UTC.
+        text = operand[:-1] + "+00:00" if operand.endswith(("Z", "z")) else operand
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise InvalidFilterError("is not a time in ISO 8601", path=path) from None
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        raise InvalidFilterError(
+            "takes an aware datetime, or ISO 8601 text with its offset from UTC", path=path
+        )
+    try:
+        return TimeBound(column, operator, moment.astimezone(timezone.utc))  # type: ignore[arg-type]  # narrowed above
+    except OverflowError:
+        raise InvalidFilterError("is outside the range of times", path=path) from None
+
+
+def _id_condition(operator: str, operand: object, path: str) -> Condition:
+    if operator == "$prefix":
+        prefix = _check_string(operand, path)
+        return NOTHING if "\x00" in prefix else IdHasPrefix(prefix)
+    if operator == "$eq":
+        candidates = [_check_string(operand, path)]
+    elif operator == "$in":
+        candidates = [_check_string(value, path) for value in _check_list(operand, path)]
+    else:
+        raise InvalidFilterError("a session id takes $eq, $in and $prefix", path=path)
+    # No session has such an id, and not every database takes it as a parameter.
+    ids = tuple(dict.fromkeys(one for one in candidates if "\x00" not in one))
+    return IdIn(ids) if ids else NOTHING
+
+
+def _place(path: str, key: object) -> str:
+    # Python does not write every integer, and what is no string is no key.
+    return f"{path}.{key}" if isinstance(key, str) else f"{path}.<{type(key).__name__}>"
+
+
+def _check_key(key: object, path: str) -> str:
+    problem = key_problem(key)
+    if problem is None and isinstance(key, str) and len(key) <= MAX_KEY_LENGTH:
+        return str.__str__(key)
+    if isinstance(key, str) and key.startswith("$"):
+        problem = (
+            "neither operator nor column; there are $and, $or, $not, "
+            "$session_id, $created_at and $updated_at"
+        )
+    raise InvalidFilterError(problem or f"a key has {MAX_KEY_LENGTH} characters at most", path=path)
+
+
+def _check_value(value: Any, path: str) -> Any:
+    problem = value_problem(value)
+    if problem is not None:
+        place, what = problem
+        raise InvalidFilterError(what, path=path + place.removeprefix("$"))
+    return value
+
+
+def _check_list(operand: object, path: str) -> list[Any]:
+    if not isinstance(operand, list):
+        raise InvalidFilterError(f"takes a list, not {type(operand).__name__}", path=path)
+    if len(operand) > MAX_OPERANDS:
+        raise InvalidFilterError(f"a list has {MAX_OPERANDS} values at most", path=path)
+    return operand
+
+
+def _check_string(operand: object, path: str) -> str:
+    if not isinstance(operand, str):
+        raise InvalidFilterError(f"takes a string, not {type(operand).__name__}", path=path)
+    return str.__str__(_check_value(operand, path))

@@ -1,0 +1,162 @@
+"""Totals over sessions, added up in the database: one statement, exact, in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Numeric,
+    String,
+    cast,
+    func,
+    literal,
+    null,
+    select,
+    true,
+    type_coerce,
+    union_all,
+)
+from sqlalchemy.types import NullType
+
+from agents_session_metadata import keys
+from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.query.builder import Builder
+from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.types import Statistics, ToolStatistics
+from agents_session_metadata.values import (
+    LIST,
+    NUMBER,
+    STRING,
+    decode_value,
+    search_key,
+    upper_bound,
+)
+
+_COUNTERS = (
+    keys.RUNS,
+    keys.REQUESTS,
+    keys.INPUT_TOKENS,
+    keys.OUTPUT_TOKENS,
+    keys.TOTAL_TOKENS,
+    keys.RUN_MS,
+    keys.DURATION_MS,
+    keys.ERROR_COUNT,
+)
+_PART = Decimal("1e-12")
+_ZERO = search_key(0).indexed
+_MOST = 10**18
+"""Nobody counts so far: a counter beyond, or a negative one, is left out."""
+_DEAREST = 10**12
+"""Nobody spends so much on a session."""
+_LONGEST = timedelta.max // timedelta(milliseconds=1)
+
+
+def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables) -> Statement:
+    """Totals over the sessions that match, as rows of a kind, a name and two numbers.
+
+    The kinds are `sessions`, `status` by name, `count` by key, `cost`, and `tool` by name with
+    calls and milliseconds.
+    """
+    rows = tables.metadata.alias("counted")
+    source = build.source(default=rows)
+
+    def of_key(
+        key: str, tag: bytes, columns: list[ColumnElement[Any]], joined: FromClause | None = None
+    ) -> Statement:
+        """A SELECT from the values of one type under a key."""
+        base = source.rows
+        if base is not rows:
+            base = base.join(rows, rows.c.session_id == source.session_id)
+        if joined is not None:
+            base = base.join(joined, true())
+        least, above = tag, upper_bound(tag)
+        if tag == NUMBER:
+            most = _DEAREST if key == keys.COST else _MOST
+            least, above = _ZERO, search_key(most).indexed
+        of_type = rows.c.search_key >= least, rows.c.search_key < above
+        return (
+            select(*columns)
+            .select_from(base)
+            .where(*source.conditions, rows.c.key == key, *of_type)
+        )
+
+    by_status = _part("status", func.min(rows.c.value), func.count())
+    cost = _part("cost", literal(keys.COST, String), *dialect.exact_sum(rows.c.value))
+    calls = dialect.triples(rows.c.value)
+    tools = _part("tool", calls.name, func.sum(calls.first), func.sum(calls.second))
+    whole = ~rows.c.value.contains(".") & ~rows.c.value.contains("e")
+    counters = [
+        of_key(
+            key, NUMBER, _part("count", literal(key, String), *dialect.whole_sum(rows.c.value))
+        ).where(whole)
+        for key in _COUNTERS
+    ]
+    return union_all(
+        build.source().select(*_part("sessions", null(), func.count())),
+        of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
+        of_key(keys.COST, NUMBER, cost),
+        of_key(keys.TOOL_CALLS, LIST, tools, calls.rows)
+        .where(calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST))
+        .group_by(calls.name),
+        *counters,
+    )
+
+
+def to_statistics(rows: Iterable[Any]) -> Statistics:
+    """Put the rows of a `statistics_statement` together."""
+    sessions = 0
+    by_status: dict[str, int] = {}
+    totals: dict[str, Decimal] = {}
+    tools: dict[str, ToolStatistics] = {}
+    for kind, found, first, second in rows:
+        number, more = Decimal(first or 0), Decimal(second or 0)
+        name = found.decode() if isinstance(found, bytes) else found
+        if kind == "sessions":
+            sessions = int(number)
+        elif kind == "status":
+            by_status[decode_value(name)] = int(number)
+        elif kind == "count":
+            totals[name] = number * 10**9 + more
+        elif kind == "cost":
+            totals[name] = number + more * _PART
+        elif name is not None:
+            tools[name] = ToolStatistics(int(number), _duration(int(more)))
+    whole = {key: int(totals[key]) for key in _COUNTERS}
+    return Statistics(
+        sessions=sessions,
+        by_status=by_status,
+        runs=whole[keys.RUNS],
+        requests=whole[keys.REQUESTS],
+        input_tokens=whole[keys.INPUT_TOKENS],
+        output_tokens=whole[keys.OUTPUT_TOKENS],
+        total_tokens=whole[keys.TOTAL_TOKENS],
+        cost=totals[keys.COST].normalize() + 0,
+        run_duration=_duration(whole[keys.RUN_MS]),
+        duration=_duration(whole[keys.DURATION_MS]),
+        errors=whole[keys.ERROR_COUNT],
+        tools=tools,
+    )
+
+
+def _duration(milliseconds: int) -> timedelta:
+    return timedelta(milliseconds=min(milliseconds, _LONGEST))
+
+
+def _part(kind: str, name: Any, first: Any, second: Any = None) -> list[ColumnElement[Any]]:
+    """The columns of one kind of row, typed so that all kinds fit together."""
+
+    def number(value: Any) -> ColumnElement[Any]:
+        # The driver's own number: a result type would make floats of large ones.
+        return type_coerce(cast(value, Numeric(65, 12)), NullType())
+
+    return [
+        literal(kind, String).label("kind"),
+        type_coerce(name, String).label("name"),
+        number(first).label("first"),
+        number(null() if second is None else second).label("second"),
+    ]

@@ -1,0 +1,1 @@
+"""What agents do with a session: phases, and facts of each run."""

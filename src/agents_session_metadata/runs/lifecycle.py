@@ -1,0 +1,409 @@
+"""Phases of a session's work, and the decision whether to resume it.
+
+All state is plain metadata under the keys of `keys`: filters see it, and people can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Any, Literal, Protocol, TypeAlias, cast
+
+from agents_session_metadata import keys
+from agents_session_metadata.errors import (
+    InvalidMetadataError,
+    InvalidPhaseError,
+    MetadataLimitError,
+)
+from agents_session_metadata.types import JSONValue, Metadata
+
+PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
+"""The phases of work that goes on; it begins in the first."""
+
+FINAL_PHASES = ("completed", "failed", "abandoned")
+"""The phases of work that has ended."""
+
+HISTORY_LENGTH = 50
+"""How many of the newest moves are kept; fewer where a value may not be that long."""
+
+ResumeReason: TypeAlias = Literal[
+    "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
+]
+"""Why a session may be resumed, or the first condition that failed."""
+
+
+class _Session(Protocol):
+    """What a lifecycle needs of a session."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def catalog(self) -> Any: ...
+
+    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
+
+
+class Forwarding(Protocol):
+    """A wrapper around a session that forwards attributes to it, as `EncryptedSession` does."""
+
+    session_id: str
+
+    def __getattr__(self, name: str, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class ResumePolicy:
+    """When a session may be resumed.
+
+    Attributes:
+        phases: The phases in which it may.
+        max_idle: It must have been idle for less; zero resumes nothing.
+        max_errors: It must have recorded fewer since its last start; zero resumes nothing.
+
+    Raises:
+        TypeError: If `phases` is a bare string, or one of them is no string.
+        ValueError: If an age or a number is negative.
+    """
+
+    phases: Collection[str] = frozenset({"approval", "investigating", "planning"})
+    max_idle: timedelta = timedelta(minutes=30)
+    max_errors: int = 3
+
+    def __post_init__(self) -> None:
+        _check_phases("phases", self.phases)
+        if self.max_idle < timedelta(0):
+            raise ValueError(f"max_idle must not be negative, not {self.max_idle}")
+        if self.max_errors < 0:
+            raise ValueError(f"max_errors must not be negative, not {self.max_errors}")
+
+
+@dataclass(frozen=True)
+class PhaseChange:
+    """A move into a phase.
+
+    Attributes:
+        phase: The phase.
+        at: When it was entered; aware, UTC.
+    """
+
+    phase: str
+    at: datetime
+
+
+@dataclass(frozen=True)
+class ResumeDecision:
+    """Whether a session may be resumed, and why.
+
+    Attributes:
+        should_resume: The decision.
+        reason: `resumable`, or the first condition that failed.
+        phase: The phase that the session is in; None without one.
+        idle: Time since its last activity; None when there is no session.
+        error_count: Errors recorded since the last start.
+        metadata: All its metadata.
+        history: Its moves, oldest first.
+    """
+
+    should_resume: bool
+    reason: ResumeReason
+    phase: str | None = None
+    idle: timedelta | None = None
+    error_count: int = 0
+    metadata: Metadata = field(default_factory=dict)
+    history: tuple[PhaseChange, ...] = ()
+
+
+class SessionLifecycle:
+    """Moves a session through phases; each call is one atomic edit of its metadata.
+
+    Two processes may move the same session: they take turns, and each move is checked against what
+    the other has just written. Times come from the clock of the process. Besides what is listed
+    there, each call raises what `edit_metadata` raises.
+
+    Args:
+        session: The session; an `EncryptedSession` around it will do.
+        policy: When it may be resumed; by default `ResumePolicy()`.
+        phases: The phases of work that goes on; the first is where it begins.
+        final_phases: The phases of work that has ended; only `start` leaves them.
+        moves: The phases that each phase may move to, final ones included. A phase that is not a
+            key may move to any. By default every phase may.
+        clock: Gives the time, aware; for tests.
+
+    Attributes:
+        session: The session.
+        policy: When it may be resumed.
+
+    Raises:
+        TypeError: If phases are a bare string, or one of them is no string.
+        ValueError: If there are no phases, one is also final, or `moves` names an unknown one.
+    """
+
+    def __init__(
+        self,
+        session: _Session | Forwarding,
+        policy: ResumePolicy | None = None,
+        *,
+        phases: Collection[str] = PHASES,
+        final_phases: Collection[str] = FINAL_PHASES,
+        moves: Mapping[str, Collection[str]] | None = None,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        named = (("phases", phases), ("final_phases", final_phases), *(moves or {}).items())
+        for name, given in named:
+            _check_phases(name, given)
+        self.session = session
+        self.policy: ResumePolicy = policy or ResumePolicy()
+        self._phases = tuple(phases)
+        self._final = tuple(final_phases)
+        self._moves = {phase: frozenset(allowed) for phase, allowed in (moves or {}).items()}
+        self._clock = clock or (lambda: datetime.now(timezone.utc))
+        if not self._phases or set(self._phases) & set(self._final):
+            raise ValueError("phases must be given and must not be final as well")
+        known = {*self._phases, *self._final}
+        unknown = set(self._moves) - known
+        unknown.update(*(allowed - known for allowed in self._moves.values()))
+        if unknown:
+            raise ValueError(f"moves names unknown phases: {', '.join(sorted(unknown))}")
+
+    async def start(
+        self,
+        agent: str,
+        purpose: str | None = None,
+        metadata: Mapping[str, JSONValue] | None = None,
+    ) -> Metadata:
+        """Begin work: the first phase, status `active`, no errors.
+
+        On a finished session work begins anew; the history of moves is kept.
+
+        Args:
+            agent: The agent's name; stored normalised.
+            purpose: Why it is started.
+            metadata: More metadata to store.
+
+        Returns:
+            The metadata afterwards.
+
+        Raises:
+            InvalidMetadataError: If `metadata` has a key that this call writes itself.
+            InvalidPhaseError: If the session is active.
+            ValueError: If the name is blank.
+        """
+        name = keys.normalize_agent(agent)
+        if not name:
+            raise ValueError(f"agent must be the name of an agent, not {agent!r}")
+        now, first = self._now(), self._phases[0]
+
+        def change(stored: Metadata, kept: int) -> None:
+            phase = stored.get(keys.PHASE)
+            if phase is not None and phase not in self._final:
+                raise InvalidPhaseError(
+                    f"the session is active, in phase {phase!r}; finish it before starting anew",
+                    phase=first,
+                )
+            for key in (keys.LAST_ERROR, keys.OUTCOME, keys.FINISHED_AT, keys.DURATION_MS):
+                stored.pop(key, None)
+            stored.update(metadata or {})
+            stored[keys.AGENT] = name
+            if purpose is not None:
+                stored[keys.PURPOSE] = purpose
+            stored[keys.ERROR_COUNT] = 0
+            stored[keys.STARTED_AT] = now.isoformat()
+            self._enter(stored, first, now, kept)
+            _check_kept(stored, metadata or {})
+
+        return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
+
+    async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
+        """Move to a phase.
+
+        A session that was never started may be moved as well.
+
+        Args:
+            phase: The phase; a final one finishes the work.
+            metadata: More metadata to store in the same edit.
+
+        Returns:
+            The metadata afterwards.
+
+        Raises:
+            InvalidMetadataError: If `metadata` has a key that this call writes itself.
+            InvalidPhaseError: If the phase is unknown, or cannot be reached from where the session
+                is.
+        """
+        self._check_known(phase, self._phases + self._final)
+        return await self._move(phase, metadata or {})
+
+    async def record_error(self, message: str) -> Metadata:
+        """Count an error and keep its message; in any phase, a final one included.
+
+        Args:
+            message: What went wrong; the newest replaces the one before.
+
+        Returns:
+            The metadata afterwards.
+        """
+        now = self._now()
+
+        def change(stored: Metadata) -> None:
+            stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + 1
+            stored[keys.LAST_ERROR] = message
+            stored[keys.TOUCHED_AT] = now.isoformat()
+
+        return await self.session.edit_metadata(change)
+
+    async def finish(self, outcome: str, summary: str | None = None) -> Metadata:
+        """End the work: a final phase, with its duration since `start`.
+
+        Args:
+            outcome: The final phase, such as `completed`.
+            summary: What came out of it.
+
+        Returns:
+            The metadata afterwards.
+
+        Raises:
+            InvalidPhaseError: If the outcome is no final phase, or the session has one already.
+        """
+        self._check_known(outcome, self._final)
+        return await self._move(outcome, {} if summary is None else {keys.SUMMARY: summary})
+
+    async def resume_decision(self) -> ResumeDecision:
+        """Decide whether the session may be resumed.
+
+        The conditions are checked in this order: it exists, `ready` is not stored as False, its
+        phase may be resumed, it has not been idle for too long, it has not recorded too many
+        errors. Idle counts from the later of its last activity and the last lifecycle call.
+
+        Returns:
+            The decision, with the first condition that failed.
+        """
+        info = await self.session.catalog.get_session(self.session.session_id)
+        if info is None:
+            return ResumeDecision(should_resume=False, reason="not_found")
+        stored = info.metadata
+        phase = stored.get(keys.PHASE)
+        last_active = max(info.updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or info.updated_at)
+        idle = max(self._now() - last_active, timedelta(0))
+        error_count = count_of(stored, keys.ERROR_COUNT)
+        reason: ResumeReason = "resumable"
+        if stored.get(keys.READY) is False:
+            reason = "not_ready"
+        elif not isinstance(phase, str) or phase not in self.policy.phases:
+            reason = "not_resumable_phase"
+        elif idle >= self.policy.max_idle:
+            reason = "too_old"
+        elif error_count >= self.policy.max_errors:
+            reason = "too_many_errors"
+        return ResumeDecision(
+            should_resume=reason == "resumable",
+            reason=reason,
+            phase=phase if isinstance(phase, str) else None,
+            idle=idle,
+            error_count=error_count,
+            metadata=stored,
+            history=tuple(_history_of(stored)),
+        )
+
+    async def _move(self, phase: str, metadata: Mapping[str, JSONValue]) -> Metadata:
+        now = self._now()
+
+        def change(stored: Metadata, kept: int) -> None:
+            current = stored.get(keys.PHASE)
+            known = isinstance(current, str)
+            if current in self._final:
+                raise InvalidPhaseError(
+                    f"the session has ended, in phase {current!r}; only start() begins anew",
+                    phase=phase,
+                )
+            if known and current in self._moves and phase not in self._moves[current]:
+                raise InvalidPhaseError(
+                    f"phase {current!r} does not move to {phase!r}", phase=phase
+                )
+            stored.update(metadata)
+            if phase in self._final:
+                stored[keys.OUTCOME] = phase
+                stored[keys.FINISHED_AT] = now.isoformat()
+                started = _time_of(stored.get(keys.STARTED_AT))
+                if started is not None:
+                    duration = max(now - started, timedelta(0))  # Clocks are set back.
+                    stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
+            self._enter(stored, phase, now, kept)
+            _check_kept(stored, metadata)
+
+        return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
+
+    def _enter(self, stored: Metadata, phase: str, now: datetime, kept: int) -> None:
+        history = stored.get(keys.PHASE_HISTORY)
+        moves = history if isinstance(history, list) else []
+        entry = {"phase": phase, "at": now.isoformat()}
+        stored[keys.PHASE_HISTORY] = [*moves, entry][-kept:]
+        stored[keys.PHASE] = phase
+        stored[keys.STATUS] = phase if phase in self._final else "active"
+        stored[keys.TOUCHED_AT] = now.isoformat()
+
+    def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
+        if phase not in known:
+            raise InvalidPhaseError(
+                f"unknown phase {phase!r}; there are {', '.join(known)}", phase=phase
+            )
+
+    def _now(self) -> datetime:
+        return self._clock().astimezone(timezone.utc)
+
+
+async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int], None]) -> Metadata:
+    """Edit metadata; keep less under `key` when the limit of a value is too low for it."""
+    for kept in (HISTORY_LENGTH, 20, 8, 3):
+        try:
+            return await _edit(session, change, kept)
+        except MetadataLimitError as error:  # noqa: PERF203  # a handful of turns
+            if error.key != key or error.limit != "max_value_bytes":
+                raise
+    return await _edit(session, change, 1)
+
+
+async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept: int) -> Metadata:
+    return await session.edit_metadata(lambda stored: change(stored, kept))
+
+
+def count_of(stored: Mapping[str, Any], key: str) -> int:
+    """A counter as it is stored; 0 where there is none, or no counter."""
+    value = stored.get(key)
+    if type(value) is float and value.is_integer():
+        return int(value)
+    return value if type(value) is int else 0
+
+
+def _check_phases(name: str, phases: object) -> None:
+    if isinstance(phases, str):
+        raise TypeError(f"{name} must be a collection of phases, not the bare string {phases!r}")
+    for phase in cast("Iterable[object]", phases):
+        if not isinstance(phase, str) or not phase:
+            raise TypeError(f"a phase must be a string that is not empty, not {phase!r}")
+
+
+def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
+    for key, value in metadata.items():
+        if stored[key] is not value and stored[key] != value:
+            raise InvalidMetadataError("is written by this call itself", key=key)
+
+
+def _time_of(value: object) -> datetime | None:
+    """A time that lifecycle stored; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return moment if moment is not None and moment.tzinfo is not None else None
+
+
+def _history_of(stored: Mapping[str, Any]) -> list[PhaseChange]:
+    history = stored.get(keys.PHASE_HISTORY)
+    found = []
+    for entry in history if isinstance(history, list) else []:
+        at = _time_of(entry.get("at")) if isinstance(entry, dict) else None
+        if at is not None and isinstance(entry.get("phase"), str):
+            found.append(PhaseChange(entry["phase"], at))
+    return found

@@ -1,0 +1,1 @@
+"""Tables, transactions and the rows of one session."""

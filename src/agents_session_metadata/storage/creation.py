@@ -1,0 +1,217 @@
+"""Creating what a database lacks of the tables, and what belongs into them."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import suppress
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    MetaData,
+    Table,
+    bindparam,
+    column,
+    delete,
+    exists,
+    func,
+    insert,
+    inspect,
+    or_,
+    select,
+    table,
+    tuple_,
+)
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
+
+from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.values import LIST, SearchKey, decode_elements
+
+from .tables import (
+    CREATE_TYPES,
+    ColumnTypes,
+    CreateTrigger,
+    RenameTable,
+    SessionTables,
+    TableNames,
+    build_tables,
+    element_rows,
+    query_tables,
+    renamed,
+)
+
+_LISTS_AT_ONCE = 100
+"""Lists that are read at a time: values of the greatest size still fit into memory."""
+
+
+def find_missing(connection: Connection, names: TableNames) -> list[str]:
+    """The names of all tables and triggers that the database lacks."""
+    tables = query_tables(names)
+    schema = connection.schema_for_object(tables.sessions)
+    inspector = inspect(connection)
+    missing = [name for name in names if not inspector.has_table(name, schema=schema)]
+    return missing + [trigger.name for trigger in _missing_triggers(connection, tables)]
+
+
+def create_missing(connection: Connection, names: TableNames) -> None:
+    """Create whatever the database lacks; harmless when several processes do it at once.
+
+    A table of elements that is made beside metadata gets the elements of all lists; nobody sees it
+    before it has them, also after a crash.
+
+    Raises:
+        DBAPIError: Also when another process created something first; then do it again.
+    """
+    dialect = dialect_of(connection.dialect)
+    plain = query_tables(names)
+    schema = connection.schema_for_object(plain.sessions)
+    inspector = inspect(connection)
+    existing = {name for name in names if inspector.has_table(name, schema=schema)}
+    types = CREATE_TYPES
+    if names.sessions in existing:
+        types = types_beside(connection, plain.sessions)
+    tables = build_tables(MetaData(), names, types)
+    refilled = names.metadata in existing and names.elements not in existing
+    for each in tables.tables:
+        is_new = each.name not in existing
+        if each is tables.elements and refilled:
+            if not dialect.transactional_ddl:
+                _create_elements_aside(connection, tables)
+                continue
+            # Where a driver begins a transaction with the first write, the table is in it too.
+            connection.execute(dialect.lock_existing(plain.sessions), {"of_session": ""})
+        if is_new:
+            connection.execute(CreateTable(each, if_not_exists=True))
+        elif each in (tables.sessions, tables.messages):
+            continue
+        # Where DDL is not transactional, a crash may have left a table without its index.
+        found = () if is_new else inspector.get_indexes(each.name, schema=schema)
+        _create_indexes(connection, each, {index["name"] for index in found})
+    if refilled and dialect.transactional_ddl:
+        for _ in _fill(connection, plain, plain.elements):
+            pass
+    without = _missing_triggers(connection, tables)
+    for trigger in without:
+        connection.execute(trigger)
+    if without and names.metadata in existing:
+        # Nobody deleted metadata with its session while the triggers were away.
+        delete_orphans(connection, names)
+
+
+def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
+    """The types of tables that are made beside a sessions table that exists."""
+    dialect = dialect_of(connection.dialect)
+    # A foreign key must have the very type and collation of what it refers to.
+    parent = dialect.parent_id(connection, sessions)[0]
+    return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
+
+
+def read_lists(
+    connection: Connection, tables: SessionTables, *, lock: bool = False
+) -> Iterator[dict[tuple[str, str], tuple[SearchKey, ...]]]:
+    """The elements of all lists by session id and key, some lists at a time.
+
+    A text that is no JSON, which only SQL typed by hand can store, counts as a list of nothing.
+    """
+    rows = tables.metadata
+    own_id, key = rows.c.session_id, rows.c.key
+    statement: Any = (
+        select(own_id, key, rows.c.value)
+        .where(_is_list(rows))
+        .order_by(own_id, key)
+        .limit(_LISTS_AT_ONCE)
+    )
+    if lock:
+        statement = statement.with_for_update()
+    after = own_id > bindparam("after_id")
+    further = own_id >= bindparam("after_id"), or_(after, key > bindparam("after_key"))
+    found: Any = connection.execute(statement).all()
+    while found:
+        yield {(own_id, key): decode_elements(value) for own_id, key, value in found}
+        last = {"after_id": found[-1][0], "after_key": found[-1][1]}
+        found = connection.execute(statement.where(*further), last).all()
+
+
+def _create_indexes(connection: Connection, table: Table, present: Container[str | None]) -> None:
+    if_not_exists = dialect_of(connection.dialect).index_if_not_exists
+    for index in table.indexes:
+        if index.name not in present:
+            connection.execute(CreateIndex(index, if_not_exists=if_not_exists))
+
+
+def _create_elements_aside(connection: Connection, tables: SessionTables) -> None:
+    """Make the table of elements under another name, fill it, and give it its own name.
+
+    For databases on which each DDL statement is a transaction. While the table is missing no list
+    is written, so lists only go, and their elements with them by the foreign key. What a crash has
+    left is filled again. Of several processes that fill one table, the first to finish names it.
+    """
+    dialect = dialect_of(connection.dialect)
+    schema = connection.schema_for_object(tables.elements)
+    aside = renamed(tables.elements, "_new", tables)
+    connection.execute(CreateTable(aside, if_not_exists=True))
+    present: set[str | None] = set()
+    with suppress(NoSuchTableError):  # named meanwhile, of which the next statement tells
+        present.update(each["name"] for each in inspect(connection).get_indexes(aside.name, schema))
+    _create_indexes(connection, aside, present)
+    plain = query_tables(TableNames(*(each.name for each in tables.tables)))
+    target = plain.elements.to_metadata(MetaData(), name=aside.name)
+    rows = plain.metadata
+    of_list = exists().where(
+        rows.c.session_id == target.c.session_id, rows.c.key == target.c.key, _is_list(rows)
+    )
+    connection.execute(delete(target).where(~of_list))
+    for _ in _fill(connection, plain, target):
+        connection.commit()
+        # Each transaction uses the table before it locks rows: whoever locked rows first and then
+        # waited for somebody to rename it would be in a deadlock that the database does not see.
+        connection.execute(select(target.c.position).limit(1))
+    try:
+        connection.execute(RenameTable(aside, tables.elements.name))
+    except DBAPIError as error:
+        if dialect.is_creation_race(error):
+            connection.execute(DropTable(aside, if_exists=True))
+        raise
+
+
+def _fill(connection: Connection, tables: SessionTables, target: Table) -> Iterator[None]:
+    """Write the elements of all lists into a table, some lists in each step."""
+    own_key = tuple_(target.c.session_id, target.c.key)
+    for lists in read_lists(connection, tables, lock=True):
+        connection.execute(delete(target).where(own_key.in_(list(lists))))
+        parts = [row for own, elements in lists.items() for row in element_rows(*own, elements)]
+        if parts:
+            connection.execute(insert(target), parts)
+        yield
+
+
+def _is_list(rows: Table) -> ColumnElement[bool]:
+    kind: ColumnElement[bytes] = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
+    return kind == LIST
+
+
+def delete_orphans(connection: Connection, names: TableNames) -> None:
+    """Delete metadata without a session, and elements without the list that they are of."""
+    for each, is_orphan in orphans_of(query_tables(names)):
+        connection.execute(delete(each).where(is_orphan))
+
+
+def orphans_of(tables: SessionTables) -> tuple[tuple[Table, ColumnElement[bool]], ...]:
+    """Our tables, parents first, each with what is true of a row that belongs to nothing."""
+    sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
+    session = exists().where(sessions.c.session_id == rows.c.session_id)
+    of_list = exists().where(
+        rows.c.session_id == elements.c.session_id, rows.c.key == elements.c.key
+    )
+    return (rows, ~session), (elements, ~of_list)
+
+
+def _missing_triggers(connection: Connection, tables: SessionTables) -> list[CreateTrigger]:
+    if not dialect_of(connection.dialect).uses_triggers:
+        return []
+    schema = connection.schema_for_object(tables.sessions)
+    master = table("sqlite_master", column("type"), column("name"), schema=schema)
+    found = connection.scalars(select(master.c.name).where(master.c.type == "trigger")).all()
+    return [trigger for trigger in tables.triggers if trigger.name not in found]
