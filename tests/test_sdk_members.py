@@ -15,11 +15,10 @@ from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SQLAlchemyMetadataSession
+from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
-from agents_session_metadata import session
-from agents_session_metadata.storage.tables import table_names
 from agents_session_metadata.storage.store import own_store
+from agents_session_metadata.storage.tables import table_names
 
 TREE = ast.parse(Path(session.__file__).read_text(encoding="utf-8"))
 OWN = {
