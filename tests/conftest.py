@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from servers import DATABASES, SHARED_DATABASES, Database, Servers, empty_database
+from servers import (
+    DATABASES,
+    SHARED_DATABASES,
+    Database,
+    Servers,
+    directory_in_memory,
+    empty_database,
+)
 
 # The SDK would send traces of the runs that the tests make.
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+
+# SQLite waits for the disk at every commit, unless its file (in `tmp_path`) is kept in memory.
+if directory := directory_in_memory():
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", directory)
 
 # A database's time is not the tested code's.
 settings.register_profile("databases", deadline=None)
@@ -22,7 +34,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "databases"))
 def servers() -> Iterator[Servers]:
     servers = Servers()
     yield servers
-    servers.stop()
+    asyncio.run(servers.stop())
 
 
 @pytest.fixture(params=DATABASES)

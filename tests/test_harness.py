@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
+from pathlib import Path
 
 import pytest
+from conformance import raw
 from processes import ProcessError, run_processes
-from servers import Database, Servers, empty_database
-from sqlalchemy import text
+from servers import SHARED_DATABASES, Database, Servers, empty_database
+from sqlalchemy import make_url, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+SERVERS = [name for name in SHARED_DATABASES if name != "sqlite-file"]
 
 
 async def test_database_is_empty_and_of_its_kind(database: Database) -> None:
@@ -19,6 +27,84 @@ async def test_database_is_empty_and_of_its_kind(database: Database) -> None:
         await connection.execute(text("INSERT INTO agent_sessions VALUES (1)"))
     async with database.engine().connect() as connection:
         assert (await connection.execute(text("SELECT n FROM agent_sessions"))).scalar() == 1
+
+
+# What a test may leave behind in a database besides rows.
+LEFT_BEHIND = {
+    "postgresql": [
+        "CREATE TABLE one (n SERIAL PRIMARY KEY)",
+        'CREATE SCHEMA "a \'b"',
+        'CREATE TABLE "a \'b".two (n INTEGER REFERENCES one)',
+        "CREATE TYPE mood AS ENUM ('good')",
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER nothing BEFORE INSERT ON one EXECUTE FUNCTION nothing()",
+        "CREATE VIEW three AS SELECT * FROM one",
+        "ALTER DATABASE {database} SET timezone = 'Asia/Kolkata'",
+    ],
+    "mysql": [
+        "CREATE TABLE one (n INTEGER AUTO_INCREMENT PRIMARY KEY)",
+        "CREATE TABLE two (n INTEGER, FOREIGN KEY (n) REFERENCES one (n))",
+        "CREATE TRIGGER nothing BEFORE INSERT ON one FOR EACH ROW SET @n = 1",
+        "CREATE PROCEDURE nothing() SELECT 1",
+        "CREATE VIEW three AS SELECT * FROM one",
+        "ALTER DATABASE {database} CHARACTER SET latin1",
+    ],
+}
+# What tells a new database from one that was used.
+CATALOGS = ["class", "constraint", "depend", "namespace", "proc", "trigger", "type"]
+VIEWS = {
+    "tables": "table",
+    "triggers": "trigger",
+    "routines": "routine",
+    "table_constraints": "constraint",
+}
+CONTENTS = {
+    "postgresql": [
+        *[f"SELECT count(*) FROM pg_{name}" for name in CATALOGS],
+        "SELECT setting FROM pg_settings WHERE name = 'TimeZone'",
+        "SELECT count(*) FROM pg_db_role_setting WHERE setdatabase <> 0",
+        "SELECT nspname FROM pg_namespace WHERE nspname !~ '^pg_' ORDER BY nspname",
+    ],
+    "mysql": [
+        "SELECT @@character_set_database",
+        *[
+            f"SELECT count(*) FROM information_schema.{view} WHERE {kind}_schema = database()"
+            for view, kind in VIEWS.items()
+        ],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+async def test_reused_database_is_as_a_new_one(tmp_path: Path, servers: Servers, name: str) -> None:
+    async def contents(database: Database) -> list[object]:
+        engine = database.engine(poolclass=NullPool)
+        return [await raw.execute(engine, query) for query in CONTENTS[database.kind]]
+
+    async with contextlib.AsyncExitStack() as stack:
+        lent = stack.enter_async_context
+        # The free ones are all in use, so the last is new.
+        while servers.has_empty(name):
+            await lent(empty_database(name, tmp_path, servers))
+        expected = await contents(await lent(empty_database(name, tmp_path, servers)))
+
+        async with empty_database(name, tmp_path, servers) as used:
+            engine = used.engine(poolclass=NullPool)
+            for statement in LEFT_BEHIND[used.kind]:
+                database = make_url(used.url).database
+                await raw.execute(engine, statement.format(database=database))
+            abandoned = create_async_engine(used.url)
+            connection = await abandoned.connect()
+            await connection.execute(text("SELECT * FROM one FOR UPDATE"))
+            assert await contents(used) != expected
+
+        async with empty_database(name, tmp_path, servers) as reused:
+            assert reused.url == used.url
+            assert await contents(reused) == expected
+        with pytest.raises(DBAPIError):
+            await connection.execute(text("SELECT 1"))
+        await connection.invalidate()
+        await abandoned.dispose()
 
 
 async def test_leaked_connection_fails(tmp_path, servers: Servers) -> None:
