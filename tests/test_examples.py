@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
 
@@ -22,21 +21,12 @@ def run(example: Path, directory: Path, url: str | None = None) -> str:
     """Run an example in a directory, on SQLite unless a URL is given; gives its output."""
     removed = {"OPENAI_API_KEY", "AGENT_SESSIONS_URL", "OPENAI_AGENTS_DISABLE_TRACING"}
     environment = {name: value for name, value in os.environ.items() if name not in removed}
-    environment |= {"PYTHONIOENCODING": "utf-8", "PYTHONDONTWRITEBYTECODE": "1"}
     # Whatever a run leaves in the temporary directory is seen.
     environment["TMPDIR"] = str(directory)
     if url is not None:
         environment["AGENT_SESSIONS_URL"] = url
-    result = subprocess.run(
-        [sys.executable, "-W", "error", example],
-        cwd=directory,
-        env=environment,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    result = run_program(example, directory=directory, environment=environment)
+    assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
     return result.stdout
 
