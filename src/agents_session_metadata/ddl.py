@@ -24,7 +24,7 @@ DIALECTS: tuple[str, ...] = get_args(DialectName)
 
 
 def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
-    """What `create_tables=True` runs on an empty database.
+    """What creates all tables on an empty database, those of optional features included.
 
     Args:
         dialect: One of `DIALECTS`.
@@ -39,14 +39,15 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
     sa_dialect, tables = offline(dialect), _tables(names)
     ways = dialect_of(sa_dialect)
     elements: list[ExecutableDDLElement] = []
-    for table in tables.tables:
-        elements.append(CreateTable(table, if_not_exists=True))
-        elements += [
-            CreateIndex(index, if_not_exists=ways.index_if_not_exists)
-            for index in sorted(table.indexes, key=lambda index: str(index.name))
-        ]
-    if ways.uses_triggers:
-        elements += tables.triggers
+    for group in tables.groups:
+        for table in group.tables:
+            elements.append(CreateTable(table, if_not_exists=True))
+            elements += [
+                CreateIndex(index, if_not_exists=ways.index_if_not_exists)
+                for index in sorted(table.indexes, key=lambda index: str(index.name))
+            ]
+        if ways.uses_triggers:
+            elements += group.triggers
     return [as_text(element, sa_dialect) for element in elements]
 
 
@@ -68,10 +69,15 @@ def drop_statements(
     """
     sa_dialect, tables = offline(dialect), _tables(names)
     elements: list[ExecutableDDLElement] = []
-    if dialect_of(sa_dialect).uses_triggers:
-        elements += [DropTrigger(trigger) for trigger in tables.triggers]
-    doomed = tables.tables if everything else (tables.metadata, tables.elements)
-    elements += [DropTable(table, if_exists=True) for table in reversed(doomed)]
+    for group in tables.groups:
+        elements += group.cleanup
+        if dialect_of(sa_dialect).uses_triggers:
+            elements += [DropTrigger(trigger) for trigger in group.triggers]
+    every_table = [table for group in tables.groups for table in group.tables]
+    kept = () if everything else (tables.sessions, tables.messages)
+    elements += [
+        DropTable(table, if_exists=True) for table in reversed(every_table) if table not in kept
+    ]
     return [as_text(element, sa_dialect) for element in elements]
 
 

@@ -254,6 +254,10 @@ class Dialect:
         """The type of ids in our tables, beside a sessions table with ids of this type."""
         return parent
 
+    def sorted_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        """The same, where an index has to sort them as `by_code_point` does."""
+        return self.own_id(parent)
+
 
 def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
     """What an upsert sets: the new values, and the time."""

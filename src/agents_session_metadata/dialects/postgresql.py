@@ -35,6 +35,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
+from .sqltypes import SessionId
 
 
 class PostgreSQL(Dialect):
@@ -166,6 +167,9 @@ class PostgreSQL(Dialect):
         effective, declared = collation
         kind = String() if declared == "default" else String(collation=declared)
         return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+    def sorted_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
+        return SessionId()
 
 
 def _qualified(connection: Connection, table: Table) -> str:

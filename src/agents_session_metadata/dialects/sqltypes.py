@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
-    Dialect as SADialect,
-)
-from sqlalchemy import (
+    TIMESTAMP,
     LargeBinary,
     String,
     Text,
     TypeDecorator,
+)
+from sqlalchemy import (
+    Dialect as SADialect,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
@@ -84,6 +85,17 @@ class SearchBytes(TypeDecorator[bytes]):
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         return mysql.VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
+
+
+class StoredTime(TypeDecorator[Any]):
+    """A time of the SDK's tables, copied in the form that it sorts in."""
+
+    impl: Impl = TIMESTAMP
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        # Seconds since 1970: exact also in the hour that the end of summer time repeats.
+        return mysql.DECIMAL(20, 6) if _is_mysql(dialect) else TIMESTAMP()
 
 
 class LongBytes(TypeDecorator[bytes]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -30,11 +30,13 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.values import LIST, SearchKey, decode_elements
 
 from .tables import (
+    CORE,
     CREATE_TYPES,
     ColumnTypes,
     CreateTrigger,
     RenameTable,
     SessionTables,
+    TableGroup,
     TableNames,
     build_tables,
     element_rows,
@@ -46,17 +48,24 @@ _LISTS_AT_ONCE = 100
 """Lists that are read at a time: values of the greatest size still fit into memory."""
 
 
-def find_missing(connection: Connection, names: TableNames) -> list[str]:
-    """The names of all tables and triggers that the database lacks."""
+def find_missing(
+    connection: Connection, names: TableNames, groups: Iterable[str] = (CORE,)
+) -> list[str]:
+    """The names of all tables and triggers of some groups that the database lacks."""
     tables = query_tables(names)
     schema = connection.schema_for_object(tables.sessions)
     inspector = inspect(connection)
-    missing = [name for name in names if not inspector.has_table(name, schema=schema)]
-    return missing + [trigger.name for trigger in _missing_triggers(connection, tables)]
+    missing: list[str] = []
+    for group in map(tables.group, groups):
+        missing += [
+            each.name for each in group.tables if not inspector.has_table(each.name, schema)
+        ]
+        missing += [trigger.name for trigger in _missing_triggers(connection, group)]
+    return missing
 
 
-def create_missing(connection: Connection, names: TableNames) -> None:
-    """Create whatever the database lacks; harmless when several processes do it at once.
+def create_missing(connection: Connection, names: TableNames, group: str = CORE) -> None:
+    """Create whatever the database lacks of a group; several processes may do it at once.
 
     A table of elements that is made beside metadata gets the elements of all lists; nobody sees it
     before it has them, also after a crash.
@@ -68,13 +77,18 @@ def create_missing(connection: Connection, names: TableNames) -> None:
     plain = query_tables(names)
     schema = connection.schema_for_object(plain.sessions)
     inspector = inspect(connection)
-    existing = {name for name in names if inspector.has_table(name, schema=schema)}
+    existing = {
+        each.name
+        for each in (*plain.tables, *plain.group(group).tables)
+        if inspector.has_table(each.name, schema)
+    }
     types = CREATE_TYPES
     if names.sessions in existing:
         types = types_beside(connection, plain.sessions)
     tables = build_tables(MetaData(), names, types)
-    refilled = names.metadata in existing and names.elements not in existing
-    for each in tables.tables:
+    wanted = tables.group(group)
+    refilled = group == CORE and names.metadata in existing and names.elements not in existing
+    for each in wanted.tables:
         is_new = each.name not in existing
         if each is tables.elements and refilled:
             if not dialect.transactional_ddl:
@@ -92,10 +106,10 @@ def create_missing(connection: Connection, names: TableNames) -> None:
     if refilled and dialect.transactional_ddl:
         for _ in _fill(connection, plain, plain.elements):
             pass
-    without = _missing_triggers(connection, tables)
+    without = _missing_triggers(connection, wanted)
     for trigger in without:
         connection.execute(trigger)
-    if without and names.metadata in existing:
+    if group == CORE and without and names.metadata in existing:
         # Nobody deleted metadata with its session while the triggers were away.
         delete_orphans(connection, names)
 
@@ -105,7 +119,9 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
     dialect = dialect_of(connection.dialect)
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)[0]
-    return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
+    return CREATE_TYPES._replace(
+        session_id=parent, own_id=dialect.own_id(parent), sorted_id=dialect.sorted_id(parent)
+    )
 
 
 def read_lists(
@@ -208,10 +224,10 @@ def orphans_of(tables: SessionTables) -> tuple[tuple[Table, ColumnElement[bool]]
     return (rows, ~session), (elements, ~of_list)
 
 
-def _missing_triggers(connection: Connection, tables: SessionTables) -> list[CreateTrigger]:
-    if not dialect_of(connection.dialect).uses_triggers:
+def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateTrigger]:
+    if not group.triggers or not dialect_of(connection.dialect).uses_triggers:
         return []
-    schema = connection.schema_for_object(tables.sessions)
+    schema = connection.schema_for_object(group.triggers[0].table)
     master = table("sqlite_master", column("type"), column("name"), schema=schema)
     found = connection.scalars(select(master.c.name).where(master.c.type == "trigger")).all()
-    return [trigger for trigger in tables.triggers if trigger.name not in found]
+    return [trigger for trigger in group.triggers if trigger.name not in found]

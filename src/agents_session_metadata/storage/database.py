@@ -28,7 +28,7 @@ from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.query.queries import Queries
 
 from .creation import create_missing, find_missing
-from .tables import SessionTables, TableNames, query_tables
+from .tables import CORE, SessionTables, TableNames, query_tables
 
 T = TypeVar("T")
 
@@ -72,16 +72,17 @@ class _TablesState:
     """What is known of one set of tables in one engine's database; shared by all its sessions.
 
     Attributes:
-        checked: The engine's pool when the tables were seen. Disposing an engine gives it another,
-            and ends an in-memory database; a listener for it would slow down every statement.
-            Weak, because a pool holds its engine, and the engine is to go when nobody uses it.
+        checked: By group, the engine's pool when the tables were seen. Disposing an engine gives it
+            another, and ends an in-memory database; a listener for it would slow down every
+            statement. Weak, because a pool holds its engine, and the engine is to go when nobody
+            uses it.
         native_ids: Whether ids compare by code point in the sessions table as it is.
         pooled: Whether a pooler, such as PgBouncer, has been seen to give single statements to
             different connections; only within a transaction does it keep to one.
         queries: The statements, by `native_ids`.
     """
 
-    checked: weakref.ref[Pool] | None = None
+    checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
     queries: dict[bool, Queries] = field(default_factory=dict)
@@ -172,21 +173,36 @@ class Database:
         Raises:
             TablesMissingError: If some are not, and they are not to be created.
         """
-        if self._ready:
+        await self.ensure(CORE)
+
+    async def ensure(self, group: str) -> None:
+        """Make sure, once per engine, that the tables of a group are there, and the core tables.
+
+        Features with tables of their own call this before `read` or `write`.
+
+        Raises:
+            TablesMissingError: If some are not, and they are not to be created.
+        """
+        if self._is_ready(group):
             return
+        if group != CORE:
+            await self.ensure(CORE)
         lock = self._init_lock()
         while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
             await asyncio.sleep(0.005)
         try:
-            if not self._ready:
-                await settle(self._prepare())
+            if not self._is_ready(group):
+                await settle(self._prepare(group))
         finally:
             lock.release()
 
     async def find_missing(self) -> list[str]:
-        """The names of all tables and triggers that the database lacks."""
+        """The names of all tables and triggers that the database lacks, of the groups in use."""
+        groups = tuple({CORE: None, **self._state.checked})
         return await self.run(
-            lambda: self._on_connection(lambda connection: find_missing(connection, self.names))
+            lambda: self._on_connection(
+                lambda connection: find_missing(connection, self.names, groups)
+            )
         )
 
     async def recover(self, error: DBAPIError) -> bool:
@@ -198,7 +214,7 @@ class Database:
         Raises:
             TablesMissingError: If they are gone and are not to be created.
         """
-        if not self._ready or not isinstance(error, (ProgrammingError, OperationalError)):
+        if not self._is_ready(CORE) or not isinstance(error, (ProgrammingError, OperationalError)):
             return False
         if error.connection_invalidated:
             # Not for want of tables. Looking would put a refused connection in the error's place,
@@ -206,13 +222,14 @@ class Database:
             return False
         if self.dialect.is_transient(error) or not await self.find_missing():
             return False
-        self._state.checked = None
-        await self.ensure_tables()
+        groups = tuple(self._state.checked)
+        self._state.checked.clear()
+        for group in groups:
+            await self.ensure(group)
         return True
 
-    @property
-    def _ready(self) -> bool:
-        checked = self._state.checked
+    def _is_ready(self, group: str) -> bool:
+        checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
     async def _with_tables(self, operation: Callable[[], Awaitable[T]]) -> T:
@@ -224,13 +241,13 @@ class Database:
                 raise
         return await operation()
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, group: str) -> None:
         def prepare(connection: Connection) -> None:
-            missing = find_missing(connection, self.names)
+            missing = find_missing(connection, self.names, (group,))
             if missing and not self.create_tables:
                 raise TablesMissingError(missing)
             if missing:
-                create_missing(connection, self.names)
+                create_missing(connection, self.names, group)
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
             connection.commit()
 
@@ -239,7 +256,7 @@ class Database:
 
         pool = self.engine.sync_engine.pool
         await retry(lambda: self._on_connection(prepare), may_pass)
-        self._state.checked = weakref.ref(pool)
+        self._state.checked[group] = weakref.ref(pool)
 
     async def _connected(self, work: Callable[[Connection], T], *, commit: bool) -> T:
         autocommit = not commit and self.dialect.autocommit_reads and not self._state.pooled

@@ -13,11 +13,10 @@ metadata is emptied, after a `REPLACE`, and that of both ids when an id is chang
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     TIMESTAMP,
@@ -28,63 +27,53 @@ from sqlalchemy import (
     ForeignKeyConstraint,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
-    String,
     Table,
-    Text,
     event,
     inspect,
     text,
 )
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects.sqltypes import (
-    TABLE_OPTIONS,
-    LongBytes,
-    LongText,
-    MetadataKey,
-    SearchBytes,
-    SessionId,
-)
-from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
 from agents_session_metadata.values import SearchKey
 
-_LONGEST_NAME = 63
-"""Bytes of an identifier that every supported database keeps."""
-
-
-class TableNames(NamedTuple):
-    """The names of one set of tables."""
-
-    sessions: str
-    messages: str
-    metadata: str
-    elements: str
-
-
-class ColumnTypes(NamedTuple):
-    """The column types that differ between databases; `own_id` is for the ids in our tables."""
-
-    session_id: TypeEngine[Any]
-    own_id: TypeEngine[Any]
-    key: TypeEngine[Any]
-    text: TypeEngine[Any]
-    search: TypeEngine[Any]
-    rest: TypeEngine[Any]
-
-
-QUERY_TYPES = ColumnTypes(
-    String(), String(), String(MAX_KEY_LENGTH), Text(), LargeBinary(), LargeBinary()
+from .definitions import (
+    CORE,
+    CREATE_TYPES,
+    QUERY_TYPES,
+    ColumnTypes,
+    CreateTrigger,
+    DropTrigger,
+    TableGroup,
+    TableNames,
+    deleting_trigger,
+    derived_name,
+    ending_with_session,
+    name_beside,
 )
-"""Plain types: a statement compares by what the columns are in the database."""
+from .groups import GROUPS
 
-CREATE_TYPES = ColumnTypes(
-    SessionId(), SessionId(), MetadataKey(), LongText(), SearchBytes(), LongBytes()
-)
-"""The types that CREATE TABLE spells out."""
+__all__ = [
+    "CORE",
+    "CREATE_TYPES",
+    "QUERY_TYPES",
+    "ColumnTypes",
+    "CreateTrigger",
+    "DropTrigger",
+    "RenameTable",
+    "SessionTables",
+    "TableGroup",
+    "TableNames",
+    "build_tables",
+    "derived_name",
+    "element_rows",
+    "query_tables",
+    "renamed",
+    "session_tables",
+    "table_names",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,44 +85,31 @@ class SessionTables:
         messages: The SDK's `agent_messages`.
         metadata: One row a session and key.
         elements: One row a distinct scalar element of a list.
-        triggers: What SQLite needs besides: statements that create triggers, for `execute`. Their
-            `name` is what to drop.
+        groups: All tables: these four as the group "core", then those of optional features.
     """
 
     sessions: Table
     messages: Table
     metadata: Table
     elements: Table
-    triggers: tuple[CreateTrigger, ...] = field(repr=False)
+    groups: tuple[TableGroup, ...] = field(repr=False)
 
     @property
     def tables(self) -> tuple[Table, Table, Table, Table]:
         """The four tables, each after those that it refers to."""
         return self.sessions, self.messages, self.metadata, self.elements
 
+    @property
+    def triggers(self) -> tuple[CreateTrigger, ...]:
+        """What SQLite needs besides all tables: statements that create triggers, for `execute`.
 
-class CreateTrigger(DDLElement):
-    """A trigger that deletes, for each row that `event` touches in a table, the rows of another."""
+        Their `name` is what to drop.
+        """
+        return tuple(trigger for group in self.groups for trigger in group.triggers)
 
-    def __init__(
-        self, name: str, event: str, table: Table, target: Table, columns: tuple[str, ...]
-    ) -> None:
-        self.name = name
-        self.event = event
-        self.table = table
-        self.emptied = target
-        self.columns = columns
-
-
-_ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
-"""By event, the rows of the table that the deleted ones belong to."""
-
-
-class DropTrigger(DDLElement):
-    """Drops a trigger, if it is there."""
-
-    def __init__(self, trigger: CreateTrigger) -> None:
-        self.trigger = trigger
+    def group(self, name: str) -> TableGroup:
+        """The group of this name."""
+        return next(group for group in self.groups if group.name == name)
 
 
 class RenameTable(DDLElement):
@@ -144,50 +120,12 @@ class RenameTable(DDLElement):
         self.name = name
 
 
-@compiles(CreateTrigger)
-def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
-    quote = compiler.preparer.quote
-    columns = [quote(column) for column in trigger.columns]
-    same = " OR ".join(
-        " AND ".join(f"{column} = {row}.{column}" for column in columns)
-        for row in _ROWS[trigger.event]
-    )
-    event, changed = trigger.event, ""
-    if event == "UPDATE":
-        event += f" OF {', '.join(columns)}"
-        # An upsert may write the id that is there already.
-        changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
-    # The tables stand without a schema: SQLite looks for them in the trigger's own.
-    delete_rows = f"DELETE FROM {quote(trigger.emptied.name)} WHERE {same}"  # noqa: S608  # names
-    return (
-        f"CREATE TRIGGER IF NOT EXISTS {_trigger_name(trigger, compiler)}"
-        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {delete_rows}; END"
-    )
-
-
-@compiles(DropTrigger)
-def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
-    return f"DROP TRIGGER IF EXISTS {_trigger_name(drop.trigger, compiler)}"
-
-
 @compiles(RenameTable)
 def _rename_table(rename: RenameTable, compiler: Any, **_: Any) -> str:
     before, after = (
-        _name_beside(rename.table, name, compiler) for name in (rename.table.name, rename.name)
+        name_beside(rename.table, name, compiler) for name in (rename.table.name, rename.name)
     )
     return f"ALTER TABLE {before} RENAME TO {after}"
-
-
-def _trigger_name(trigger: CreateTrigger, compiler: Any) -> str:
-    return _name_beside(trigger.table, trigger.name, compiler)
-
-
-def _name_beside(table: Table, plain: str, compiler: Any) -> str:
-    # DDL of one's own does not pass through schema_translate_map.
-    name: str = compiler.preparer.quote(plain)
-    translated = (compiler.schema_translate_map or {}).get(table.schema)
-    schema = translated or table.schema
-    return f"{compiler.preparer.quote(schema)}.{name}" if schema else name
 
 
 def table_names(
@@ -204,19 +142,10 @@ def table_names(
     names = TableNames(
         sessions_table, messages_table, metadata, derived_name(metadata, "_elements")
     )
-    if len(set(names)) < len(names):
+    everything = [*names, *(name for group in GROUPS for name in group.names(metadata))]
+    if len(set(everything)) < len(everything):
         raise ValueError(f"the tables must have different names, not {', '.join(names)}")
     return names
-
-
-def derived_name(table: str, suffix: str) -> str:
-    """A name made from a table's; one too long for a database is cut and given a hash."""
-    name = table + suffix
-    if len(name.encode()) <= _LONGEST_NAME:
-        return name
-    mark = f"_{hashlib.sha256(table.encode()).hexdigest()[:8]}{suffix}"
-    room = _LONGEST_NAME - len(mark.encode())
-    return table.encode()[:room].decode(errors="ignore") + mark
 
 
 def renamed(table: Table, suffix: str, tables: SessionTables) -> Table:
@@ -281,9 +210,8 @@ def session_tables(
 def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> SessionTables:
     """Define the tables in a `MetaData`, unless they are in it already."""
     if names.metadata in metadata.tables:
-        sessions, messages, rows, elements = (metadata.tables[name] for name in names)
-        triggers = _triggers(sessions, rows, elements)
-        return SessionTables(sessions, messages, rows, elements, triggers=triggers)
+        core = tuple(metadata.tables[name] for name in names)
+        return _with_groups(metadata, names, core, types)
     now = text("CURRENT_TIMESTAMP")
     options: dict[str, Any] = TABLE_OPTIONS
     # Rows kept in the primary key itself: one lookup instead of two, and one tree less to write.
@@ -354,28 +282,31 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         Index(derived_name(names.elements, "_search_idx"), "key", "search_key", "session_id"),
         **own_options,
     )
-    triggers = _triggers(sessions, rows, elements)
+    tables = _with_groups(metadata, names, (sessions, messages, rows, elements), types)
     wanted: Any = _is_wanted
-    for trigger in triggers:
-        # After all tables, not after one: on an upgrade the sessions table is there already.
-        create = trigger.execute_if(callable_=wanted, state=trigger)
-        drop = DropTrigger(trigger).execute_if(callable_=wanted)
-        event.listen(metadata, "after_create", create)
-        event.listen(metadata, "before_drop", drop)
-    return SessionTables(sessions, messages, rows, elements, triggers=triggers)
+    for group in tables.groups:
+        for drop in group.cleanup:
+            event.listen(metadata, "before_drop", drop)
+        for trigger in group.triggers:
+            # After all tables, not after one: on an upgrade the sessions table is there already.
+            create = trigger.execute_if(callable_=wanted, state=trigger)
+            event.listen(metadata, "after_create", create)
+            dropped = DropTrigger(trigger).execute_if(callable_=wanted)
+            event.listen(metadata, "before_drop", dropped)
+    return tables
 
 
-def _triggers(sessions: Table, metadata: Table, elements: Table) -> tuple[CreateTrigger, ...]:
-    def trigger(event: str, table: Table, target: Table, *columns: str) -> CreateTrigger:
-        name = derived_name(target.name, f"_after_{event.lower()}")
-        return CreateTrigger(name, event, table, target, columns)
-
-    return (
-        trigger("DELETE", sessions, metadata, "session_id"),
-        trigger("INSERT", sessions, metadata, "session_id"),
-        trigger("UPDATE", sessions, metadata, "session_id"),
-        trigger("DELETE", metadata, elements, "session_id", "key"),
+def _with_groups(
+    metadata: MetaData, names: TableNames, tables: tuple[Table, ...], types: ColumnTypes
+) -> SessionTables:
+    sessions, messages, rows, elements = tables
+    triggers = (
+        *ending_with_session(sessions, rows),
+        deleting_trigger("DELETE", rows, elements, "session_id", "key"),
     )
+    core = TableGroup(CORE, tables, triggers)
+    others = (group.define(metadata, core, group.names(names.metadata), types) for group in GROUPS)
+    return SessionTables(sessions, messages, rows, elements, groups=(core, *others))
 
 
 def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, **__: Any) -> bool:

@@ -1,0 +1,213 @@
+"""What tables are defined with: names, column types, triggers, and groups of tables.
+
+The tables of the metadata itself are the group "core". Every other group belongs to one optional
+feature: its tables are created when that feature is first used, and nothing else needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import TIMESTAMP, DDLElement, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.types import TypeEngine
+
+from agents_session_metadata.dialects.sqltypes import (
+    LongBytes,
+    LongText,
+    MetadataKey,
+    SearchBytes,
+    SessionId,
+    StoredTime,
+)
+from agents_session_metadata.types import MAX_KEY_LENGTH
+
+LONGEST_NAME = 63
+"""Bytes of an identifier that every supported database keeps."""
+
+CORE = "core"
+"""The name of the group of tables that everything needs."""
+
+
+class TableNames(NamedTuple):
+    """The names of one set of tables; those of the other groups follow from `metadata`."""
+
+    sessions: str
+    messages: str
+    metadata: str
+    elements: str
+
+
+class ColumnTypes(NamedTuple):
+    """The column types that differ between databases.
+
+    Attributes:
+        session_id: The ids in the SDK's tables.
+        own_id: The ids in our tables.
+        sorted_id: The ids in our tables where an index has to sort them by code point.
+        key: Metadata keys.
+        text: Text of any length.
+        search: The indexed part of a search key.
+        rest: What a search key has beyond that.
+        stored_time: A time of the SDK's tables, in the form that `Dialect.stored_time` gives it.
+    """
+
+    session_id: TypeEngine[Any]
+    own_id: TypeEngine[Any]
+    sorted_id: TypeEngine[Any]
+    key: TypeEngine[Any]
+    text: TypeEngine[Any]
+    search: TypeEngine[Any]
+    rest: TypeEngine[Any]
+    stored_time: TypeEngine[Any]
+
+
+QUERY_TYPES = ColumnTypes(
+    String(),
+    String(),
+    String(),
+    String(MAX_KEY_LENGTH),
+    Text(),
+    LargeBinary(),
+    LargeBinary(),
+    TIMESTAMP(),
+)
+"""Plain types: a statement compares by what the columns are in the database."""
+
+CREATE_TYPES = ColumnTypes(
+    SessionId(),
+    SessionId(),
+    SessionId(),
+    MetadataKey(),
+    LongText(),
+    SearchBytes(),
+    LongBytes(),
+    StoredTime(),
+)
+"""The types that CREATE TABLE spells out."""
+
+
+def derived_name(table: str, suffix: str) -> str:
+    """A name made from a table's; one too long for a database is cut and given a hash."""
+    name = table + suffix
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    mark = f"_{hashlib.sha256(table.encode()).hexdigest()[:8]}{suffix}"
+    room = LONGEST_NAME - len(mark.encode())
+    return table.encode()[:room].decode(errors="ignore") + mark
+
+
+class CreateTrigger(DDLElement):
+    """A trigger that deletes, for each row that `event` touches in a table, the rows of another."""
+
+    def __init__(
+        self, name: str, event: str, table: Table, target: Table, columns: tuple[str, ...]
+    ) -> None:
+        self.name = name
+        self.event = event
+        self.table = table
+        self.emptied = target
+        self.columns = columns
+
+
+class DropTrigger(DDLElement):
+    """Drops a trigger, if it is there."""
+
+    def __init__(self, trigger: CreateTrigger) -> None:
+        self.trigger = trigger
+
+
+def deleting_trigger(event: str, table: Table, target: Table, *columns: str) -> CreateTrigger:
+    """A trigger that deletes rows of `target` with the same values in `columns`."""
+    name = derived_name(target.name, f"_after_{event.lower()}")
+    return CreateTrigger(name, event, table, target, columns)
+
+
+def ending_with_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
+    """The triggers that end rows with their session: on deletes, `REPLACE`, and changes of ids."""
+    events = ("DELETE", "INSERT", "UPDATE")
+    return tuple(deleting_trigger(event, sessions, target, "session_id") for event in events)
+
+
+_ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
+"""By event, the rows of the table that the deleted ones belong to."""
+
+
+@compiles(CreateTrigger)
+def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
+    quote = compiler.preparer.quote
+    columns = [quote(column) for column in trigger.columns]
+    same = " OR ".join(
+        " AND ".join(f"{column} = {row}.{column}" for column in columns)
+        for row in _ROWS[trigger.event]
+    )
+    event, changed = trigger.event, ""
+    if event == "UPDATE":
+        event += f" OF {', '.join(columns)}"
+        # An upsert may write the id that is there already.
+        changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
+    # The tables stand without a schema: SQLite looks for them in the trigger's own.
+    delete_rows = f"DELETE FROM {quote(trigger.emptied.name)} WHERE {same}"  # noqa: S608  # names
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS {name_beside(trigger.table, trigger.name, compiler)}"
+        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {delete_rows}; END"
+    )
+
+
+@compiles(DropTrigger)
+def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
+    return f"DROP TRIGGER IF EXISTS {name_beside(drop.trigger.table, drop.trigger.name, compiler)}"
+
+
+def name_beside(table: Table, plain: str, compiler: Any) -> str:
+    """A name as SQL spells it, in the schema where a table is."""
+    # DDL of one's own does not pass through schema_translate_map.
+    name: str = compiler.preparer.quote(plain)
+    translated = (compiler.schema_translate_map or {}).get(table.schema)
+    schema = translated or table.schema
+    return f"{compiler.preparer.quote(schema)}.{name}" if schema else name
+
+
+@dataclass(frozen=True, eq=False)
+class TableGroup:
+    """The tables of one feature in one database, as SQLAlchemy objects.
+
+    Attributes:
+        name: The name of the group.
+        tables: The tables, each after those that it refers to.
+        triggers: What a database without enforced foreign keys needs besides (SQLite): statements
+            that create triggers, for `execute`. Their `name` is what to drop.
+        cleanup: Statements that drop, on any database, what the feature has added by itself; they
+            are harmless if there is nothing, and run before the tables are dropped.
+    """
+
+    name: str
+    tables: tuple[Table, ...]
+    triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
+    cleanup: tuple[DDLElement, ...] = field(default=(), repr=False)
+
+    def __getitem__(self, suffix: str) -> Table:
+        """The table whose name ends so."""
+        return next(table for table in self.tables if table.name.endswith(suffix))
+
+
+@dataclass(frozen=True)
+class GroupDefinition:
+    """How the tables of an optional feature are defined.
+
+    Attributes:
+        name: The name of the group.
+        suffixes: The ends of the tables' names, which begin with the metadata table's.
+        define: Puts the tables into a `MetaData`, beside the core tables, under these names.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
+
+    def names(self, metadata_table: str) -> tuple[str, ...]:
+        """The names of the tables."""
+        return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)

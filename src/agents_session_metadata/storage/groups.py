@@ -1,0 +1,8 @@
+"""The groups of tables that optional features use, in the order in which they are created."""
+
+from __future__ import annotations
+
+from . import activity
+from .definitions import GroupDefinition
+
+GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP,)

@@ -1,0 +1,136 @@
+"""The tables of optional features: created when they are first used, needed by nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy import Column, ForeignKeyConstraint, Index, MetaData, inspect
+
+from agents_session_metadata import SessionCatalog, TablesMissingError, session_tables
+from agents_session_metadata.storage import groups, tables
+from agents_session_metadata.storage.definitions import (
+    GroupDefinition,
+    TableGroup,
+    derived_name,
+    ending_with_session,
+)
+from conformance import raw
+from conformance.test_tables import TABLES, schema_of
+
+
+def define_notes(metadata, core, names, types):
+    """A group with one table, whose rows end with their session."""
+    [name] = names
+    notes = metadata.tables.get(name)
+    if notes is None:
+        sessions = core.tables[0]
+        notes = tables.Table(
+            name,
+            metadata,
+            Column("session_id", types.own_id, primary_key=True),
+            Column("note", types.key, nullable=False),
+            ForeignKeyConstraint(
+                ["session_id"],
+                [sessions.c.session_id],
+                name=derived_name(name, "_session_fk"),
+                ondelete="CASCADE",
+            ),
+            Index(derived_name(name, "_note_idx"), "note"),
+        )
+    return TableGroup("notes", (notes,), ending_with_session(core.tables[0], notes))
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """A group of tables like those of the features to come."""
+    definition = GroupDefinition("notes", ("_notes",), define_notes)
+    monkeypatch.setattr(tables, "GROUPS", (*groups.GROUPS, definition))
+    tables.query_tables.cache_clear()
+    yield "agent_sessions_metadata_notes"
+    tables.query_tables.cache_clear()
+
+
+async def ensure(engine, *, create_tables):
+    catalog = SessionCatalog(engine, create_tables=create_tables)
+    await catalog._store.database.ensure("notes")
+
+
+async def test_only_the_feature_needs_its_tables(notes, engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("a", metadata={"tags": ["x"]})
+    assert await raw.table_names(engine) == TABLES
+    with pytest.raises(TablesMissingError) as caught:
+        await ensure(engine, create_tables=False)
+    assert notes in caught.value.tables
+    assert not TABLES & set(caught.value.tables)
+    await session.add_items([raw.message("hello")])
+    assert await session.get_metadata() == {"tags": ["x"]}
+    assert await raw.table_names(engine) == TABLES
+
+    for _ in range(2):
+        await ensure(engine, create_tables=True)
+    await ensure(engine, create_tables=False)
+    assert await raw.table_names(engine) == {*TABLES, notes}
+    insert = f"INSERT INTO {notes} (session_id, note) VALUES ('a', 'n')"
+    await raw.execute(engine, insert)
+    await SQLAlchemySession("a", engine=engine).clear_session()
+    assert await raw.count_rows(engine, notes) == 0
+    if engine.dialect.name == "sqlite":
+        for statement in (
+            "REPLACE INTO agent_sessions (session_id) VALUES ('a')",
+            "UPDATE agent_sessions SET session_id = 'b'",
+        ):
+            await raw.execute(
+                engine, "INSERT OR IGNORE INTO agent_sessions(session_id) VALUES('a')"
+            )
+            await raw.execute(engine, insert)
+            await raw.execute(engine, statement)
+            assert await raw.count_rows(engine, notes) == 0
+
+
+async def test_a_table_that_has_gone_is_created_again(notes, engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    database = catalog._store.database
+    await database.ensure("notes")
+    await raw.execute(engine, f"DROP TABLE {notes}")
+    found = await database.read(
+        lambda connection: connection.exec_driver_sql(f"SELECT * FROM {notes}").all()
+    )
+    assert found == []
+
+
+async def test_many_at_once(notes, shared_database):
+    engines = [shared_database.engine() for _ in range(6)]
+    await asyncio.gather(*(ensure(engine, create_tables=True) for engine in engines))
+    async with engines[0].connect() as connection:
+        indexes = await connection.run_sync(lambda sync: inspect(sync).get_indexes(notes))
+    assert f"{notes}_note_idx" in [index["name"] for index in indexes]
+
+
+async def test_in_a_schema_translated_to(notes, database, tmp_path):
+    async with schema_of(database, tmp_path) as (schema, engine):
+        await ensure(engine, create_tables=True)
+        async with engine.connect() as connection:
+            names = await connection.run_sync(lambda sync: inspect(sync).get_table_names(schema))
+        assert set(names) == {*TABLES, notes}
+        await raw.execute(engine, f"INSERT INTO {schema}.agent_sessions (session_id) VALUES ('a')")
+        await raw.execute(
+            engine, f"INSERT INTO {schema}.{notes} (session_id, note) VALUES ('a', 'n')"
+        )
+        await raw.execute(engine, f"DELETE FROM {schema}.agent_sessions")
+        rows = await raw.execute(engine, f"SELECT count(*) FROM {schema}.{notes}")
+        assert rows[0][0] == 0
+
+
+async def test_session_tables_has_all(notes, engine):
+    metadata = MetaData()
+    names = {table.name for group in session_tables(metadata).groups for table in group.tables}
+    assert names > {*TABLES, notes}
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await ensure(engine, create_tables=False)
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+    assert await raw.table_names(engine) == set()
