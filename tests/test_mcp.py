@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import inspect
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from agents import Agent, Runner
-from agents.mcp import MCPServerStdio
+from agents.mcp import MCPServerStdio, MCPUtil
+from agents.strict_schema import ensure_strict_json_schema
 from agents.testing import ScriptedModel, assistant_message, function_call
 from mcp import Client, StdioServerParameters
+from proxy import proxy_to
+from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
@@ -23,9 +29,10 @@ from agents_session_metadata.mcp_server import (
     ERROR_CHARACTERS,
     READ_TOOLS,
     WRITE_TOOLS,
-    _Tools,
     make_server,
 )
+from agents_session_metadata.mcp_server.answers import NOTE
+from agents_session_metadata.mcp_server.tools import TOOLS
 
 DOCS = Path(__file__).parent.parent / "docs" / "mcp.md"
 
@@ -45,15 +52,20 @@ class Tools:
         result = await self.client.call_tool(f"{self._prefix}{tool}", arguments)
         (content,) = result.content
         assert not result.is_error, content.text
-        assert result.structured_content is None
         assert len(json.dumps(content.text, ensure_ascii=False)) <= ANSWER_CHARACTERS
-        return json.loads(content.text)
+        answer = json.loads(content.text)
+        # The client has checked it against the output schema.
+        assert result.structured_content == answer
+        if tool.removeprefix("fugue_") in READ_TOOLS:
+            assert answer.pop("note") == NOTE
+        return answer
 
     async def error(self, tool, **arguments):
         result = await self.client.call_tool(f"{self._prefix}{tool}", arguments)
         (content,) = result.content
         assert result.is_error, content.text
         assert "Traceback" not in content.text
+        assert "pydantic" not in content.text
         assert len(content.text) < ERROR_CHARACTERS + 100
         return content.text
 
@@ -113,7 +125,7 @@ async def test_an_orchestra(catalog, shared_database):
         assert found["sessions"][0]["metadata"]["agent_name"] == "alpha-Toast"
         answer = await tools("delete_metadata", session="gt-alpha-Toast", key="n")
         assert answer["deleted"] == 1
-        answer = await tools("delete_metadata", session="gt-alpha-Toast")
+        answer = await tools("delete_metadata", session="gt-alpha-Toast", all=True)
         assert answer["deleted"] == 4
     assert await catalog.get_metadata("gt-alpha-Toast") == {}
     # It is a real database: another server sees the same.
@@ -128,8 +140,7 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
         assert {tool.name for tool in offered} == set(READ_TOOLS)
         assert all(tool.annotations.read_only_hint for tool in offered)
         assert not any(tool.annotations.destructive_hint for tool in offered)
-        with contextlib.suppress(Exception):
-            assert (await tools.client.call_tool("set_metadata", {"session": "x"})).is_error
+        assert "unknown tool set_metadata" in await tools.error("set_metadata", session="x")
     async with connected(shared_database.url, "--allow-write", "--tool-prefix", "fugue_") as tools:
         offered = {tool.name: tool for tool in (await tools.client.list_tools()).tools}
         assert set(offered) == {f"fugue_{name}" for name in (*READ_TOOLS, *WRITE_TOOLS)}
@@ -142,14 +153,12 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
         }
         assert hints == {
             **dict.fromkeys(READ_TOOLS, (True, False)),
-            "set_metadata": (False, False),
-            "delete_metadata": (False, True),
+            **dict.fromkeys(WRITE_TOOLS, (False, True)),
         }
         for tool in offered.values():
             assert tool.description
             for name, field in tool.input_schema["properties"].items():
-                assert field.get("description") or name == "key", (tool.name, name)
-            assert tool.input_schema["additionalProperties"] is False
+                assert field.get("description"), (tool.name, name)
         answer = await tools("fugue_get_metadata", session="secret", key="role")
         assert answer["value"] == "polecat"
 
@@ -174,16 +183,23 @@ async def test_a_scoped_server_cannot_be_left(catalog, shared_database):
         assert ids(await tools("find_sessions", metadata={"role": "polecat"})) == mine[::2]
         assert (await tools("get_metadata", session="secret"))["exists"] is False
         assert (await tools("get_metadata", session="secret", key="role"))["stored"] is False
-        for write in ("delete_metadata", "set_metadata"):
-            arguments = {"key": "a", "value": 1} if write == "set_metadata" else {}
-            error = await tools.error(write, session="secret", **arguments)
-            assert "does not exist here" in error
+        for write, arguments in (
+            ("set_metadata", {"key": "a", "value": 1}),
+            ("delete_metadata", {"key": "role"}),
+            ("delete_metadata", {"all": True}),
+        ):
+            theirs = await tools.error(write, session="secret", **arguments)
+            nobodys = await tools.error(write, session="nobody", **arguments)
+            assert theirs == nobodys.replace("nobody", "secret")
+            assert "does not exist here" in theirs
+        error = await tools.error("set_metadata", session="secret", key="a", value=1, create=True)
+        assert "does not exist here" in error
         error = await tools.error("set_metadata", session=mine[0], key="owner_id", value="u2")
         assert "fixed by the scope" in error
         error = await tools.error("delete_metadata", session=mine[0], key="owner_id")
         assert "fixed by the scope" in error
-        await tools("delete_metadata", session=mine[0])
-        await tools("set_metadata", session="new", key="a", value=1)
+        await tools("delete_metadata", session=mine[0], all=True)
+        await tools("set_metadata", session="new", key="a", value=1, create=True)
         # A cursor from elsewhere opens nothing.
         page = await catalog.list_sessions(limit=1)
         assert "cursor" in await tools.error("list_sessions", limit=1, cursor=page.next_cursor)
@@ -195,7 +211,11 @@ async def test_a_scoped_server_cannot_be_left(catalog, shared_database):
 async def test_values_are_stored_as_they_are_given(catalog):
     values = ["[1]", "null", '{"a": 1}', "1", 1, 1.5, True, None, [1, [None]], {"a": {"b": "c"}}]
     values += ["é😀\x00", "", 2**70, -0.5]
+    await catalog.create_session("v")
     async with within(catalog, allow_write=True) as tools:
+        text = '{"a": [[1], 1.0]}'
+        await tools("set_metadata", session="v", key="k", value=text, value_is_json=True)
+        assert await catalog.get_metadata("v") == {"k": {"a": [[1], 1.0]}}
         for value in values:
             await tools("set_metadata", session="v", key="k", value=value)
             answer = await tools("get_metadata", session="v", key="k")
@@ -206,43 +226,161 @@ async def test_values_are_stored_as_they_are_given(catalog):
 
 
 async def test_errors_say_what_to_change(catalog):
+    before = await catalog.get_session("secret")
+    deep = "[" * 100_000
+    nested = 1
+    for _ in range(5_000):
+        nested = {"a": nested}
     async with within(catalog, allow_write=True, tool_prefix="x_") as tools:
         for tool, arguments, words in (
             ("list_sessions", {"where": {"a": {"$foo": 1}}}, "unknown operator"),
-            ("list_sessions", {"where": "everything"}, "where"),
-            ("list_sessions", {"where": "{}"}, "valid dictionary"),
+            ("list_sessions", {"where": '{"a": {"$foo": 1}}'}, "unknown operator"),
+            ("list_sessions", {"where": "everything"}, "where: not valid JSON"),
+            ("list_sessions", {"where": '{"a": NaN}'}, "where: not valid JSON: NaN"),
+            ("list_sessions", {"where": '{"a": 1, "a": 2}'}, "contains a key twice"),
+            ("list_sessions", {"where": deep}, "where: not valid JSON"),
+            ("list_sessions", {"where": nested}, ""),
+            ("list_sessions", {"where": [1]}, "where: input should be a valid dictionary"),
+            ("list_sessions", {"where": "[1]"}, "where: input should be a valid dictionary"),
             ("list_sessions", {"where": {"$" + "x" * 50_000: 1}}, "$xxx"),
-            ("list_sessions", {"filter": {"role": "polecat"}}, "filter"),
-            ("list_sessions", {"limit": 0}, "limit"),
-            ("list_sessions", {"limit": 1000}, "less than or equal to 100"),
-            ("list_sessions", {"limit": True}, "valid integer"),
-            ("list_sessions", {"limit": "20"}, "valid integer"),
+            (
+                "list_sessions",
+                {"filter": {"role": "polecat"}},
+                "unknown argument filter; expected where, limit, cursor, order_by",
+            ),
+            ("list_sessions", {"y" * 50_000: 1}, "unknown argument yyy"),
+            ("list_sessions", dict.fromkeys("abcdefgh", 1), "5 more problems"),
+            ("list_sessions", {"limit": 0}, "limit: input should be greater than or equal to 1"),
+            ("list_sessions", {"limit": 1000}, "less than or equal to 100, got 1000"),
+            ("list_sessions", {"limit": True}, "valid integer, got true"),
+            ("list_sessions", {"limit": "2" * 50_000}, "valid integer"),
             ("list_sessions", {"limit": 20.0}, "valid integer"),
             ("list_sessions", {"cursor": "nonsense"}, "next_cursor"),
             ("list_sessions", {"order_by": "title"}, "updated_at"),
-            ("find_sessions", {}, "metadata"),
+            ("find_sessions", {}, "missing argument metadata"),
             ("find_sessions", {"metadata": {}}, "x_list_sessions"),
-            ("find_sessions", {"metadata": '{"rig": "beta"}'}, "valid dictionary"),
+            ("find_sessions", {"metadata": "rig"}, "metadata: not valid JSON"),
             ("find_sessions", {"metadata": {"$or": [{"a": 1}]}}, "x_list_sessions takes filters"),
             ("find_sessions", {"metadata": {"role": "x"}, "where": {}}, "where"),
-            ("get_metadata", {}, "session"),
-            ("get_metadata", {"session": 7}, "session"),
+            ("get_metadata", {}, "missing argument session"),
+            ("get_metadata", {"session": 7}, "session: input should be a valid string, got 7"),
             ("get_metadata", {"session": "s" * 256}, "at most 255 characters"),
             ("get_metadata", {"session": "secret", "key": "k" * 256}, "at most 255 characters"),
             ("get_metadata", {"session": "secret", "key": "role", "offset": 99}, "offset"),
             ("get_metadata", {"session": "secret", "key": "role", "offset": True}, "offset"),
             ("get_metadata", {"session": "secret", "offset": 2}, "there are only 2 keys"),
             ("get_metadata", {"session": "secret", "offset": 10**30}, "there are only 2 keys"),
-            ("set_metadata", {"session": "a", "key": "$x", "value": 1}, "must not begin with $"),
+            ("set_metadata", {"session": "nobody", "key": "k", "value": 1}, "pass create=true"),
+            ("set_metadata", {"session": "secret", "key": "$x", "value": 1}, "begin with $"),
             (
                 "set_metadata",
-                {"session": "a", "key": "k", "value": "x" * 70_000},
+                {"session": "secret", "key": "k", "value": "x" * 70_000},
                 "max_value_bytes",
             ),
-            ("set_metadata", {"session": "", "key": "k", "value": 1}, "1 to 255"),
-            ("set_metadata", {"session": "a", "key": "k"}, "value"),
+            ("set_metadata", {"session": "secret", "key": "k", "value": nested}, "nested"),
+            ("set_metadata", {"session": "secret", "key": "k", "value": float("nan")}, "'k'"),
+            (
+                "set_metadata",
+                {"session": "", "key": "k", "value": 1, "create": True},
+                "1 to 255",
+            ),
+            ("set_metadata", {"session": "secret", "key": "k"}, "missing argument value"),
+            (
+                "set_metadata",
+                {"session": "secret", "key": "k", "value": "{", "value_is_json": True},
+                "value: not valid JSON",
+            ),
+            (
+                "set_metadata",
+                {"session": "secret", "key": "k", "value": 1, "value_is_json": True},
+                "value must be a string",
+            ),
+            ("delete_metadata", {"session": "secret"}, "all=true"),
+            ("delete_metadata", {"session": "secret", "key": None}, "all=true"),
+            ("delete_metadata", {"session": "secret", "key": "role", "all": True}, "either key"),
+            ("delete_metadata", {"session": "secret", "all": "true"}, "all: input should be"),
         ):
-            assert words in await tools.error(tool, **arguments), (tool, arguments)
+            error = await tools.error(tool, **arguments)
+            assert words in error, (tool, arguments)
+            if "$" not in words:
+                assert len(error) < 400, (tool, arguments)
+        for arguments in ({"where": '{"role": "witness"}'}, {"where": {"role": "witness"}}):
+            assert ids(await tools("list_sessions", **arguments)) == ["gt-alpha-Witness"]
+        assert len(ids(await tools("list_sessions", where=""))) == 4
+        for metadata in ('{"role": "witness"}', {"role": "witness"}):
+            assert ids(await tools("find_sessions", metadata=metadata)) == ["gt-alpha-Witness"]
+    assert await catalog.get_session("secret") == before
+    assert await catalog.get_session("nobody") is None
+
+
+def schemas(node):
+    """A schema and all schemas within it."""
+    if isinstance(node, dict):
+        if isinstance(node.get("type"), str) or "anyOf" in node:
+            yield node
+        for each in node.values():
+            yield from schemas(each)
+    elif isinstance(node, list):
+        for each in node:
+            yield from schemas(each)
+
+
+@pytest.mark.parametrize("session", [None, "chat"])
+async def test_schemas_fit_strict_mode(session):
+    engine = create_async_engine("sqlite+aiosqlite://")
+    server = make_server(SessionCatalog(engine), allow_write=True, session=session)
+    async with Client(server) as client:
+        tools = (await client.list_tools()).tools
+    assert len(tools) == len(READ_TOOLS + WRITE_TOOLS)
+    for tool in tools:
+        given = tool.input_schema
+        strict = ensure_strict_json_schema(copy.deepcopy(given))
+        # Nothing but what may be left out has changed.
+        strict["required"] = given.get("required", [])
+        assert strict == {"required": [], **given}
+        # The SDK checks more before it declares a tool strict.
+        mcp_server = MCPServerStdio(params={"command": "none"})
+        assert MCPUtil.to_function_tool(tool, mcp_server, True).strict_json_schema
+        for name, field in given["properties"].items():
+            assert "type" in field or "anyOf" in field, name
+        for each in (*schemas(given), *schemas(tool.output_schema)):
+            assert each.get("type") != "array" or each["items"]
+            assert not {"default", "title", "maxLength"} & each.keys() or each not in given
+    await engine.dispose()
+
+
+async def test_a_server_for_one_session(catalog, shared_database):
+    own = ["--session", "gt-alpha-Toast", "--allow-write"]
+    async with connected(shared_database.url, *own) as tools:
+        assert (await tools("get_metadata"))["metadata"]["role"] == "polecat"
+        assert (await tools("get_metadata", session=None, key="rig"))["value"] == "alpha"
+        assert (await tools("get_metadata", session="gt-alpha-Toast"))["exists"]
+        await tools("set_metadata", key="seen", value=True)
+        assert (await catalog.get_metadata("gt-alpha-Toast"))["seen"] is True
+        assert (await tools("delete_metadata", key="seen"))["deleted"] == 1
+        for tool, arguments in (
+            ("get_metadata", {}),
+            ("set_metadata", {"key": "a", "value": 1}),
+            ("delete_metadata", {"all": True}),
+        ):
+            theirs = await tools.error(tool, session="secret", **arguments)
+            assert "one session only" in theirs
+            assert theirs == await tools.error(tool, session="nobody", **arguments)
+        for where in (None, {}, {"owner_id": "u2"}, {"$or": [{"role": "x"}, {"rig": "alpha"}]}):
+            found = ids(await tools("list_sessions", where=where))
+            assert found == ([] if where == {"owner_id": "u2"} else ["gt-alpha-Toast"])
+        assert ids(await tools("find_sessions", metadata={"role": "polecat"})) == ["gt-alpha-Toast"]
+    async with within(catalog.scoped({"owner_id": "u1"}), session="secret") as tools:
+        assert (await tools("get_metadata"))["exists"] is False
+        assert ids(await tools("list_sessions")) == []
+    async with within(catalog, session="new", allow_write=True) as tools:
+        assert "create=true" in await tools.error("set_metadata", key="a", value=1)
+        await tools("set_metadata", key="a", value=1, create=True)
+    for session, error in ((7, TypeError), ("", ValueError), ("s" * 256, ValueError)):
+        with pytest.raises(error, match="session"):
+            make_server(catalog, session=session)
+    with pytest.raises(ValueError, match="tool_prefix"):
+        make_server(catalog, tool_prefix="a b")
 
 
 async def test_long_lists_come_in_parts(catalog):
@@ -264,7 +402,7 @@ async def test_long_lists_come_in_parts(catalog):
             cursor = answer["next_cursor"]
             if cursor is None:
                 break
-            assert answer.get("cut") is None or "go on with cursor" in answer["cut"]
+            assert answer.get("cut") is None or "continue with cursor" in answer["cut"]
         assert seen == [f"s{number:02}" for number in range(30)]
         assert pages == 2
         page = await tools("list_sessions", where={"group": "long"}, limit=2)
@@ -283,7 +421,7 @@ async def test_sessions_of_a_hundred_keys(catalog):
         assert sorted(ids(first) + ids(second)) == ["many-1", "many-2"]
         for session in first["sessions"] + second["sessions"]:
             assert 5 < len(session["metadata"]) < 100
-            assert "get_metadata(session) names them" in session["cut"]
+            assert "get_metadata(session) lists them" in session["cut"]
         found, _ = await walk(tools, "many-1")
         assert found == metadata
 
@@ -357,7 +495,8 @@ async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path, t
     lines = wire.read_text(encoding="utf-8").split("\n")
     answers = [line for line in lines if '"content"' in line]
     assert len(answers) >= 3
-    assert max(map(len, answers)) <= ANSWER_CHARACTERS + 500  # the envelope around it
+    # Text, the same as structured content, and the envelope around them.
+    assert max(map(len, answers)) <= 2 * ANSWER_CHARACTERS + 500
 
 
 async def test_a_long_value_comes_in_parts(catalog):
@@ -371,22 +510,138 @@ async def test_a_long_value_comes_in_parts(catalog):
         assert await read(tools, "long", "k") == value
 
 
-async def test_a_database_that_does_not_answer():
+@pytest.mark.parametrize("order_by", ["session_id", "-updated_at"])
+async def test_a_cut_page_skips_no_session(catalog, order_by):
+    for number in range(20):
+        metadata = {f"{key}": "x" * 900 for key in range(4)}
+        await catalog.create_session(f"s{number:02}", metadata={"group": "cut", **metadata})
+    fetch = catalog.list_sessions
+
+    async def list_sessions(*args, **kwargs):
+        """Sessions of this page and of the next are deleted as soon as it has been read."""
+        page = await fetch(*args, **kwargs)
+        for info in (page.sessions[1:2] + page.sessions[-1:]) if len(page.sessions) > 3 else []:
+            deleted.add(info.session_id)
+            await catalog.delete_session(info.session_id)
+        return page
+
+    deleted, seen, cursor = set(), [], None
+    catalog.list_sessions = list_sessions
+    async with within(catalog) as tools:
+        while True:
+            arguments = {"where": {"group": "cut"}, "order_by": order_by, "limit": 12}
+            answer = await tools("list_sessions", **arguments, cursor=cursor)
+            seen += [session["session"] for session in answer["sessions"]]
+            cursor = answer["next_cursor"]
+            if cursor is None:
+                break
+    assert len(deleted) > 3
+    assert len(seen) == len(set(seen))
+    assert {f"s{number:02}" for number in range(20)} - deleted <= set(seen)
+
+
+async def test_database_errors_say_what_kind(shared_database, tmp_path, caplog):
     # Nobody listens on the first port.
     engine = create_async_engine("postgresql+asyncpg://somebody@127.0.0.1:1/x")
     async with within(SessionCatalog(engine)) as tools:
         error = await tools.error("list_sessions")
-        assert "does not answer" in error
+        assert "cannot be reached" in error
         assert "127.0.0.1" not in error
         assert "somebody" not in error
+        assert "127.0.0.1" in caplog.text
     await engine.dispose()
+    caplog.clear()
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat", metadata={"a": "private"})
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "ALTER TABLE agent_sessions_metadata RENAME TO something_else"
+        )
+    async with within(catalog) as tools:
+        error = await tools.error("find_sessions", metadata={"a": "private"})
+        assert error.startswith("database error (")
+        assert "try again later" not in error or shared_database.kind == "sqlite"
+        assert "something_else" not in error
+    (record,) = caplog.records
+    assert record.name.startswith("agents_session_metadata.mcp_server")
+    assert "agent_sessions_metadata" in record.getMessage()
+    assert "private" not in record.getMessage()
+
+
+async def test_the_first_call_after_a_dropped_connection(shared_database):
+    if shared_database.kind == "sqlite":
+        pytest.skip("SQLite has no connection to drop")
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    await catalog.create_session("chat", metadata={"a": 1})
+    async with proxy_to(make_url(shared_database.url)) as proxy:
+        url = proxy.url.render_as_string(hide_password=False)
+        async with connected(url, "--allow-write") as tools:
+            for number in range(3):
+                await tools("set_metadata", session="chat", key="a", value=number)
+                proxy.cut()
+                assert (await tools("get_metadata", session="chat", key="a"))["value"] == number
+                proxy.cut()
+
+
+async def test_lines_that_cannot_be_read_are_answered(shared_database):
+    await SessionCatalog(shared_database.engine(), create_tables=True).create_session("chat")
+    program, arguments = command(shared_database.url)
+    process = await asyncio.create_subprocess_exec(
+        program, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    deep = "[" * 100_000 + "]" * 100_000
+    call = '{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"a": {"id": 0}, %s}}'
+    initialize = (
+        '{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"protocolVersion": '
+        '"2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}}'
+    )
+    for line, identifier, word in (
+        (initialize, 7, None),
+        (call % (1, f'"b": {deep}'), 1, "recursion limit"),
+        (call % ('"two"', '"b": 1, oops'), "two", "JSON"),
+        (call % (3, '"name": "get_metadata", "arguments": {"session": "\\ud800"}'), 3, "JSON"),
+        ("nonsense \\", None, "JSON"),
+        ('{"id": 4}', None, "not a JSON-RPC message"),
+        ('\n{"jsonrpc": "2.0", "id": 5, "method": "ping"}', 5, None),
+    ):
+        process.stdin.write(line.encode() + b"\n")
+        await process.stdin.drain()
+        answer = json.loads(await process.stdout.readline())
+        assert answer["id"] == identifier, line[:200]
+        if word is None:
+            assert "result" in answer
+        else:
+            assert word in answer["error"]["message"], line[:200]
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+def test_another_mcp_package_is_one_sentence(tmp_path):
+    # As in mcp 1.x, there are modules of that name without what the server imports.
+    (tmp_path / "mcp" / "server").mkdir(parents=True)
+    (tmp_path / "mcp" / "__init__.py").touch()
+    (tmp_path / "mcp" / "server" / "__init__.py").write_text("class Server: ...\n")
+    (tmp_path / "chat.db").touch()
+    program, arguments = command(f"sqlite:///{tmp_path / 'chat.db'}")
+    result = subprocess.run(
+        [program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    assert result.returncode == 1
+    assert "requires mcp 2.x" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 async def test_many_requests_at_once_on_a_database_in_memory():
     async with connected("sqlite://", "--create-tables", "--allow-write") as tools:
         values = {f"key {number}": number for number in range(40)}
         requests = [
-            tools("set_metadata", session="chat", key=key, value=value)
+            tools("set_metadata", session="chat", key=key, value=value, create=True)
             for key, value in values.items()
         ]
         await asyncio.gather(*requests)
@@ -455,8 +710,8 @@ def test_every_tool_and_argument_is_documented():
     rows = re.findall(r"^\| `(\w+)\(([^)]*)\)`", DOCS.read_text(), re.MULTILINE)
     documented = {name: arguments.split(", ") for name, arguments in rows}
     assert set(documented) == {*READ_TOOLS, *WRITE_TOOLS}
-    for name, arguments in documented.items():
-        parameters = list(inspect.signature(getattr(_Tools, name)).parameters.values())[1:]
-        assert arguments == [
+    for tool in TOOLS:
+        parameters = list(inspect.signature(tool.function).parameters.values())[1:]
+        assert documented[tool.name] == [
             f"{each.name}{'' if each.default is each.empty else '?'}" for each in parameters
         ]

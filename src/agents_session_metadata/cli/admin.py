@@ -222,6 +222,10 @@ async def mcp(
         bool, typer.Option("--allow-write", help="Offer tools that change metadata.")
     ] = False,
     tool_prefix: Annotated[str, typer.Option(help="Goes before the tools' names.")] = "",
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="See only this session; tools use it by default."),
+    ] = None,
 ) -> int:
     """Serve metadata to agents: an MCP server on standard input and output.
 
@@ -229,18 +233,18 @@ async def mcp(
     """
     try:
         from agents_session_metadata.mcp_server import make_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"mcp", "mcp_types"}:
+    except ImportError as error:
+        if error.name != "mcp":
             raise
-        raise Failure(
-            "the MCP server needs mcp 2.x; install it with: "
-            "pip install 'agents-session-metadata[mcp]'"
-        ) from None
+        raise Failure(str(error)) from None
     standard_input()
-    async with place.catalog() as catalog:
+    # Connections may drop between two calls.
+    async with place.catalog(pool_pre_ping=True) as catalog:
         # A server that cannot answer had better not start.
         await catalog.list_sessions(limit=1, keys=[])
-        server = make_server(catalog, allow_write=allow_write, tool_prefix=tool_prefix)
+        server = make_server(
+            catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
+        )
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             # A thread reads standard input; nothing else ends it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)

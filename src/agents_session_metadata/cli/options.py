@@ -154,8 +154,11 @@ class Place:
             usage(f"database {name!r} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL")
         return url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
 
-    def engine(self) -> AsyncEngine:
+    def engine(self, **engine_options: Any) -> AsyncEngine:
         """An engine; whoever asks for it disposes it.
+
+        Args:
+            **engine_options: Arguments for `create_async_engine`.
 
         Raises:
             Failure: If the database is not given, not understood, without a driver or, a file, not
@@ -165,7 +168,7 @@ class Place:
         if not self.create_tables:
             refuse_missing_file(url)
         try:
-            return create_async_engine(url)
+            return create_async_engine(url, **engine_options)
         except ModuleNotFoundError as error:
             extra = EXTRAS.get((error.name or "").partition(".")[0])
             if extra is not None:
@@ -183,15 +186,18 @@ class Place:
         )
 
     @asynccontextmanager
-    async def catalog(self) -> AsyncIterator[SessionCatalog]:
+    async def catalog(self, **engine_options: Any) -> AsyncIterator[SessionCatalog]:
         """The catalog, bound to the scope; its engine is disposed at the end.
+
+        Args:
+            **engine_options: Arguments for `create_async_engine`.
 
         Raises:
             Failure: If there is no engine, or the scope is not understood.
         """
         scope = parse_pairs(self.scope, "--scope")
         names = self.names
-        engine = self.engine()
+        engine = self.engine(**engine_options)
         store = own_store(engine, names, create_tables=self.create_tables)
         catalog = SessionCatalog._sharing(store, ensure_ascii=True)
         try:

@@ -1,0 +1,32 @@
+"""An MCP server with tools on a catalog: agents read, find and (optionally) change metadata.
+
+`make_server` is the entry point. To add a tool, write one function in `tools` and give it the
+`tool` decorator; `answers.cut_page` limits the size of a page of anything.
+"""
+
+from __future__ import annotations
+
+try:
+    from .server import MetadataServer, make_server
+except ImportError as error:
+    # mcp 1.x is a package of the same name that lacks what the server imports.
+    if (error.name or "").partition(".")[0] not in {"mcp", "mcp_types"}:
+        raise
+    raise ImportError(
+        "the MCP server requires mcp 2.x; install it with: "
+        "pip install 'agents-session-metadata[mcp]'",
+        name="mcp",
+    ) from None
+
+from .answers import ANSWER_CHARACTERS, ERROR_CHARACTERS, LISTED_VALUE_CHARACTERS
+from .tools import READ_TOOLS, WRITE_TOOLS
+
+__all__ = [
+    "ANSWER_CHARACTERS",
+    "ERROR_CHARACTERS",
+    "LISTED_VALUE_CHARACTERS",
+    "READ_TOOLS",
+    "WRITE_TOOLS",
+    "MetadataServer",
+    "make_server",
+]

@@ -1,0 +1,224 @@
+"""The arguments of tools: what a model may send, the schema that says so, and errors about it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+
+_SHOWN_CHARACTERS = 80
+_SHOWN_ERRORS = 3
+_UNPUBLISHED = ("title", "default", "minLength", "maxLength")
+"""Schema keywords that strict mode does not know. Defaults are part of the descriptions."""
+
+_SCALARS: list[dict[str, Any]] = [
+    {"type": name} for name in ("string", "number", "boolean", "null")
+]
+_ANY_VALUE = {"anyOf": [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS}}]}
+"""A strict schema cannot describe an object with arbitrary keys, so objects are left out of it."""
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON text strictly.
+
+    Raises:
+        ValueError: If the text is not JSON, contains NaN or an infinity, repeats a key, or is
+            nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
+    except RecursionError:
+        raise ValueError("not valid JSON: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not valid JSON: {error}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object contains a key twice")
+    return found
+
+
+def _object_or_text(given: Any) -> Any:
+    return parse_json(given) if isinstance(given, str) else given
+
+
+def _filter_or_text(given: Any) -> Any:
+    # A form that is left empty sends an empty string.
+    return None if given == "" else _object_or_text(given)
+
+
+Session = Annotated[str, Field(description="The session's id.", max_length=255)]
+Key = Annotated[
+    str | None,
+    Field(description="A metadata key; null or left out: every key.", max_length=255),
+]
+KeyToSet = Annotated[str, Field(description="The metadata key.", max_length=255)]
+KeyToDelete = Annotated[
+    str | None, Field(description="The metadata key to delete.", max_length=255)
+]
+# Objects are published as JSON text: a strict schema cannot describe one with arbitrary keys, and
+# some clients cannot send one where null is allowed too. The server accepts both forms.
+Where = Annotated[
+    dict[str, Any] | None,
+    BeforeValidator(_filter_or_text),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+    Field(
+        description=(
+            "A filter: a JSON object or its JSON text, such as "
+            '{"status": "active", "priority": {"$gte": 7}}. Operators: $eq $ne $in $nin $gt $gte '
+            "$lt $lte $exists $contains $prefix; $and, $or and $not combine filters; $created_at, "
+            "$updated_at and $session_id can be used in place of a key. Default: every session."
+        )
+    ),
+]
+Values = Annotated[
+    dict[str, Any],
+    BeforeValidator(_object_or_text),
+    WithJsonSchema({"type": "string"}),
+    Field(
+        description=(
+            "Values by key that the sessions must have: a JSON object or its JSON text, such as "
+            '{"role": "reviewer", "team": "alpha"}.'
+        )
+    ),
+]
+Value = Annotated[
+    Any,
+    WithJsonSchema(_ANY_VALUE),
+    Field(
+        description=(
+            "Any JSON value, stored as it is given: a string stays a string. If you cannot send an "
+            "object or a nested list here, send its JSON text with value_is_json=true."
+        )
+    ),
+]
+ValueIsJson = Annotated[
+    bool,
+    Field(
+        description="true: value is JSON text, and the value it spells is stored. Default: false."
+    ),
+]
+Create = Annotated[
+    bool,
+    Field(description="true: create the session if it does not exist. Default: false, an error."),
+]
+All = Annotated[
+    bool,
+    Field(description="true, without key: delete every metadata key. Default: false."),
+]
+Limit = Annotated[int, Field(description="Sessions per page. Default: 20.", ge=1, le=100)]
+Cursor = Annotated[
+    str | None,
+    Field(
+        description=(
+            "The next_cursor of the previous page; the other arguments must be the same. "
+            "Default: the first page."
+        )
+    ),
+]
+Offset = Annotated[
+    int,
+    Field(
+        description=(
+            "The next_offset of the previous answer; the other arguments must be the same. "
+            "Default: 0."
+        ),
+        ge=0,
+    ),
+]
+OrderBy = Annotated[
+    Literal["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"],
+    Field(description="The sort order; - means descending. Default: -updated_at."),
+]
+
+
+def arguments_model(function: Callable[..., Any], bound_session: str | None) -> type[BaseModel]:
+    """Build the model of a tool's arguments from the parameters after its first.
+
+    The model is strict and refuses unknown arguments: dropping one, or accepting true for 1, would
+    answer another question.
+
+    Args:
+        function: The tool's function.
+        bound_session: The session that `session` may be left out for.
+
+    Returns:
+        The model.
+    """
+    _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+    fields: dict[str, Any] = {}
+    for each in parameters:
+        fields[each.name] = (each.annotation, ... if each.default is each.empty else each.default)
+    if bound_session is not None and "session" in fields:
+        described = Field(
+            description="The session's id. Default: the one session that this server can see.",
+            max_length=255,
+        )
+        fields["session"] = (Annotated[str | None, described], None)
+    config = ConfigDict(extra="forbid", strict=True)
+    return create_model(function.__name__, __config__=config, **fields)
+
+
+def input_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of a tool's arguments, within what strict mode of OpenAI's API accepts."""
+    schema = model.model_json_schema()
+    del schema["title"]
+    schema["properties"] = {name: _published(each) for name, each in schema["properties"].items()}
+    return schema
+
+
+def _published(schema: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in schema.items() if key not in _UNPUBLISHED}
+    if "anyOf" in kept:
+        kept["anyOf"] = [_published(each) for each in kept["anyOf"]]
+    return kept
+
+
+def describe_problems(error: ValidationError, model: type[BaseModel]) -> str:
+    """One short line about arguments that do not fit their schema."""
+    problems = error.errors(include_url=False)
+    lines = []
+    for each in problems[:_SHOWN_ERRORS]:
+        name = _short(".".join(map(str, each["loc"])))
+        if each["type"] == "extra_forbidden":
+            lines.append(f"unknown argument {name}; expected {', '.join(model.model_fields)}")
+        elif each["type"] == "missing":
+            lines.append(f"missing argument {name}")
+        elif each["type"] == "value_error":
+            lines.append(f"{name}: {each['msg'].removeprefix('Value error, ')}")
+        else:
+            message = each["msg"][:1].lower() + each["msg"][1:]
+            lines.append(f"{name}: {message}, got {_shown(each['input'])}")
+    if len(problems) > _SHOWN_ERRORS:
+        lines.append(f"{len(problems) - _SHOWN_ERRORS} more problems")
+    return "; ".join(lines)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "an array"
+    try:
+        return _short(json.dumps(value, ensure_ascii=False))
+    except (TypeError, ValueError):
+        return f"a value of type {type(value).__name__}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"

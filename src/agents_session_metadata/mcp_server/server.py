@@ -1,0 +1,265 @@
+"""The server: it checks arguments, calls tools, and turns every failure into an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import anyio
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp.shared.message import SessionMessage
+from mcp.types import (
+    INVALID_REQUEST,
+    PARSE_ERROR,
+    CallToolRequestParams,
+    CallToolResult,
+    ErrorData,
+    JSONRPCError,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    ToolAnnotations,
+)
+from mcp.types import Tool as PublishedTool
+from pydantic import BaseModel, ValidationError
+from sqlalchemy import exc as database_errors
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import SessionMetadataError
+from agents_session_metadata.storage.rows import check_id
+
+from .answers import ERROR_CHARACTERS, NOTE, output_schema, to_text
+from .arguments import arguments_model, describe_problems, input_schema
+from .tools import TOOLS, Tool, View
+
+logger = logging.getLogger(__name__)
+
+_ANNOTATIONS = {
+    "read": ToolAnnotations(
+        read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
+    ),
+    "write": ToolAnnotations(
+        read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
+    ),
+}
+
+_DATABASE_PROBLEMS: tuple[
+    tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...
+] = (
+    (database_errors.TimeoutError, "no database connection became free in time; try again later"),
+    (
+        (OSError, asyncio.TimeoutError, database_errors.InterfaceError),
+        "the database cannot be reached; try again later",
+    ),
+    (
+        database_errors.OperationalError,
+        "the database is locked, overloaded or not available; try again later",
+    ),
+    (
+        database_errors.ProgrammingError,
+        "the tables or permissions are not as expected; trying again does not help",
+    ),
+    (database_errors.IntegrityError, "a constraint of the database refuses this change"),
+    (database_errors.DataError, "the database refuses a value"),
+    (BaseException, "the database reported an error"),
+)
+
+
+def make_server(
+    catalog: SessionCatalog,
+    *,
+    allow_write: bool = False,
+    tool_prefix: str = "",
+    session: str | None = None,
+) -> MetadataServer:
+    """Make a server whose tools see what a catalog sees.
+
+    Database errors are logged by the logger `agents_session_metadata.mcp_server.server`; answers
+    only say what kind of error it was. A server that runs for long needs an engine with
+    `pool_pre_ping=True`, so that the first call after a dropped connection works.
+
+    Args:
+        catalog: The catalog, restricted to its scope.
+        allow_write: Whether to offer the tools that change metadata.
+        tool_prefix: What the names of the tools begin with: letters, digits, `_` and `-`.
+        session: The id of the one session that the tools can see ("my session"); it need not exist
+            yet. The argument `session` of every tool becomes optional and defaults to it; any
+            other id is an error. Lists contain no other session.
+
+    Returns:
+        The server; `await server.run_stdio_async()` runs it.
+
+    Raises:
+        TypeError: If `session` is not a string.
+        ValueError: If `session` cannot be a session's id, or `tool_prefix` part of a tool's name.
+    """
+    if session is not None:
+        if not isinstance(session, str):
+            raise TypeError(f"session must be a session id (str), got {type(session).__name__}")
+        check_id(session)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{0,40}", tool_prefix):
+        raise ValueError(
+            f"tool_prefix must be at most 40 letters, digits, _ and -, got {tool_prefix[:80]!r}"
+        )
+    offered = [each for each in TOOLS if allow_write or each.effect == "read"]
+    return MetadataServer(View(catalog, tool_prefix, session), offered)
+
+
+class MetadataServer(Server[Any]):
+    """An MCP server with tools on a catalog. Use `make_server` to create one."""
+
+    def __init__(self, view: View, tools: list[Tool]) -> None:
+        self._view = view
+        self._tools: dict[str, tuple[Tool, type[BaseModel]]] = {}
+        self._published: list[PublishedTool] = []
+        for each in tools:
+            name = f"{view.prefix}{each.name}"
+            model = arguments_model(each.function, view.session)
+            self._tools[name] = each, model
+            self._published.append(
+                PublishedTool(
+                    name=name,
+                    description=each.description,
+                    input_schema=input_schema(model),
+                    output_schema=output_schema(each.answer),
+                    annotations=_ANNOTATIONS[each.effect],
+                )
+            )
+        super().__init__(
+            "agent-sessions",
+            version=version("agents-session-metadata"),
+            instructions=_instructions(view),
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
+        )
+
+    async def run_stdio_async(self) -> None:
+        """Serve one client on standard input and output, until the input ends.
+
+        A line that is not valid JSON, or is nested too deeply, is answered with an error.
+        """
+        async with stdio_server() as (lines, output):
+            send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+
+            async def forward() -> None:
+                async with send:
+                    async for each in lines:
+                        if not isinstance(each, Exception):
+                            await send.send(each)
+                        elif (error := _invalid_message(each)) is not None:
+                            await output.send(SessionMessage(error))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(forward)
+                await self.run(receive, output, self.create_initialization_options())
+                tasks.cancel_scope.cancel()
+
+    async def _list_tools(
+        self, _context: ServerRequestContext[Any], _params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=self._published)
+
+    async def _call_tool(
+        self, _context: ServerRequestContext[Any], params: CallToolRequestParams
+    ) -> CallToolResult:
+        try:
+            answer = await self._answer(params.name, params.arguments or {})
+            return CallToolResult(
+                content=[TextContent(type="text", text=to_text(answer))], structured_content=answer
+            )
+        except ValidationError as error:
+            _, model = self._tools[params.name]
+            text = describe_problems(error, model)
+        except RecursionError:
+            text = "the arguments are nested too deeply"
+        except Exception as error:  # noqa: BLE001  # logged unless it is the caller's
+            text = self._describe(params.name, error)
+        if len(text) > ERROR_CHARACTERS:
+            text = f"{text[:ERROR_CHARACTERS]}…"
+        return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
+
+    async def _answer(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        if name not in self._tools:
+            raise ValueError(f"unknown tool {name[:80]}; expected one of {', '.join(self._tools)}")
+        tool, model = self._tools[name]
+        checked = model.model_validate(given)
+        arguments = {field: getattr(checked, field) for field in model.model_fields}
+        return await tool.function(self._view, **self._view.resolve(arguments))
+
+    def _describe(self, tool: str, error: Exception) -> str:
+        """What a model may read about an error. What only an operator may read goes to the log."""
+        cause: BaseException = getattr(error, "orig", None) or error
+        from_driver = type(cause).__module__.partition(".")[0] == self._driver
+        kind = type(cause).__name__
+        if from_driver or isinstance(
+            error, (database_errors.SQLAlchemyError, OSError, asyncio.TimeoutError)
+        ):
+            # The statement's parameters are metadata of users: they stay out of the log.
+            logger.error("%s: database error %s: %s", tool, kind, cause)
+            problem = next(text for kinds, text in _DATABASE_PROBLEMS if isinstance(error, kinds))
+            if getattr(error, "connection_invalidated", False):
+                problem = "the connection to the database was lost; try again"
+            return f"database error ({kind}): {problem}"
+        if isinstance(error, (SessionMetadataError, ValueError, TypeError)):
+            return str(error)
+        logger.error("%s: unexpected error", tool, exc_info=error)
+        return f"unexpected error ({kind}); the server's log has the details"
+
+    @property
+    def _driver(self) -> str:
+        return self._view.catalog.engine.dialect.driver
+
+
+def _instructions(view: View) -> str:
+    prefix = view.prefix
+    own = "" if view.session is None else " You can see one session: your own."
+    return (
+        "Metadata of conversations (sessions): who owns them, what they are about, their status. "
+        f"{prefix}list_sessions and {prefix}find_sessions find sessions, {prefix}get_metadata "
+        f"reads all metadata of one.{own} {NOTE}"
+    )
+
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_ID = re.compile(r'\s*:\s*(-?\d{1,18}(?![\d.eE])|"(?:[^"\\]|\\.){0,255}")')
+
+
+def _invalid_message(error: Exception) -> JSONRPCError | None:
+    """The answer to a line that is not a JSON-RPC message; None for an empty line."""
+    problem, code, line = type(error).__name__, PARSE_ERROR, ""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            problem, line = first["msg"], first["input"]
+            if not line.strip():
+                return None
+        else:
+            problem, code = "not a JSON-RPC message", INVALID_REQUEST
+    identifier = next(_identifiers(line), None)
+    message = f"the message cannot be read: {problem}"[:ERROR_CHARACTERS]
+    return JSONRPCError(jsonrpc="2.0", id=identifier, error=ErrorData(code=code, message=message))
+
+
+def _identifiers(line: str) -> Iterator[int | str]:
+    """The values of `id` at the top level of a JSON object, which need not be valid JSON.
+
+    With the id, a client that waits for the answer to its request gets the error.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(line):
+        text = token[0]
+        if text in "[{":
+            depth += 1
+        elif text in "]}":
+            depth -= 1
+        elif depth == 1 and text == '"id"' and (found := _ID.match(line, token.end())):
+            try:
+                yield json.loads(found[1])
+            except ValueError:
+                return
