@@ -210,7 +210,7 @@ async def test_a_scoped_server_cannot_be_left(catalog, shared_database):
 
 async def test_values_are_stored_as_they_are_given(catalog):
     values = ["[1]", "null", '{"a": 1}', "1", 1, 1.5, True, None, [1, [None]], {"a": {"b": "c"}}]
-    values += ["é😀\x00", "", 2**70, -0.5]
+    values += ["é😀\x00", "", 2**70, -0.5, json.loads("[" * 99 + "]" * 99), 10**4_000]
     await catalog.create_session("v")
     async with within(catalog, allow_write=True) as tools:
         text = '{"a": [[1], 1.0]}'
@@ -229,7 +229,7 @@ async def test_errors_say_what_to_change(catalog):
     before = await catalog.get_session("secret")
     deep = "[" * 100_000
     nested = 1
-    for _ in range(5_000):
+    for _ in range(200):
         nested = {"a": nested}
     async with within(catalog, allow_write=True, tool_prefix="x_") as tools:
         for tool, arguments, words in (
@@ -278,7 +278,6 @@ async def test_errors_say_what_to_change(catalog):
                 "max_value_bytes",
             ),
             ("set_metadata", {"session": "secret", "key": "k", "value": nested}, "nested"),
-            ("set_metadata", {"session": "secret", "key": "k", "value": float("nan")}, "'k'"),
             (
                 "set_metadata",
                 {"session": "", "key": "k", "value": 1, "create": True},
@@ -345,7 +344,8 @@ async def test_schemas_fit_strict_mode(session):
             assert "type" in field or "anyOf" in field, name
         for each in (*schemas(given), *schemas(tool.output_schema)):
             assert each.get("type") != "array" or each["items"]
-            assert not {"default", "title", "maxLength"} & each.keys() or each not in given
+        for each in schemas(given):
+            assert not {"default", "title", "maxLength"} & each.keys()
     await engine.dispose()
 
 
@@ -556,16 +556,15 @@ async def test_database_errors_say_what_kind(shared_database, tmp_path, caplog):
     await catalog.create_session("chat", metadata={"a": "private"})
     async with engine.begin() as connection:
         await connection.exec_driver_sql(
-            "ALTER TABLE agent_sessions_metadata RENAME TO something_else"
+            "ALTER TABLE agent_sessions_metadata RENAME COLUMN search_key TO something_else"
         )
     async with within(catalog) as tools:
         error = await tools.error("find_sessions", metadata={"a": "private"})
         assert error.startswith("database error (")
-        assert "try again later" not in error or shared_database.kind == "sqlite"
         assert "something_else" not in error
     (record,) = caplog.records
     assert record.name.startswith("agents_session_metadata.mcp_server")
-    assert "agent_sessions_metadata" in record.getMessage()
+    assert "search_key" in record.getMessage()
     assert "private" not in record.getMessage()
 
 
