@@ -34,6 +34,9 @@ from agents_session_metadata.mcp_server import (
 from agents_session_metadata.mcp_server.answers import NOTE
 from agents_session_metadata.mcp_server.tools import TOOLS
 
+sqlite_only = pytest.mark.parametrize("shared_database", ["sqlite-file"], indirect=True)
+"""For what is the same on every database."""
+
 DOCS = Path(__file__).parent.parent / "docs" / "mcp.md"
 
 
@@ -56,7 +59,7 @@ class Tools:
         answer = json.loads(content.text)
         # The client has checked it against the output schema.
         assert result.structured_content == answer
-        if tool.removeprefix("fugue_") in READ_TOOLS:
+        if tool in READ_TOOLS:
             assert answer.pop("note") == NOTE
         return answer
 
@@ -129,11 +132,12 @@ async def test_an_orchestra(catalog, shared_database):
         assert answer["deleted"] == 4
     assert await catalog.get_metadata("gt-alpha-Toast") == {}
     # It is a real database: another server sees the same.
-    async with connected(shared_database.url) as tools:
+    async with within(catalog) as tools:
         found = await tools("find_sessions", metadata={"role": "polecat"})
         assert ids(found) == ["gt-beta-Jam", "secret"]
 
 
+@sqlite_only
 async def test_read_only_unless_told_otherwise(catalog, shared_database):
     async with connected(shared_database.url) as tools:
         offered = (await tools.client.list_tools()).tools
@@ -141,7 +145,7 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
         assert all(tool.annotations.read_only_hint for tool in offered)
         assert not any(tool.annotations.destructive_hint for tool in offered)
         assert "unknown tool set_metadata" in await tools.error("set_metadata", session="x")
-    async with connected(shared_database.url, "--allow-write", "--tool-prefix", "fugue_") as tools:
+    async with within(catalog, allow_write=True, tool_prefix="fugue_") as tools:
         offered = {tool.name: tool for tool in (await tools.client.list_tools()).tools}
         assert set(offered) == {f"fugue_{name}" for name in (*READ_TOOLS, *WRITE_TOOLS)}
         hints = {
@@ -159,7 +163,7 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
             assert tool.description
             for name, field in tool.input_schema["properties"].items():
                 assert field.get("description"), (tool.name, name)
-        answer = await tools("fugue_get_metadata", session="secret", key="role")
+        answer = await tools("get_metadata", session="secret", key="role")
         assert answer["value"] == "polecat"
 
 
@@ -225,6 +229,7 @@ async def test_values_are_stored_as_they_are_given(catalog):
                 assert type(each) is type(value)
 
 
+@sqlite_only
 async def test_errors_say_what_to_change(catalog):
     before = await catalog.get_session("secret")
     deep = "[" * 100_000
@@ -349,6 +354,7 @@ async def test_schemas_fit_strict_mode(session):
     await engine.dispose()
 
 
+@sqlite_only
 async def test_a_server_for_one_session(catalog, shared_database):
     own = ["--session", "gt-alpha-Toast", "--allow-write"]
     async with connected(shared_database.url, *own) as tools:
@@ -383,6 +389,7 @@ async def test_a_server_for_one_session(catalog, shared_database):
         make_server(catalog, tool_prefix="a b")
 
 
+@sqlite_only
 async def test_long_lists_come_in_parts(catalog):
     for number in range(30):
         await catalog.create_session(
@@ -410,6 +417,7 @@ async def test_long_lists_come_in_parts(catalog):
         assert "cut" not in page
 
 
+@sqlite_only
 async def test_sessions_of_a_hundred_keys(catalog):
     for name in ("many-1", "many-2"):
         metadata = {f"{'k' * 200}{number}": "x" * 900 for number in range(100)}
@@ -450,6 +458,7 @@ async def read(tools, session, key):
     return json.loads(text)
 
 
+@sqlite_only
 async def test_every_name_can_be_reached(catalog):
     metadata = {f"{number:03}{chr(1) * 252}": "\x01" * 6_000 for number in range(50)}
     metadata |= {f"{number:03}{'é' * 252}": number for number in range(50, 100)}
@@ -464,6 +473,7 @@ async def test_every_name_can_be_reached(catalog):
         assert "more keys are left out" in listed["cut"]
 
 
+@sqlite_only
 @pytest.mark.parametrize("text", ['"', "\n", "\x01", "é", '\x01"é\\'])
 async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path, text):
     session = text * (255 // len(text))
@@ -499,6 +509,7 @@ async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path, t
     assert max(map(len, answers)) <= 2 * ANSWER_CHARACTERS + 500
 
 
+@sqlite_only
 async def test_a_long_value_comes_in_parts(catalog):
     value = {"text": "é" * 30_000}
     await catalog.set_metadata("long", {"k": value, "small": 1})
@@ -583,6 +594,7 @@ async def test_the_first_call_after_a_dropped_connection(shared_database):
                 proxy.cut()
 
 
+@sqlite_only
 async def test_lines_that_cannot_be_read_are_answered(shared_database):
     await SessionCatalog(shared_database.engine(), create_tables=True).create_session("chat")
     program, arguments = command(shared_database.url)
@@ -647,6 +659,7 @@ async def test_many_requests_at_once_on_a_database_in_memory():
         assert (await tools("get_metadata", session="chat"))["metadata"] == values
 
 
+@sqlite_only
 async def test_a_server_that_cannot_answer_does_not_start(shared_database):
     program, arguments = command(shared_database.url)
     process = await asyncio.create_subprocess_exec(
@@ -663,6 +676,7 @@ async def test_a_server_that_cannot_answer_does_not_start(shared_database):
     assert b"Traceback" not in error
 
 
+@sqlite_only
 async def test_an_agent_of_the_sdk(catalog, shared_database):
     program, arguments = command(
         shared_database.url, "--allow-write", "--scope", "owner_id=u1", "--tool-prefix", "fugue_"

@@ -7,11 +7,8 @@
 from __future__ import annotations
 
 try:
-    from .server import MetadataServer, make_server
-except ImportError as error:
-    # mcp 1.x is a package of the same name that lacks what the server imports.
-    if (error.name or "").partition(".")[0] not in {"mcp", "mcp_types"}:
-        raise
+    from mcp.server import ServerRequestContext as _OnlyInMcp2  # noqa: F401
+except ImportError:
     raise ImportError(
         "the MCP server requires mcp 2.x; install it with: "
         "pip install 'agents-session-metadata[mcp]'",
@@ -19,6 +16,7 @@ except ImportError as error:
     ) from None
 
 from .answers import ANSWER_CHARACTERS, ERROR_CHARACTERS, LISTED_VALUE_CHARACTERS
+from .server import MetadataServer, make_server
 from .tools import READ_TOOLS, WRITE_TOOLS
 
 __all__ = [
