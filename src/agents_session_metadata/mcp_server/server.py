@@ -206,7 +206,7 @@ class MetadataServer(Server[Any]):
             if getattr(error, "connection_invalidated", False):
                 problem = "the connection to the database was lost; try again"
             return f"database error ({kind}): {problem}"
-        if isinstance(error, (SessionMetadataError, ValueError, TypeError)):
+        if isinstance(error, (SessionMetadataError, ValueError)):
             return str(error)
         logger.error("%s: unexpected error", tool, exc_info=error)
         return f"unexpected error ({kind}); the server's log has the details"
