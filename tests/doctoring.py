@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sqlite3
+
 import pytest
 from conformance import raw
 from servers import SHARED_DATABASES
+from sqlalchemy import inspect
+from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.doctor import diagnose
 
+_NAME = r"""(?:"[^"]+"|`[^`]+`|[\w.]+)"""
+_WIDE = r"(?:LONGTEXT|LONGBLOB|VARBINARY\(512\)|VARCHAR\(\d+\)|\w+\(\d+\)[ ][^;]*AUTO_INCREMENT)"
+_DERIVED = r"""(?:\w+_elements|"[^"]+_elements"|`[^`]+_elements`)"""
+_TRIGGER = r'(?:\w+|"[^"]+)_after_(?:delete|insert|update)"?'
+
+SAFE = re.compile(
+    rf"""CREATE[ ]TABLE[ ]{_NAME}[ ]\(\n(?!.*SELECT).*
+    |CREATE[ ]INDEX[ ]{_NAME}[ ]ON[ ]{_NAME}[ ]\([^()]*\)
+    |CREATE[ ]TRIGGER[ ]IF[ ]NOT[ ]EXISTS[ ]{_TRIGGER}[ ]AFTER[ ].*
+    |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_TRIGGER}
+    |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ](CONSTRAINT[ ]{_NAME}[ ])?FOREIGN[ ]KEY[ ]?\([^;]*
+    |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ]PRIMARY[ ]KEY[ ]\([^()]*\)
+    |ALTER[ ]TABLE[ ]{_NAME}[ ]ALTER[ ]COLUMN[ ]\w+[ ](
+        SET[ ]DEFAULT[ ]\(?CURRENT_TIMESTAMP\)?
+        |ADD[ ]GENERATED[ ]BY[ ]DEFAULT[ ]AS[ ]IDENTITY[ ]\(START[ ]WITH[ ]\d+\)
+        |TYPE[ ](TEXT|VARCHAR|VARCHAR\(255\))[ ]COLLATE[ ]{_NAME}\.{_NAME})
+    |ALTER[ ]TABLE[ ]{_NAME}[ ]MODIFY[ ]COLUMN[ ]`\w+`[ ]{_WIDE}[^;]*
+    |DELETE[ ]FROM[ ]{_DERIVED}[ ]WHERE[ ]NOT[ ]EXISTS[ ]\([^;]*\)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+"""The only kinds of statements that `doctor` may print."""
+
 
 async def problems(engine, names=None):
+    """What `doctor` finds; every statement that it prints is of a safe kind."""
     found = await diagnose(engine, names)
     assert found[0].level == "info"
+    for finding in found:
+        for statement in finding.repair:
+            assert SAFE.fullmatch(statement), statement
     return found[1:]
 
 
@@ -20,10 +53,41 @@ async def run(engine, statements):
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         for statement in statements:
-            is_formatted = engine.dialect.driver == "asyncmy"
-            await connection.exec_driver_sql(
-                statement.replace("%", "%%") if is_formatted else statement
-            )
+            await connection.exec_driver_sql(_escaped(engine, statement))
+
+
+async def run_on(engine, statements, *, harsh=True):
+    """As a shell that goes on after an error; `harsh` settings make mistakes worse."""
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        settings = {"sqlite": "PRAGMA foreign_keys = ON", "mysql": "SET SESSION sql_mode = ''"}
+        if harsh and engine.dialect.name in settings:
+            await connection.exec_driver_sql(settings[engine.dialect.name])
+        for statement in statements:
+            with contextlib.suppress(DBAPIError):
+                await connection.exec_driver_sql(_escaped(engine, statement))
+        await connection.invalidate()
+
+
+def _escaped(engine, statement):
+    return statement.replace("%", "%%") if engine.dialect.driver == "asyncmy" else statement
+
+
+def split(script):
+    """The statements of a script; a trigger's body has semicolons of its own."""
+    statements, rest = [], ""
+    for part in script.split(";"):
+        rest += part
+        if sqlite3.complete_statement(f"{rest};"):
+            statements.append(rest.strip())
+            rest = ""
+        else:
+            rest += ";"
+    return [each for each in statements if each]
+
+
+def printed(found):
+    return [statement for finding in found for statement in finding.repair]
 
 
 async def repair(engine, expected, levels=None):
@@ -31,10 +95,18 @@ async def repair(engine, expected, levels=None):
     found = await problems(engine)
     assert expected in {finding.check for finding in found}
     assert {finding.level for finding in found} <= set(levels or ["error"])
-    statements = [statement for finding in found for statement in finding.repair]
-    assert statements
-    await run(engine, statements)
+    assert printed(found)
+    await run(engine, printed(found))
     assert await problems(engine) == []
+    return found
+
+
+async def explained(engine, expected, levels=None):
+    """What was found is what was expected, in words alone."""
+    found = await problems(engine)
+    assert expected in {finding.check for finding in found}, found
+    assert {finding.level for finding in found} <= set(levels or ["error", "warning"])
+    assert printed(found) == []
     return found
 
 
@@ -78,3 +150,48 @@ async def ddl_dialect(engine):
         if getattr(connection.dialect, "is_mariadb", False):
             return "mariadb"
     return engine.dialect.name
+
+
+async def without_foreign_keys(engine, table):
+    async with engine.connect() as connection:
+        keys = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
+    word = "FOREIGN KEY" if engine.dialect.name == "mysql" else "CONSTRAINT"
+    for key in keys:
+        await raw.execute(engine, f"ALTER TABLE {table} DROP {word} {key['name']}")
+
+
+async def drop_column(engine, table, column):
+    await raw.execute(engine, f"ALTER TABLE {table} DROP COLUMN {column}")
+
+
+async def sqlite_retyped(engine, table, old, new):
+    """Declare a table otherwise, as somebody who wrote the SQL by hand."""
+    rows = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = :t", t=table
+    )
+    definition, replaced = re.subn(old, new, rows[0][0])
+    assert replaced
+    indexes = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE type = 'index' AND tbl_name = :t", t=table
+    )
+    triggers = await raw.execute(engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger'")
+    await run(
+        engine,
+        [
+            *(f"DROP TRIGGER {name}" for name, _ in triggers),
+            f"CREATE TABLE copy AS SELECT * FROM {table}",
+            f"DROP TABLE {table}",
+            definition,
+            f"INSERT INTO {table} SELECT * FROM copy",
+            "DROP TABLE copy",
+            *(sql for (sql,) in indexes if sql),
+            *(sql for _, sql in triggers),
+        ],
+    )
+
+
+FOREIGN_KEYS = ["agent_messages", "agent_sessions_metadata", "agent_sessions_metadata_elements"]
+
+
+def parent_of(table):
+    return table.removesuffix("_elements") if "elements" in table else "agent_sessions"

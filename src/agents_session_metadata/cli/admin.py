@@ -39,7 +39,6 @@ from .output import (
     printable,
     progress,
     say,
-    shown,
     write,
     write_json,
 )
@@ -186,20 +185,41 @@ async def ddl(
 
 
 @command("doctor", "doctor --json")
-async def doctor(place: Place, *, as_json: JsonOption = False) -> int:
-    """Check a database and print what is wrong with it and what to run.
+async def doctor(
+    place: Place,
+    *,
+    rewrite_search_keys: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite-search-keys",
+            help="Write search keys and list elements that do not agree with their values again.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Check a database, and print what is wrong with it and the statements that repair it.
 
-    The statements are to be run in the order in which they stand. The exit code is 1 when
-    something is wrong; a warning alone gives 0.
+    Nothing is changed, unless --rewrite-search-keys is given. The statements never change or
+    delete what an application wrote; run them in their order. The exit code is 1 if something is
+    wrong; a warning alone gives 0.
     """
-    from agents_session_metadata.doctor import diagnose
+    from agents_session_metadata import doctor
 
     place.refuse_scope("doctor")
     if place.create_tables:
         usage("doctor changes nothing; leave --create-tables out")
     engine = place.engine()
     try:
-        findings = await diagnose(engine, place.names)
+        if rewrite_search_keys:
+            rewritten, skipped = await doctor.rewrite_search_keys(engine, place.names)
+            if as_json:
+                write_json({"rewritten": rewritten, "skipped": skipped})
+            else:
+                write(str(rewritten))
+                hint = "; run `agent-sessions doctor` to see why" if skipped else ""
+                say(f"values rewritten: {rewritten}, skipped: {skipped}{hint}")
+            return 0
+        findings = await doctor.diagnose(engine, place.names)
     finally:
         await engine.dispose()
     wrong = any(each.level == "error" for each in findings)
@@ -207,7 +227,8 @@ async def doctor(place: Place, *, as_json: JsonOption = False) -> int:
         write_json({"healthy": not wrong, "findings": [each.as_dict() for each in findings]})
         return int(wrong)
     for each in findings:
-        write(f"{each.level:7}  {each.check}: {shown(each.problem)}")
+        # Whole: a statement in it that is cut would be another statement.
+        write(f"{each.level:7}  {each.check}: {printable(each.problem)}")
         for statement in each.repair:
             write(printable(f"{statement};", "\n\t"))
     say("something is wrong" if wrong else "healthy")

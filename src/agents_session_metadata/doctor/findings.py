@@ -13,11 +13,13 @@ class Finding:
     """One thing that was found.
 
     Attributes:
-        level: `error` when a promise of the package does not hold, `warning` when it holds within
+        level: `error` if a promise of the package does not hold, `warning` if it holds within
             limits that the problem names, `info` for what is no problem.
         check: What was looked at, such as `indexes`.
-        problem: What is wrong, in a sentence.
-        repair: The statements that repair it, in order; none where SQL cannot.
+        problem: What is wrong, in a sentence, and what to do if there is no `repair`.
+        repair: The statements that repair it, in order. They add what is missing, widen columns,
+            replace triggers of this package and delete rows that this package derives; they never
+            touch what an application wrote. Empty if no such statement repairs the problem.
     """
 
     level: Level
@@ -26,7 +28,7 @@ class Finding:
     repair: tuple[str, ...] = ()
 
     def repaired_above(self) -> Finding:
-        """The same, when the statements of a finding before it repair it too."""
+        """The same finding, if the statements of an earlier finding repair it too."""
         return replace(self, problem=f"{self.problem}; the statements above repair it", repair=())
 
     def as_dict(self) -> dict[str, Any]:

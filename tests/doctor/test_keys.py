@@ -1,0 +1,243 @@
+"""`doctor` on primary keys, foreign keys, indexes, triggers and orphans."""
+
+from __future__ import annotations
+
+import pytest
+from conformance import raw
+from doctoring import (
+    FOREIGN_KEYS,
+    explained,
+    intact,
+    only,
+    parent_of,
+    printed,
+    problems,
+    repair,
+    run,
+    run_on,
+    split,
+    without_foreign_keys,
+)
+from sqlalchemy import inspect
+
+
+@only("postgresql", "mysql")
+async def test_a_missing_primary_key_is_added(filled, shared_database):
+    engine = filled.engine
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    word = "CONSTRAINT agent_sessions_metadata_pkey" * (shared_database.kind == "postgresql")
+    if shared_database.kind == "mysql":
+        # The foreign key leans on the primary key's index.
+        await without_foreign_keys(engine, "agent_sessions_metadata")
+    await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata DROP {word or 'PRIMARY KEY'}")
+    found = await repair(engine, "indexes")
+    assert "primary key of agent_sessions_metadata" in found[0].problem
+    await intact(filled)
+
+
+@only("postgresql", "mysql")
+async def test_another_primary_key_is_explained(filled, shared_database):
+    engine, table = filled.engine, "agent_sessions_metadata_elements"
+    drop = "PRIMARY KEY" if shared_database.kind == "mysql" else f"CONSTRAINT {table}_pkey"
+    await without_foreign_keys(engine, table)
+    await raw.execute(engine, f"ALTER TABLE {table} DROP {drop}")
+    await raw.execute(engine, f"ALTER TABLE {table} ADD COLUMN id INTEGER")
+    await raw.execute(
+        engine, f"UPDATE {table} SET id = position * 2 + CASE session_id WHEN 'a' THEN 1 ELSE 0 END"
+    )
+    await raw.execute(engine, f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    await run_on(engine, printed(await problems(engine)))
+    found = await explained(engine, "indexes")
+    assert f"the primary key of {table} is not (session_id, key, position)" in found[-1].problem
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+@only("postgresql", "mysql")
+async def test_a_missing_foreign_key_waits_for_orphans(filled, shared_database, table):
+    engine, parent = filled.engine, parent_of(table)
+    await without_foreign_keys(engine, table)
+    (missing,) = await problems(engine)
+    assert (missing.check, len(missing.repair)) == ("foreign keys", 1)
+    await raw.execute(engine, f"DELETE FROM {parent} WHERE session_id = 'a'")
+    if "elements" in table:
+        # Rows of elements follow from the lists.
+        found = await repair(engine, "orphans")
+        assert [finding.check for finding in found] == ["orphans", "foreign keys"]
+        assert await raw.count_rows(engine, table) == 2
+        return
+    rows = await raw.count_rows(engine, table)
+    orphans, missing = await explained(engine, "orphans")
+    assert f"of {table} ha" in orphans.problem
+    assert "doctor prints it once the findings above are repaired" in missing.problem
+    await run(engine, [orphans.problem.partition("session row again: ")[2]])
+    await repair(engine, "foreign keys", ["error", "warning"])
+    assert await raw.count_rows(engine, table) == rows
+    assert {info.session_id async for info in filled.iter_sessions()} == {"a", "b"}
+
+
+@only("sqlite")
+async def test_orphans_get_their_session_row_back(filled, shared_database):
+    engine = filled.engine
+    triggers = await raw.execute(engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger'")
+    for name, _ in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
+    rows = "DELETE FROM agent_sessions_metadata WHERE session_id = 'b' AND key = 'tags'"
+    await raw.execute(engine, rows)
+    found = await problems(engine)
+    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 4
+    assert "1 row of agent_messages has no row in agent_sessions" in found[0].problem
+    assert "2 rows of agent_sessions_metadata_elements have no row" in found[2].problem
+    # The triggers that are created now delete metadata that is left when a session is inserted.
+    await run(engine, printed(found))
+    messages, metadata = await explained(engine, "orphans")
+    for finding in (messages, metadata):
+        begin, drop, insert, create, commit = split(
+            finding.problem.partition("session row again: ")[2]
+        )
+        # Without the statement before it, it does nothing.
+        await run(engine, [insert])
+        assert await raw.count_rows(engine, "agent_sessions") == 1
+    await run(engine, [begin, drop, insert, create, commit])
+    assert await problems(engine) == []
+    assert await filled.get_metadata("a") == {"tags": ["x", "y"], "n": 1}
+    assert len(await filled.session("a").get_items()) == 1
+    assert await filled.get_metadata("b") == {"n": 1}
+
+
+@pytest.mark.parametrize("way", ["DISABLE TRIGGER ALL", "on replicas only", "on the parent"])
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+@only("postgresql")
+async def test_a_foreign_key_that_is_switched_off_is_explained(filled, shared_database, table, way):
+    engine, parent = filled.engine, parent_of(table)
+    query = (
+        "SELECT t.tgname FROM pg_trigger t JOIN pg_constraint k ON k.oid = t.tgconstraint"
+        f" WHERE k.conrelid = to_regclass('{table}') AND t.tgrelid = to_regclass('{parent}')"
+        " ORDER BY t.tgname LIMIT 1"
+    )
+    [[trigger]] = await raw.execute(engine, query)
+    statements = {
+        "DISABLE TRIGGER ALL": f"ALTER TABLE {table} {way}",
+        "on the parent": f"ALTER TABLE {parent} DISABLE TRIGGER ALL",
+        "on replicas only": f'ALTER TABLE {parent} ENABLE REPLICA TRIGGER "{trigger}"',
+    }
+    await raw.execute(engine, statements[way])
+    found = await explained(engine, "foreign keys")
+    words = f"the foreign key of {table} to {parent} is switched off"
+    assert words in [each.problem.partition(";")[0] for each in found]
+
+
+# New in PostgreSQL 18, which is what the tests start; another server may be older.
+@pytest.mark.parametrize("shared_database", ["postgresql"], indirect=True)
+async def test_a_foreign_key_that_is_not_enforced_is_explained(filled, shared_database):
+    table = "agent_sessions_metadata"
+    change = "ALTER CONSTRAINT agent_sessions_metadata_session_fk NOT ENFORCED"
+    await raw.execute(filled.engine, f"ALTER TABLE {table} {change}")
+    (finding,) = await explained(filled.engine, "foreign keys")
+    assert f"the foreign key of {table} to agent_sessions is switched off" in finding.problem
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+@only("postgresql")
+async def test_a_foreign_key_that_was_never_checked_is_explained(filled, shared_database, table):
+    engine = filled.engine
+    query = (
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint"
+        f" WHERE conrelid = to_regclass('{table}') AND contype = 'f'"
+    )
+    [[name, definition]] = await raw.execute(engine, query)
+    await raw.execute(engine, f"ALTER TABLE {table} DROP CONSTRAINT {name}")
+    await raw.execute(engine, f"ALTER TABLE {table} ADD CONSTRAINT {name} {definition} NOT VALID")
+    (finding,) = await explained(engine, "foreign keys")
+    assert "was never checked for the rows before it" in finding.problem
+    statement = finding.problem.partition("; run ")[2].partition(" once ")[0]
+    await run(engine, [statement])
+    assert await problems(engine) == []
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+@only("postgresql", "mysql")
+async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_database, table):
+    engine = filled.engine
+    async with engine.connect() as connection:
+        (key,) = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
+    await without_foreign_keys(engine, table)
+    quote = engine.dialect.identifier_preparer.quote
+    own, others = (
+        ", ".join(map(quote, key[f"{side}_columns"])) for side in ("constrained", "referred")
+    )
+    await raw.execute(
+        engine,
+        f"ALTER TABLE {table} ADD CONSTRAINT wrong FOREIGN KEY ({own})"
+        f" REFERENCES {key['referred_table']} ({others})",
+    )
+    (finding,) = await explained(engine, "foreign keys")
+    assert "does not delete with its parent (constraint wrong)" in finding.problem
+
+
+@only("sqlite")
+async def test_a_trigger_that_does_something_else_is_replaced(filled, shared_database):
+    engine = filled.engine
+    name = "agent_sessions_metadata_after_delete"
+    await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(
+        engine, f"CREATE TRIGGER {name} AFTER DELETE ON agent_sessions BEGIN SELECT 1; END"
+    )
+    found = await repair(engine, "triggers")
+    assert "does something else" in found[0].problem
+    await intact(filled)
+
+
+@only("sqlite")
+async def test_no_trigger_is_printed_for_a_table_that_is_missing(filled, shared_database):
+    engine = filled.engine
+    await raw.execute(engine, "DROP TRIGGER agent_sessions_metadata_elements_after_delete")
+    await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    assert [each.check for each in await explained(engine, "tables")] == ["tables", "triggers"]
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
+
+
+@pytest.mark.parametrize("way", ["missing", "other columns", "partial"])
+async def test_a_missing_index_is_created_beside_others(filled, shared_database, way):
+    engine, kind = filled.engine, shared_database.kind
+    indexes = {
+        "agent_messages": "idx_agent_messages_session_time",
+        "agent_sessions_metadata": "agent_sessions_metadata_search_idx",
+        "agent_sessions_metadata_elements": "agent_sessions_metadata_elements_search_idx",
+    }
+    for table, index in indexes.items():
+        on = f" ON {table}" if kind == "mysql" else ""
+        if kind == "mysql":
+            # A foreign key wants some index.
+            await raw.execute(engine, f"CREATE INDEX other ON {table} (session_id)")
+        await raw.execute(engine, f"DROP INDEX {index}{on}")
+        if way == "other columns":
+            await raw.execute(engine, f"CREATE INDEX {index} ON {table} (session_id)")
+        if way == "partial" and kind == "mysql" and table != "agent_messages":
+            columns = "`key`(10), search_key(5), session_id"
+            await raw.execute(engine, f"CREATE INDEX {index} ON {table} ({columns})")
+        elif way == "partial" and kind != "mysql":
+            columns = (
+                "session_id, created_at" if "messages" in table else "key, search_key, session_id"
+            )
+            where = "WHERE session_id > 'b'"
+            await raw.execute(engine, f"CREATE INDEX {index} ON {table} ({columns}) {where}")
+    found = await repair(engine, "indexes")
+    assert [each.problem.partition(" on ")[0] for each in found] == [
+        f"{table} has no index" for table in indexes
+    ]
+    if way == "other columns":
+        assert all(f"{each}_2" in found[at].repair[0] for at, each in enumerate(indexes.values()))
+    await intact(filled)
+
+
+@only("postgresql")
+async def test_an_index_that_was_left_incomplete(filled, shared_database):
+    engine, index = filled.engine, "agent_sessions_metadata_search_idx"
+    # As CREATE INDEX CONCURRENTLY leaves it when it is cancelled.
+    await raw.execute(
+        engine,
+        f"UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{index}'::regclass",
+    )
+    await repair(engine, "indexes")
+    await intact(filled)

@@ -1,0 +1,423 @@
+"""`doctor` on tables, columns, types and collations."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conformance import raw
+from doctoring import (
+    FOREIGN_KEYS,
+    drop_column,
+    exact_collation,
+    explained,
+    intact,
+    of_kind,
+    only,
+    printed,
+    problems,
+    repair,
+    run,
+    sqlite_retyped,
+    without_foreign_keys,
+)
+from servers import SHARED_DATABASES
+
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.storage.tables import table_names
+
+
+async def fill(engine):
+    catalog = SessionCatalog(engine)
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
+        await session.add_items([raw.message("hello")])
+    return catalog
+
+
+# ---- tables ----
+
+
+@pytest.mark.parametrize("kept", ["none", "sdk", "all but elements"])
+async def test_missing_tables_are_created(engine, kept):
+    if kept == "sdk":
+        await raw.create_sdk_tables(engine, length=255, collation=await exact_collation(engine))
+    if kept == "all but elements":
+        await SessionCatalog(engine, create_tables=True).count_sessions()
+        await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    await repair(engine, "tables")
+    await intact(await fill(engine))
+
+
+async def test_tables_of_other_names_are_created(engine):
+    names = table_names("talks", "entries", "Facts 100% of talks")
+    missing = await problems(engine, names)
+    assert [finding.check for finding in missing if finding.check == "tables"] == ["tables"] * 4
+    await run(engine, printed(missing))
+    assert await problems(engine, names) == []
+
+
+async def test_tables_beside_those_of_the_sdk_are_healthy(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=255, collation=await exact_collation(engine))
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    assert await problems(engine) == []
+
+
+# ---- columns ----
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [("updated_at", "by a migration of your own"), ("value", "restore them from a backup")],
+)
+async def test_a_missing_column_is_explained(filled, column, words):
+    await drop_column(filled.engine, "agent_sessions_metadata", column)
+    (finding,) = await explained(filled.engine, "columns", ["error"])
+    assert f"column agent_sessions_metadata.{column} is missing; " in finding.problem
+    assert words in finding.problem
+
+
+async def test_a_missing_column_of_derived_rows_is_explained(filled):
+    await drop_column(filled.engine, "agent_sessions_metadata_elements", "search_rest")
+    (finding,) = await explained(filled.engine, "columns", ["error"])
+    assert "all rows of this table follow from the metadata" in finding.problem
+
+
+ALTERED = {
+    # kind: table, change, words, whether a statement widens it
+    "postgresql": [
+        ("agent_sessions_metadata", "ALTER COLUMN value TYPE VARCHAR(500)", "value holds 500", 1),
+        ("agent_messages", "ALTER COLUMN message_data TYPE VARCHAR(900)", "holds 900", 1),
+        ("agent_sessions_metadata", "ALTER COLUMN value DROP NOT NULL", "may be NULL", 0),
+        ("agent_sessions", "ALTER COLUMN updated_at TYPE TIMESTAMPTZ", "WITHOUT TIME ZONE", 0),
+        ("agent_sessions_metadata", "ALTER COLUMN value TYPE JSONB USING value::JSONB", "JSONB", 0),
+        ("agent_sessions_metadata_elements", "ALTER key TYPE VARCHAR(99)", "holds 99 charact", 1),
+    ],
+    "mysql": [
+        ("agent_messages", "MODIFY message_data TEXT NOT NULL COMMENT 'It''s'", "LONGTEXT", 1),
+        ("agent_sessions_metadata", "MODIFY value TINYTEXT NULL", "may be NULL", 1),
+        (
+            "agent_sessions_metadata",
+            "MODIFY value LONGTEXT CHARACTER SET latin1 NOT NULL",
+            "holds characters of latin1 only",
+            0,
+        ),
+        (
+            "agent_sessions_metadata",
+            "MODIFY search_key VARBINARY(100) NOT NULL",
+            "not VARBINARY(512)",
+            1,
+        ),
+        ("agent_sessions_metadata", "MODIFY search_rest BLOB NOT NULL", "not LONGBLOB", 1),
+        (
+            "agent_sessions",
+            "MODIFY updated_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP",
+            "keeps local time",
+            0,
+        ),
+        (
+            "agent_sessions",
+            "MODIFY created_at TIMESTAMP NOT NULL DEFAULT now() ON UPDATE CURRENT_TIMESTAMP",
+            "changes with every update",
+            0,
+        ),
+    ],
+    "sqlite": [
+        ("agent_sessions_metadata", ("value TEXT NOT NULL", "value JSON NOT NULL"), "JSON", 0),
+        ("agent_sessions_metadata", ("value TEXT NOT NULL", "value TEXT"), "may be NULL", 0),
+        ("agent_messages", ("message_data TEXT", "message_data NUMERIC"), "NUMERIC", 0),
+        (
+            "agent_sessions",
+            ("created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP", "created_at TIMESTAMP"),
+            "has no default",
+            0,
+        ),
+        (
+            "agent_sessions",
+            (r", \n\tPRIMARY KEY \(session_id\)", ""),
+            "primary key of agent_sessions is",
+            0,
+        ),
+        (
+            "agent_sessions_metadata",
+            (r'PRIMARY KEY \(session_id, "key"\), |WITHOUT ROWID', ""),
+            "primary key",
+            0,
+        ),
+        ("agent_sessions_metadata", (" ON DELETE CASCADE", ""), "does not delete with its", 0),
+        ("agent_messages", (" ON DELETE CASCADE", ""), "does not delete with its parent", 0),
+        (
+            "agent_sessions_metadata",
+            (r'"key" VARCHAR\(255\) NOT NULL', '"key" VARCHAR(255) collate nocase NOT NULL'),
+            "agent_sessions_metadata.key does not distinguish case",
+            0,
+        ),
+        (
+            "agent_sessions",
+            ("session_id VARCHAR NOT NULL", "session_id VARCHAR COLLATE RTRIM NOT NULL"),
+            "does not distinguish trailing spaces",
+            0,
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("shared_database", "case"),
+    [(name, case) for kind, cases in ALTERED.items() for name in of_kind(kind) for case in cases],
+    indirect=["shared_database"],
+    ids=lambda value: value if isinstance(value, str) else f"{value[0]}-{value[2]}",
+)
+async def test_altered_columns_are_widened_or_explained(filled, case):
+    engine, (table, change, words, is_widened) = filled.engine, case
+    if isinstance(change, tuple):
+        await sqlite_retyped(engine, table, *change)
+    else:
+        statement = f"ALTER TABLE {table} {change.replace(':', chr(92) + ':')}"
+        await raw.execute(engine, statement)
+    found = await problems(engine)
+    assert any(words in each.problem for each in found), found
+    assert len(printed(found)) == is_widened
+    # What was not changed for the better is still there, and nothing else.
+    await run(engine, printed(found))
+    left = await problems(engine)
+    kept = [each.problem for each in found if not each.repair and "above" not in each.problem]
+    assert [each.problem for each in left] == kept
+    page = await filled.list_sessions(keys=[])
+    assert len(page.sessions) == 2
+
+
+@only("mysql")
+async def test_widening_keeps_what_else_a_column_has(filled, shared_database):
+    engine = filled.engine
+    change = "MODIFY message_data TEXT CHARACTER SET latin1 NOT NULL COMMENT 'It''s ours, %d'"
+    await raw.execute(engine, f"ALTER TABLE agent_messages {change}")
+    await repair(engine, "columns")
+    [[_, definition]] = await raw.execute(engine, "SHOW CREATE TABLE agent_messages")
+    (line,) = re.findall("`message_data` .*", definition)
+    assert "longtext CHARACTER SET latin1" in line
+    assert line.endswith("NOT NULL COMMENT 'It''s ours, %d',")
+
+
+@only("mysql")
+async def test_longer_columns_are_left_alone(engine, shared_database):
+    collation = await exact_collation(engine)
+    await raw.create_sdk_tables(engine, length=400, collation=collation)
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await fill(engine)
+    assert await problems(engine) == []
+    for table in FOREIGN_KEYS[:0:-1]:
+        await without_foreign_keys(engine, table)
+    for table in FOREIGN_KEYS[1:]:
+        change = f"MODIFY session_id VARCHAR(300) COLLATE {collation} NOT NULL"
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    await repair(engine, "foreign keys")
+    rows = await raw.execute(
+        engine,
+        "SELECT character_maximum_length FROM information_schema.columns"
+        " WHERE column_name = 'session_id' AND table_schema = database() ORDER BY 1",
+    )
+    assert [length for (length,) in rows] == [300, 300, 400, 400]
+
+
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("agent_sessions", "created_at"),
+        ("agent_messages", "id"),
+        ("agent_sessions_metadata", "created_at"),
+    ],
+)
+@only("postgresql", "mysql")
+async def test_a_missing_default_is_added(filled, shared_database, table, column):
+    engine = filled.engine
+    change = f"ALTER COLUMN {column} DROP DEFAULT"
+    if (shared_database.kind, column) == ("mysql", "id"):
+        change = "MODIFY id BIGINT NOT NULL COMMENT 'ours'"
+    await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = await repair(engine, "columns")
+    assert [each.problem for each in found] == [f"{table}.{column} has no default"]
+    assert ("MODIFY" in found[0].repair[0]) == ("MODIFY" in change)
+    if "MODIFY" in change:
+        assert "`id` bigint(20) NOT NULL COMMENT 'ours' AUTO_INCREMENT" in found[0].repair[0]
+    await filled.session("c").add_items([raw.message("hello")])
+    await filled.set_metadata("c", {"n": 2})
+    assert await filled.delete_session("c")
+    await intact(filled)
+
+
+@only("mysql")
+async def test_no_default_is_printed_that_would_change_an_id(filled, shared_database):
+    engine = filled.engine
+    await raw.execute(engine, "ALTER TABLE agent_messages MODIFY id INTEGER NOT NULL")
+    await raw.execute(engine, "UPDATE agent_messages SET id = 0 WHERE session_id = 'a'")
+    (finding,) = await explained(engine, "columns")
+    assert "agent_messages.id has no default; doctor prints no statement for it" in finding.problem
+
+
+@only("postgresql", "mysql")
+async def test_an_added_column_does_no_harm_unless_it_needs_a_value(filled, shared_database):
+    engine = filled.engine
+    for table in ("agent_sessions_metadata", "agent_messages"):
+        add = f"ALTER TABLE {table} ADD COLUMN tenant INTEGER DEFAULT 7"
+        await raw.execute(engine, add)
+        assert await problems(engine) == []
+        if shared_database.kind == "mysql":
+            await raw.execute(engine, f"ALTER TABLE {table} MODIFY tenant INTEGER NOT NULL")
+        else:
+            for change in ("SET NOT NULL", "DROP DEFAULT"):
+                await raw.execute(engine, f"ALTER TABLE {table} ALTER COLUMN tenant {change}")
+        (found,) = await explained(engine, "columns", ["error"])
+        assert f"column {table}.tenant requires a value" in found.problem
+        await raw.execute(engine, f"ALTER TABLE {table} DROP COLUMN tenant")
+
+
+# ---- ids and collations ----
+
+
+@only("mysql")
+async def test_a_sessions_table_of_another_collation_is_explained(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=190, charset="latin1", collation="latin1_swedish_ci")
+    await repair_tables(engine)
+    found = await explained(engine, "collations", ["error", "warning"])
+    words = " ".join(finding.problem for finding in found)
+    assert (
+        "agent_sessions.session_id does not distinguish case or accents or trailing spaces" in words
+    )
+    assert "holds characters of latin1 only" in words
+    assert "holds 190 characters, not 255" in words
+    await fill(engine)
+    # Elements cannot be told apart, so they are not compared.
+    await raw.execute(engine, "DELETE FROM agent_sessions_metadata_elements")
+    assert "elements" not in {each.check for each in await problems(engine)}
+
+
+async def repair_tables(engine):
+    await run(engine, printed(await problems(engine)))
+
+
+# Only ICU can do it on PostgreSQL; the server of the tests has none.
+@pytest.mark.parametrize(
+    "shared_database",
+    [name for name in SHARED_DATABASES if name in ("postgresql-url", "mariadb")],
+    indirect=True,
+)
+async def test_a_collation_that_ignores_differences_is_explained(filled, shared_database):
+    engine = filled.engine
+    if shared_database.kind == "postgresql":
+        await raw.execute(
+            engine,
+            "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level1',"
+            " deterministic = false)",
+        )
+        change = "ALTER COLUMN key TYPE VARCHAR(255) COLLATE loose"
+    else:
+        change = (
+            "MODIFY `key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL"
+        )
+    for table in ("agent_sessions_metadata_elements", "agent_sessions_metadata"):
+        await without_foreign_keys(engine, table)
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = await problems(engine)
+    words = [each.problem for each in found if each.check == "collations"]
+    assert "agent_sessions_metadata.key does not distinguish case or accents" in " ".join(words)
+    await run(engine, printed(found))
+    await explained(engine, "collations")
+    await intact(filled)
+
+
+OTHER_COLLATIONS = [
+    (table, column)
+    for table in (*FOREIGN_KEYS, "agent_sessions")
+    for column in ("session_id", "key")
+    if column == "session_id" or "metadata" in table
+]
+
+
+@pytest.mark.parametrize("loose", [False, True], ids=["deterministic", "nondeterministic"])
+@pytest.mark.parametrize(("table", "column"), OTHER_COLLATIONS)
+@only("postgresql")
+async def test_another_collation_is_explained(filled, shared_database, table, column, loose):
+    engine = filled.engine
+    is_private = shared_database.name == "postgresql"
+    if loose and not is_private:
+        await raw.execute(
+            engine,
+            "CREATE COLLATION other (provider = icu, locale = 'und-u-ks-level1',"
+            " deterministic = false)",
+        )
+    else:
+        await raw.execute(engine, 'CREATE COLLATION other FROM "POSIX"')
+    if loose:
+        # Only ICU makes such a collation, and the private server has none. There, the catalogue
+        # says so of another one.
+        await raw.execute(
+            engine, "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'other'"
+        )
+        for each in FOREIGN_KEYS:
+            await without_foreign_keys(engine, each)
+    kind = "VARCHAR(255)" if column == "key" else "VARCHAR"
+    await raw.execute(engine, f"ALTER TABLE {table} ALTER {column} TYPE {kind} COLLATE other")
+    found = await problems(engine)
+    words = " ".join(finding.problem for finding in found)
+    assert f"{table}.{column} " in words
+    assert "characters of the collation other" in words
+    assert "TYPE" not in "".join(printed(found))
+    if loose:
+        how = "has the nondeterministic collation other" if is_private else "does not distinguish"
+        assert f"{table}.{column} {how}" in words
+    else:
+        assert "distinguish" not in words
+        assert "nondeterministic" not in words
+
+
+@only("mysql")
+async def test_ids_of_another_collation_than_their_parents_are_explained(filled, shared_database):
+    engine, table = filled.engine, "agent_sessions_metadata"
+    await without_foreign_keys(engine, table)
+    await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+    await raw.execute(
+        engine,
+        f"ALTER TABLE {table} MODIFY session_id VARCHAR(255)"
+        " CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+    )
+    found = await explained(engine, "columns")
+    assert any("utf8mb4_bin" in finding.problem for finding in found)
+
+
+@pytest.mark.parametrize("table", FOREIGN_KEYS)
+@only("postgresql", "mysql")
+async def test_ids_shorter_than_their_parents_are_widened(filled, shared_database, table):
+    engine = filled.engine
+    await without_foreign_keys(engine, table)
+    if shared_database.kind == "mysql":
+        await without_foreign_keys(engine, "agent_sessions_metadata_elements")
+        change = f"MODIFY session_id VARCHAR(10) COLLATE {await exact_collation(engine)} NOT NULL"
+    else:
+        change = "ALTER session_id TYPE VARCHAR(10)"
+    await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = await repair(engine, "columns", ["error", "warning"])
+    words = " ".join(finding.problem for finding in found)
+    assert f"{table}.session_id is 10 characters of" in words
+    assert f"{table}.session_id holds 10 characters, not 255" in words
+    await filled.create_session("longer than ten", metadata={"tags": ["y"]})
+    await filled.delete_session("longer than ten")
+    await intact(filled)
+
+
+@only("mysql")
+async def test_ids_that_a_foreign_key_keeps_from_being_widened(engine, shared_database):
+    await raw.create_sdk_tables(engine, length=190, collation=await exact_collation(engine))
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a", metadata={"tags": ["x"]})
+    found = await explained(engine, "columns", ["warning"])
+    assert {each.check for each in found} == {"columns"}
+    assert "holds 190 characters, not 255; doctor prints no statement" in found[0].problem
+
+
+@only("postgresql")
+async def test_ids_as_long_as_metadata_needs_are_healthy(filled, shared_database):
+    for table in FOREIGN_KEYS[1:]:
+        change = 'ALTER session_id TYPE VARCHAR(255) COLLATE "C"'
+        await raw.execute(filled.engine, f"ALTER TABLE {table} {change}")
+    assert await problems(filled.engine) == []

@@ -1,0 +1,95 @@
+"""`doctor` on versions, clocks, time zones and how a server stores tables."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from conformance import raw
+from doctoring import (
+    FOREIGN_KEYS,
+    ddl_dialect,
+    explained,
+    intact,
+    of_kind,
+    only,
+    problems,
+    run,
+    without_foreign_keys,
+)
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata.doctor import checks, diagnose
+
+
+async def test_a_healthy_database_gives_the_versions_alone(filled, shared_database):
+    (versions,) = await diagnose(filled.engine)
+    assert await ddl_dialect(filled.engine) in versions.problem.lower()
+    assert "openai-agents 0." in versions.problem
+    assert "SQLAlchemy 2." in versions.problem
+    assert versions.repair == ()
+
+
+@only("mysql")
+async def test_engines_without_transactions_are_explained(filled, shared_database):
+    engine = filled.engine
+    for table in reversed(FOREIGN_KEYS):
+        await without_foreign_keys(engine, table)
+    await raw.execute(engine, "ALTER TABLE agent_sessions ENGINE=MEMORY")
+    (finding,) = [each for each in await problems(engine) if each.check == "engine"]
+    assert finding.repair == ()
+    assert "stored by MEMORY, which keeps no transactions" in finding.problem
+    await run(engine, [finding.problem.partition("then run ")[2]])
+    assert not [each for each in await problems(engine) if each.check == "engine"]
+
+
+@only("postgresql")
+async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
+    name = make_url(shared_database.url).database
+    await raw.execute(filled.engine, f"ALTER DATABASE {name} SET timezone = 'Asia/Kolkata'")
+    await filled.engine.dispose()
+    (finding,) = await explained(filled.engine, "clock", ["warning"])
+    assert "Asia/Kolkata" in finding.problem
+    assert "convert the stored times" in finding.problem
+    settings = {"server_settings": {"timezone": "Europe/London"}}
+    engine = create_async_engine(shared_database.url, connect_args=settings)
+    (finding,) = await explained(engine, "clock", ["warning"])
+    assert "this client asks for the zone" in finding.problem
+    await engine.dispose()
+
+
+@pytest.mark.parametrize(("shift", "words"), [(-60, "60 s ahead of"), (60, "60 s behind")])
+@only("postgresql", "mysql")
+async def test_clocks_that_differ_are_a_warning(filled, shared_database, monkeypatch, shift, words):
+    monkeypatch.setattr(checks, "now", lambda: time.time() + shift)
+    (finding,) = await explained(filled.engine, "clock", ["warning"])
+    assert words in finding.problem
+
+
+@only("mysql")
+async def test_a_client_that_switches_foreign_keys_off(filled, shared_database):
+    off = {"init_command": "SET foreign_key_checks = 0"}
+    engine = create_async_engine(shared_database.url, connect_args=off)
+    (finding,) = await explained(engine, "foreign keys", ["error"])
+    assert "this client sets foreign_key_checks to 0" in finding.problem
+    await engine.dispose()
+
+
+# Not on a server that others use meanwhile.
+@pytest.mark.parametrize(
+    "shared_database",
+    [] if os.environ.get("TEST_MYSQL_URL") else of_kind("mysql"),
+    indirect=True,
+)
+async def test_a_server_that_switches_foreign_keys_off(filled, shared_database):
+    await raw.execute(filled.engine, "SET GLOBAL foreign_key_checks = 0")
+    try:
+        await filled.engine.dispose()
+        (finding,) = await explained(filled.engine, "foreign keys", ["error"])
+        assert "can run SET GLOBAL foreign_key_checks = 1" in finding.problem
+    finally:
+        await raw.execute(filled.engine, "SET GLOBAL foreign_key_checks = 1")
+    await filled.engine.dispose()
+    await intact(filled)
