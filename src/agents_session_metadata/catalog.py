@@ -12,10 +12,11 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from sqlalchemy import Connection, Result
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy import URL, Connection, Result
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .dialects._dialect import Statement
+from .dialects.urls import create_engine, shown_url
 from .errors import (
     InvalidFilterError,
     SessionExistsError,
@@ -23,17 +24,17 @@ from .errors import (
     SessionNotFoundError,
 )
 from .keys import AGENT, normalize_agent
-from .maintenance.retention import delete_matching, expired, sweep_orphans
+from .maintenance.retention import delete_matching, expired
 from .maintenance.transfer import OnConflict, export_record, fork, import_record
 from .query.builder import Builder
 from .query.cursors import decode_cursor, encode_cursor
-from .query.filters import All, Condition, IdIn, Where, equality, parse_filter, parse_values
+from .query.filters import All, Condition, IdIn, Where, equality, parse_values
 from .query.ordering import WALK, OrderBy, Ordering, Position
-from .query.queries import Query
+from .query.queries import Queries, Query
 from .reports.statistics import statistics_statement, to_statistics
-from .scope import Scope
-from .storage.rows import check_id, storable_keys
-from .storage.store import SessionStore, check_limit
+from .scope import Scope, ScopedStore
+from .storage.rows import check_id_type, storable_keys
+from .storage.store import check_limit
 from .storage.tables import table_names
 from .types import (
     JSONValue,
@@ -76,6 +77,7 @@ class SessionCatalog:
         ensure_ascii: As in the SDK, for the sessions it hands out.
 
     Raises:
+        TypeError: If `engine` is not an async engine, or `metadata_limits` not `MetadataLimits`.
         UnsupportedDialectError: If the engine is for another database.
         ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have one name.
     """
@@ -94,11 +96,11 @@ class SessionCatalog:
         ensure_ascii: bool = True,
     ) -> None:
         # The SDK may share the engine. It is imported late: that takes longer than most commands.
-        from .session import check_on_clear, open_store
+        from .session import check_on_clear, sdk_store
 
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)
-        self._store = open_store(engine, names, create_tables=create_tables, limits=metadata_limits)
+        self._store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
         self._session_arguments: dict[str, Any] = {
             "on_clear": on_clear,
             "session_settings": session_settings,
@@ -108,24 +110,60 @@ class SessionCatalog:
 
     @classmethod
     def from_url(
-        cls, url: str, *, engine_kwargs: dict[str, Any] | None = None, **kwargs: Any
+        cls,
+        url: str | URL,
+        *,
+        engine_kwargs: dict[str, Any] | None = None,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+        **kwargs: Any,
     ) -> Self:
         """Make a catalog with an engine of its own, which `async with` disposes.
 
         Args:
-            url: An async SQLAlchemy URL, such as `postgresql+asyncpg://…`.
+            url: A database URL, such as `postgresql+asyncpg://…`. A URL that names no driver, such
+                as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets an async one.
             engine_kwargs: Arguments for `create_async_engine`.
-            **kwargs: Arguments for the constructor.
+            create_tables: As in the constructor, as are all others.
+            sessions_table: Name of the SDK's sessions table.
+            messages_table: Name of the SDK's messages table.
+            metadata_table: Name of the metadata table.
+            metadata_limits: How much metadata a session may carry.
+            on_clear: What `clear_session()` of the sessions it hands out does.
+            session_settings: The SDK's settings for the sessions it hands out.
+            ensure_ascii: As in the SDK, for the sessions it hands out.
+            **kwargs: Further arguments for the constructor of a subclass.
 
         Returns:
             The catalog.
+
+        Raises:
+            ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            ValueError: If the URL is not valid.
         """
-        catalog = cls(create_async_engine(url, **(engine_kwargs or {})), **kwargs)
+        catalog = cls(
+            create_engine(url, engine_kwargs),
+            create_tables=create_tables,
+            sessions_table=sessions_table,
+            messages_table=messages_table,
+            metadata_table=metadata_table,
+            metadata_limits=metadata_limits,
+            on_clear=on_clear,
+            session_settings=session_settings,
+            ensure_ascii=ensure_ascii,
+            **kwargs,
+        )
         catalog._owns_engine = True
         return catalog
 
     @classmethod
-    def _sharing(cls, store: SessionStore, **session_arguments: Any) -> Self:
+    def _sharing(cls, store: ScopedStore, **session_arguments: Any) -> Self:
         catalog = cls.__new__(cls)
         catalog._store = store
         catalog._session_arguments = session_arguments
@@ -143,6 +181,10 @@ class SessionCatalog:
     ) -> None:
         if self._owns_engine:
             await self.engine.dispose()
+
+    def __repr__(self) -> str:
+        scope = f" scoped by {', '.join(self._store.scope.values)}" if self._store.scope else ""
+        return f"<{type(self).__name__} {shown_url(self.engine.url)}{scope}>"
 
     @property
     def engine(self) -> AsyncEngine:
@@ -174,19 +216,27 @@ class SessionCatalog:
 
     # ---- single sessions ----
 
-    def session(self, session_id: str) -> SQLAlchemyMetadataSession:
+    def session(self, session_id: str, *, must_exist: bool = False) -> SQLAlchemyMetadataSession:
         """A session object, to run agents with. No I/O; the session need not exist yet.
 
         Args:
             session_id: Its id.
+            must_exist: Whether the object never creates the session. Writing metadata or history
+                then raises `SessionNotFoundError` if the session does not exist, also when it was
+                deleted in the meantime, and `clear_session()` empties the history but keeps the
+                session and its metadata, whatever `on_clear` says. To end the session, use
+                `delete_session`.
 
         Returns:
             The session, with this catalog's engine, tables, settings and scope.
+
+        Raises:
+            TypeError: If the id is not a string.
         """
         from .session import SQLAlchemyMetadataSession
 
         return SQLAlchemyMetadataSession._in_store(
-            session_id, self._store, **self._session_arguments
+            session_id, self._store, must_exist=must_exist, **self._session_arguments
         )
 
     async def create_session(
@@ -207,6 +257,7 @@ class SessionCatalog:
             ScopeError: If the metadata contradicts the scope.
             SessionExistsError: If the id is taken, within the scope or outside.
             TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
             ValueError: If the id cannot carry metadata.
         """
         name = str(uuid.uuid4()) if session_id is None else session_id
@@ -253,7 +304,7 @@ class SessionCatalog:
         name = ""
         for attempt in range(_DERIVED_IDS):
             found = await self._scalars(
-                lambda: self._store.database.queries.last(condition, with_metadata=False)
+                lambda queries: queries.last(condition, with_metadata=False)
             )
             if found:
                 return self.session(found[0]), False
@@ -281,11 +332,12 @@ class SessionCatalog:
             TypeError: If `keys` is a bare string.
         """
         wanted = storable_keys(keys)
+        check_id_type(session_id)
         if not is_text(session_id):
             return None
         condition = self._store.scope.restrict(IdIn((session_id,)))
         found = await self._sessions(
-            lambda: self._store.database.queries.page(
+            lambda queries: queries.page(
                 condition, WALK, limit=1, keys=wanted, count_items=count_items
             )
         )
@@ -315,7 +367,7 @@ class SessionCatalog:
             where = {**where, AGENT: normalize_agent(where[AGENT])}
         condition = self._condition(where)
         found = await self._sessions(
-            lambda: self._store.database.queries.last(condition, count_items=count_items)
+            lambda queries: queries.last(condition, count_items=count_items)
         )
         return found[0][0] if found else None
 
@@ -331,26 +383,28 @@ class SessionCatalog:
         Raises:
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        if not is_text(session_id):
-            return False
-        rows = self._store.rows
-        return await self._store.database.write(
-            lambda connection: rows.delete(connection, session_id)
-        )
+        check_id_type(session_id)
+        return is_text(session_id) and await self._store.delete(session_id)
 
     async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
         """As `SQLAlchemyMetadataSession.get_metadata`, by id: for sessions behind a wrapper."""
         return await self._store.get_metadata(session_id, keys)
 
-    async def set_metadata(self, session_id: str, values: Mapping[str, JSONValue]) -> None:
+    async def set_metadata(
+        self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
+    ) -> None:
         """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
-        await self._store.set_metadata(session_id, values)
+        await self._store.set_metadata(session_id, values, must_exist=must_exist)
 
     async def edit_metadata(
-        self, session_id: str, change: Callable[[Metadata], object]
+        self,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool = False,
     ) -> Metadata:
         """As `SQLAlchemyMetadataSession.edit_metadata`, by id."""
-        return await self._store.edit_metadata(session_id, change)
+        return await self._store.edit_metadata(session_id, change, must_exist=must_exist)
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
         """As `SQLAlchemyMetadataSession.delete_metadata`, by id."""
@@ -403,7 +457,7 @@ class SessionCatalog:
             after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
         # One more than asked for tells whether there is a next page.
         found = await self._sessions(
-            lambda: self._store.database.queries.page(
+            lambda queries: queries.page(
                 condition,
                 ordering,
                 limit=limit + 1,
@@ -447,7 +501,7 @@ class SessionCatalog:
         after: Position | None = None
         while True:
             found = await self._sessions(
-                lambda: self._store.database.queries.page(
+                lambda queries: queries.page(
                     condition,
                     WALK,
                     limit=_WALK_PAGE,
@@ -476,7 +530,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
-        counts = await self._scalars(lambda: self._store.database.queries.count(condition))
+        counts = await self._scalars(lambda queries: queries.count(condition))
         return int(counts[0])
 
     async def count_values(
@@ -504,8 +558,8 @@ class SessionCatalog:
         condition = self._condition(where)
         database = self._store.database
 
-        def read(connection: Connection) -> list[ValueCount]:
-            query = database.queries.count_values(key, condition, limit)
+        def read(connection: Connection, queries: Queries) -> list[ValueCount]:
+            query = queries.count_values(key, condition, limit)
             found: Iterable[Any] = connection.execute(*query)
             return [
                 ValueCount(decode_scalar(SearchKey(bytes(indexed), bytes(rest))), int(count))
@@ -530,11 +584,11 @@ class SessionCatalog:
         condition = self._condition(where)
         database = self._store.database
 
-        def read(connection: Connection) -> Statistics:
+        def read(connection: Connection, queries: Queries) -> Statistics:
             def build(builder: Builder) -> Statement:
                 return statistics_statement(builder, database.dialect, database.tables)
 
-            rows: Iterable[Any] = connection.execute(*database.queries.statistics(condition, build))
+            rows: Iterable[Any] = connection.execute(*queries.statistics(condition, build))
             return to_statistics(rows)
 
         return await database.read(read)
@@ -556,8 +610,11 @@ class SessionCatalog:
         up is spared. After a crash, run it again. Metadata is no activity, and reading is none.
 
         Args:
-            where: A filter; may be left out only when `inactive_for` is given.
-            inactive_for: Delete only what has been inactive for at least so long.
+            where: A filter; may be left out only if `inactive_for` is given or the catalog is
+                scoped.
+            inactive_for: Delete only what has been inactive for at least so long. With
+                `timedelta(0)` age does not matter, and a session whose time lies in the future is
+                deleted too.
             dry_run: Count, delete nothing.
             batch_size: Sessions a transaction, 1 to 1,000.
             progress: Called after each batch with the number deleted so far.
@@ -572,23 +629,20 @@ class SessionCatalog:
             ValueError: If there is neither a filter nor an age, the age is negative, or
                 `batch_size` is out of bounds.
         """
-        condition = parse_filter(where)
-        if not where and inactive_for is None:
+        condition = self._store.condition(where)
+        if not where and inactive_for is None and not self._store.scope:
             raise ValueError(
                 "delete_sessions needs a filter or inactive_for; it does not delete everything"
             )
         if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
             raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {batch_size!r}")
-        condition = self._store.scope.restrict(expired(condition, inactive_for))
+        condition = expired(condition, inactive_for)
         if dry_run:
-            counts = await self._scalars(lambda: self._store.database.queries.count(condition))
+            counts = await self._scalars(lambda queries: queries.count(condition))
             return int(counts[0])
-        deleted = await delete_matching(
+        return await delete_matching(
             self._store, condition, batch_size=batch_size, progress=progress
         )
-        if not self._store.scope:
-            await sweep_orphans(self._store)
-        return deleted
 
     async def fork_session(
         self,
@@ -620,6 +674,7 @@ class SessionCatalog:
             ValueError: If the new id cannot carry metadata.
         """
         name = str(uuid.uuid4()) if new_id is None else new_id
+        check_id_type(session_id)
         work = fork(self._store, session_id, name, metadata or {})
         if not is_text(session_id):
             raise SessionNotFoundError(session_id)
@@ -695,33 +750,32 @@ class SessionCatalog:
     # ---- inside ----
 
     def _condition(self, where: Where | None) -> Condition:
-        return self._store.scope.restrict(parse_filter(where))
+        return self._store.condition(where)
 
     async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
-        encoded, rows = self._store.encode_new(metadata), self._store.rows
-        check_id(session_id)
-        return await self._store.database.write(
-            lambda connection: rows.create(connection, session_id, encoded)
-        )
+        check_id_type(session_id)
+        return await self._store.create(session_id, self._store.encode_new(metadata))
 
     def _read_record(
-        self, condition: Condition, session_id: str, connection: Connection
+        self, condition: Condition, session_id: str, connection: Connection, queries: Queries
     ) -> dict[str, Any] | None:
         """A session as a record, if it is still there and matches."""
         wanted = All((condition, IdIn((session_id,))))
-        query = self._store.database.queries.page(wanted, WALK, limit=1)
+        query = queries.page(wanted, WALK, limit=1)
         found = self._collected(connection.execute(*query))
         return export_record(self._store, found[0][0], connection) if found else None
 
-    async def _scalars(self, query: Callable[[], Query]) -> Sequence[Any]:
+    async def _scalars(self, query: Callable[[Queries], Query]) -> Sequence[Any]:
         return await self._store.database.read(
-            lambda connection: connection.scalars(*query()).all()
+            lambda connection, queries: connection.scalars(*query(queries)).all()
         )
 
-    async def _sessions(self, query: Callable[[], Query]) -> list[tuple[SessionInfo, Position]]:
+    async def _sessions(
+        self, query: Callable[[Queries], Query]
+    ) -> list[tuple[SessionInfo, Position]]:
         """Read sessions, each with its position in the order of the statement."""
         return await self._store.database.read(
-            lambda connection: self._collected(connection.execute(*query()))
+            lambda connection, queries: self._collected(connection.execute(*query(queries)))
         )
 
     def _collected(self, result: Result[Any]) -> list[tuple[SessionInfo, Position]]:

@@ -75,9 +75,9 @@ COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
 
 
 def normalize_agent(name: str) -> str:
-    """An agent's name without spaces around it and without a leading `@`.
+    """An agent's name without leading `@` characters and spaces, and without trailing spaces.
 
-    `ai-engineer`, `@ai-engineer` and ` @ai-engineer ` are one agent. Case distinguishes.
+    `ai-engineer`, `@ai-engineer` and ` @ @ai-engineer ` are one agent. Names are case-sensitive.
 
     Args:
         name: The name as somebody wrote it.
@@ -85,4 +85,5 @@ def normalize_agent(name: str) -> str:
     Returns:
         The name as it is stored under `agent`.
     """
-    return name.strip().removeprefix("@").strip()
+    start = next((at for at, each in enumerate(name) if not (each == "@" or each.isspace())), None)
+    return "" if start is None else name[start:].rstrip()

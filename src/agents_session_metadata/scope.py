@@ -1,14 +1,40 @@
-"""A scope: the metadata values that every session seen through it has."""
+"""A scope: the metadata values that every session seen through it has.
+
+It is put around a store: `ScopedStore` adds a condition to each question, and a check after each
+lock. What lies below knows nothing of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.pool import StaticPool
 
 from .errors import ScopeError
-from .query.filters import EVERYTHING, All, Condition, equality, parse_values
+from .query.filters import (
+    EVERYTHING,
+    All,
+    Condition,
+    Where,
+    equality,
+    parse_filter,
+    parse_values,
+)
+from .query.queries import Queries
+from .storage.database import Database
+from .storage.store import SessionStore, check_limit
+from .storage.tables import TableNames
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, plain, search_key
+
+MISSING: Final[Any] = object()
+"""Stands for an argument that was not given."""
 
 
 class Scope:
@@ -61,16 +87,120 @@ class Scope:
             if key in values and search_key(values[key]) != search_key(value):
                 raise ScopeError(key)
 
-    def check_encoded(self, values: Mapping[str, EncodedValue]) -> None:
-        """Refuse encoded values that would lead out.
+
+class ScopedStore(SessionStore[Queries]):
+    """Sessions by their ids and by filters, within a scope: questions get its condition.
+
+    Args:
+        database: The database.
+        limits: How much metadata a session may carry.
+        scope: The scope; an empty one restricts nothing.
+    """
+
+    def __init__(self, database: Database[Queries], limits: MetadataLimits, scope: Scope) -> None:
+        super().__init__(database, limits)
+        self.scope = scope
+        self._searched = {key: search_key(value) for key, value in scope.values.items()}
+
+    @property
+    def fixed(self) -> Mapping[str, EncodedValue]:  # type: ignore[override]  # not written to
+        """The values of the scope."""
+        return encode_metadata(self.scope.values, self.limits) if self.scope else {}
+
+    def within(self, scope: Scope) -> ScopedStore:
+        """The same store within a scope."""
+        return ScopedStore(self.database, self.limits, scope)
+
+    def condition(self, where: Where | None) -> Condition:
+        """A filter, within the scope.
 
         Raises:
-            ScopeError: If a scope key has another value.
+            InvalidFilterError: If the filter is not understood.
         """
-        for key, value in self.values.items():
-            if key in values and values[key].search != search_key(value):
+        return self.scope.restrict(parse_filter(where))
+
+    def admits(self, connection: Connection, session_id: str) -> bool:
+        """Whether a session that is locked is within the scope."""
+        if not self.scope:
+            return True
+        return self.rows.search_keys(connection, session_id, self._searched) == self._searched
+
+    def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
+        """Refuse what would lead out of the scope.
+
+        Raises:
+            ScopeError: If a scope key gets another value, or is removed.
+        """
+        for key, search in self._searched.items():
+            if key in removed or (key in encoded and encoded[key].search != search):
                 raise ScopeError(key)
 
-    def encoded(self, limits: MetadataLimits) -> dict[str, EncodedValue]:
-        """The values as rows of a new session."""
-        return encode_metadata(self.values, limits)
+    def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
+        """As in the plain store; the scope's values are added.
+
+        Raises:
+            ScopeError: If the metadata contradicts the scope.
+        """
+        encoded = super().encode_new(metadata)
+        if self.scope:
+            self.check_written(encoded, ())
+            encoded = encode_metadata({**metadata, **self.scope.values}, self.limits)
+        return encoded
+
+    def question(
+        self, queries: Queries, statement: Any, session_id: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """The statement, for a session within the scope."""
+        if not self.scope:
+            return statement, {}
+        return queries.where(statement, self.scope.condition, session_id)
+
+    async def find_sessions(
+        self, key_or_filter: str | Where, value: JSONValue = MISSING, limit: int | None = None
+    ) -> list[str]:
+        """Ids of the sessions that match, most recently active first."""
+        where: Any = key_or_filter
+        if isinstance(key_or_filter, str):
+            if value is MISSING:
+                raise TypeError("a key needs a value; for a filter, pass a mapping")
+            where = {key_or_filter: {"$eq": value}}
+        elif value is not MISSING:
+            raise TypeError("a filter takes no separate value")
+        if limit is not None:
+            check_limit(limit)
+        condition = self.condition(where)
+        return await self.database.read(
+            lambda connection, queries: list(connection.scalars(*queries.find(condition, limit)))
+        )
+
+
+def open_store(
+    engine: AsyncEngine,
+    names: TableNames,
+    *,
+    create_tables: bool,
+    limits: MetadataLimits | None = None,
+    guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
+    init_lock: Callable[[], threading.Lock],
+) -> ScopedStore:
+    """The store of all sessions in a database; the arguments are those of `Database`."""
+    database = Database(
+        engine,
+        names,
+        create_tables=create_tables,
+        queries=Queries,
+        guard=guard,
+        init_lock=init_lock,
+    )
+    return ScopedStore(database, MetadataLimits() if limits is None else limits, Scope())
+
+
+def own_store(engine: AsyncEngine, names: TableNames, *, create_tables: bool) -> ScopedStore:
+    """The store of an engine that no session of the SDK uses, configured without importing it."""
+    turn, lock = asyncio.Lock(), threading.Lock()
+    guard = (lambda: turn) if isinstance(engine.pool, StaticPool) else None
+    store = open_store(
+        engine, names, create_tables=create_tables, guard=guard, init_lock=lambda: lock
+    )
+    store.database.dialect.configure(engine.sync_engine)
+    return store

@@ -28,22 +28,20 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
-from sqlalchemy import Delete, delete, func, insert, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import URL, Connection, Delete, delete, func, insert, inspect, update
 from sqlalchemy.ext.asyncio import (
     AsyncEngine,
     AsyncSession,
     async_sessionmaker,
-    create_async_engine,
 )
 
 from ._sdk import constructor_is_known
 from .catalog import SessionCatalog
+from .dialects.urls import check_engine, create_engine, shown_url
 from .query.filters import Where
-from .scope import Scope
-from .storage.database import Database, settle
-from .storage.rows import check_id, id_problem
-from .storage.store import MISSING, SessionStore
+from .scope import MISSING, ScopedStore, open_store
+from .storage.database import settle
+from .storage.rows import check_id, check_id_type, id_problem
 from .storage.tables import TableNames, table_names
 from .types import JSONValue, Metadata, MetadataLimits, OnClear
 
@@ -77,6 +75,8 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         **kwargs: Passed on to `SQLAlchemySession`.
 
     Raises:
+        TypeError: If the id is not a string, `engine` is not an async engine, or `metadata_limits`
+            is not `MetadataLimits`.
         UnsupportedDialectError: If the engine is for another database.
         ValueError: If `on_clear` is neither of the two, or two tables have one name.
     """
@@ -96,11 +96,10 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         ensure_ascii: bool = True,
         **kwargs: Any,
     ) -> None:
+        check_id_type(session_id)
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)
-        store = open_store(
-            engine, names, create_tables=create_tables, limits=metadata_limits, scope=Scope()
-        )
+        store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
         typed = session_settings is None or isinstance(session_settings, SessionSettings)
         if _constructor_is_known(engine) and (typed and not kwargs):
             # What the SDK's constructor does, less the table objects that it makes each time.
@@ -134,9 +133,12 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         self._messages = tables.messages
         self._store = store
         self._on_clear: OnClear = on_clear
+        self._must_exist = False
 
     @classmethod
-    def _in_store(cls, session_id: str, store: SessionStore, **settings: Any) -> Self:
+    def _in_store(
+        cls, session_id: str, store: ScopedStore, *, must_exist: bool, **settings: Any
+    ) -> Self:
         """A session of a catalog's store, bound to its scope."""
         names, database = store.database.names, store.database
         session = cls(
@@ -149,6 +151,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             **settings,
         )
         session._store = store
+        session._must_exist = must_exist
         return session
 
     @classmethod
@@ -156,9 +159,16 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         cls,
         session_id: str,
         *,
-        url: str,
+        url: str | URL,
         engine_kwargs: dict[str, Any] | None = None,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
         session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
         **kwargs: Any,
     ) -> Self:
         """Make a session with an engine of its own.
@@ -168,37 +178,71 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
         Args:
             session_id: The conversation's id.
-            url: An async SQLAlchemy URL, such as `sqlite+aiosqlite:///chat.db`.
+            url: A database URL, such as `sqlite+aiosqlite:///chat.db`. A URL that names no driver,
+                such as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets an async one.
             engine_kwargs: Arguments for `create_async_engine`.
+            create_tables: As in the constructor, as are all others.
+            sessions_table: Name of the SDK's sessions table.
+            messages_table: Name of the SDK's messages table.
+            metadata_table: Name of the metadata table.
+            metadata_limits: How much metadata a session may carry.
+            on_clear: What `clear_session()` does.
             session_settings: As in the SDK.
-            **kwargs: Arguments for the constructor.
+            ensure_ascii: As in the SDK.
+            **kwargs: Further arguments for the constructor.
 
         Returns:
             The session.
+
+        Raises:
+            ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            ValueError: If the URL is not valid.
         """
-        engine = create_async_engine(url, **(engine_kwargs or {}))
-        return cls(session_id, engine=engine, session_settings=session_settings, **kwargs)
+        return cls(
+            session_id,
+            engine=create_engine(url, engine_kwargs),
+            create_tables=create_tables,
+            sessions_table=sessions_table,
+            messages_table=messages_table,
+            metadata_table=metadata_table,
+            metadata_limits=metadata_limits,
+            on_clear=on_clear,
+            session_settings=session_settings,
+            ensure_ascii=ensure_ascii,
+            **kwargs,
+        )
+
+    def __repr__(self) -> str:
+        shown = ascii(self.session_id)[:80]
+        return f"<{type(self).__name__} {shown} {shown_url(self.engine.url)}>"
 
     # ---- metadata ----
 
-    async def set_metadata(self, values: Mapping[str, JSONValue]) -> None:
+    async def set_metadata(
+        self, values: Mapping[str, JSONValue], *, must_exist: bool = False
+    ) -> None:
         """Store some keys and leave the others alone, in one transaction.
 
-        The session's row is made if there is none yet. An empty mapping does nothing. Metadata is
-        no activity: `updated_at` stays.
+        Creates the session's row if there is none yet. An empty mapping writes nothing. Writing
+        metadata does not change `updated_at`.
 
         Args:
             values: JSON values by key. `None` is a value; to remove a key, delete it.
+            must_exist: Whether to raise `SessionNotFoundError` instead of creating the session,
+                also if `values` is empty.
 
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the session is scoped and a scope key would change.
-            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
+                exist and does not.
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If the session's id cannot carry metadata.
         """
-        await self._store.set_metadata(self.session_id, values)
+        await self._store.set_metadata(
+            self.session_id, values, must_exist=must_exist or self._must_exist
+        )
 
     async def get_metadata(self, keys: Iterable[str] | None = None) -> Metadata:
         """Read metadata; what comes out equals what went in, type for type.
@@ -233,7 +277,9 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         """
         return await self._store.delete_metadata(self.session_id, keys)
 
-    async def edit_metadata(self, change: Callable[[Metadata], object]) -> Metadata:
+    async def edit_metadata(
+        self, change: Callable[[Metadata], object], *, must_exist: bool = False
+    ) -> Metadata:
         """Read, change and write metadata while nobody else can.
 
         Editors of one session take turns, across tasks, processes and machines; on different nodes
@@ -245,6 +291,8 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             change: A plain function that changes the dict it is given in place. What it returns is
                 ignored; an exception in it writes nothing and passes through. It may be called
                 again after a conflict, so it must do nothing else.
+            must_exist: Whether to raise `SessionNotFoundError` if the session does not exist. Then
+                `change` is not called.
 
         Returns:
             The metadata afterwards.
@@ -253,12 +301,16 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             InvalidMetadataError: If a changed key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the session is scoped and a scope key was changed.
-            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
+                exist and does not.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If `change` returns an awaitable.
+            TypeError: If `change` returns an awaitable, or changes nothing and returns a new
+                mapping: it was meant to change the dict that it is given.
             ValueError: If the session's id cannot carry metadata.
         """
-        return await self._store.edit_metadata(self.session_id, change)
+        return await self._store.edit_metadata(
+            self.session_id, change, must_exist=must_exist or self._must_exist
+        )
 
     @overload
     async def find_sessions_by_metadata(
@@ -314,15 +366,12 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             The items, oldest first.
         """
         if self._store.scope:
-            if not await self._store.is_visible(self.session_id):
+            if not await self._store.exists(self.session_id):
                 return []
         elif not self._has_valid_id():
             return []
-        try:
-            items = await super().get_items(limit)
-        except DBAPIError as error:
-            items = await self._again(error, partial(super().get_items, limit))
-        if self._store.scope and not await self._store.is_visible(self.session_id):
+        items = await self._store.database.retry(partial(super().get_items, limit), prepare=False)
+        if self._store.scope and not await self._store.exists(self.session_id):
             return []  # Deleted and made anew by others in between.
         return items
 
@@ -333,7 +382,8 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             items: The items, oldest first. An empty list does nothing.
 
         Raises:
-            SessionNotFoundError: If the session is scoped and exists outside the scope.
+            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
+                exist and does not.
             ValueError: On MySQL and MariaDB, if the id is not one of 1 to 255 characters.
         """
         if items and self._store.database.dialect.bounded_ids:
@@ -345,7 +395,11 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         return await super().pop_item() if self._has_valid_id() else None
 
     async def clear_session(self) -> None:
-        """End the session, metadata included; with `on_clear="keep"`, empty its history."""
+        """End the session, metadata included; with `on_clear="keep"`, empty its history.
+
+        A session from `catalog.session(id, must_exist=True)` is never ended here: its history is
+        emptied.
+        """
         if self._has_valid_id():
             await super().clear_session()
 
@@ -355,37 +409,35 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
     async def _ensure_tables(self) -> None:
         if self._create_tables:
-            await self._store.database.ensure_tables()
+            await self._store.database.ensure()
             self._create_tables = False
 
-    async def _again(self, error: DBAPIError, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run failed history work again, if the error may pass or was for want of its tables."""
-        database = self._store.database
-        if not database.dialect.is_transient(error) and not (
-            database.create_tables and await database.recover(error)
-        ):
-            raise error
-        return await database.run(operation)
-
     async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await operation()
-        except DBAPIError as error:
-            return await self._again(error, operation)
+        return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        rows = self._store.rows
         if create:
-            await (await sess.connection()).run_sync(rows.enter, self.session_id)
+            await (await sess.connection()).run_sync(self._enter)
             return True
         if not await super()._lock_session(sess):
             return False
         if not self._store.scope:
             return True
-        return await (await sess.connection()).run_sync(rows.is_inside, self.session_id)
+        return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
+
+    def _enter(self, connection: Connection) -> None:
+        def has_tables() -> bool:
+            names = self._store.database.names
+            schema = connection.schema_for_object(self._sessions)
+            found = inspect(connection).has_table
+            return all(found(name, schema=schema) for name in (names.metadata, names.elements))
+
+        self._store.enter_history(
+            connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
+        )
 
     async def _clear_session(self) -> None:
-        if self._on_clear == "delete":
+        if self._on_clear == "delete" and not self._must_exist:
             await super()._clear_session()
             return
         async with self._session() as sess, sess.begin():
@@ -430,7 +482,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             if getattr(kind, name) is not getattr(SQLAlchemySession, name):
                 return None
         await self._ensure_tables()
-        if self._store.scope and not await self._store.is_visible(self.session_id):
+        if self._store.scope and not await self._store.exists(self.session_id):
             return None
         # The SDK answers for its own exact type only; this is such a view of the same state.
         view = SQLAlchemySession.__new__(SQLAlchemySession)
@@ -450,27 +502,32 @@ def check_on_clear(on_clear: str) -> None:
         raise ValueError(f"on_clear must be 'delete' or 'keep', not {on_clear!r}")
 
 
-def open_store(
+def sdk_store(
     engine: AsyncEngine,
     names: TableNames,
     *,
     create_tables: bool,
     limits: MetadataLimits | None = None,
-    scope: Scope | None = None,
-) -> SessionStore:
-    """The store of an engine's sessions, on connections configured and guarded as the SDK's are."""
+) -> ScopedStore:
+    """The store of an engine's sessions, on connections configured and guarded as the SDK's are.
+
+    Raises:
+        TypeError: If the engine is not an async engine, or the limits are not `MetadataLimits`.
+        UnsupportedDialectError: If the engine is for another database.
+    """
+    check_engine(engine)
     SQLAlchemySession._configure_sqlite_engine(engine)
     lock = SQLAlchemySession._sqlite_connection_locks.get(id(engine.sync_engine))
-    database = Database(
+    return open_store(
         engine,
         names,
         create_tables=create_tables,
+        limits=limits,
         guard=None if lock is None else partial(_holding, lock),
         init_lock=partial(
             SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
         ),
     )
-    return SessionStore(database, limits or MetadataLimits(), scope or Scope())
 
 
 @asynccontextmanager

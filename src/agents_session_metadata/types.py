@@ -7,11 +7,12 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
-JSONValue: TypeAlias = Any
+JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
 """What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
 
-Metadata: TypeAlias = "dict[str, JSONValue]"
-"""The metadata of one session."""
+Metadata: TypeAlias = "dict[str, Any]"
+"""The metadata of one session as it is read. Its values are `JSONValue`s, which the reader knows
+more about than a type checker."""
 
 OnClear: TypeAlias = Literal["delete", "keep"]
 """What `clear_session()` does: end the session, or empty its history only."""

@@ -161,7 +161,7 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
     return EncodedValue(text, search_key(value), tuple(_elements(value)))
 
 
-def decode_value(text: str) -> JSONValue:
+def decode_value(text: str) -> Any:
     """The value of a stored JSON text."""
     return _from_text(text.strip())[0]
 
@@ -335,6 +335,6 @@ def is_text(text: str) -> bool:
     return "\x00" not in text and _is_utf8(text)
 
 
-def plain(value: Any) -> JSONValue:
+def plain(value: Any) -> Any:
     """A deep copy of a stored value, in plain types, as reading it back would give it."""
     return decode_value(_to_text(value))

@@ -1,47 +1,109 @@
-"""What was left while SQLite's triggers were away is gone when they are there again."""
+"""What an earlier session left is deleted when its id is used again, and not before."""
 
 from __future__ import annotations
 
+import pytest
 from servers import Database
-from sqlalchemy import delete
+from sqlalchemy import text
 
-from agents_session_metadata import SessionCatalog, session_tables
-from agents_session_metadata.maintenance import retention
+from agents_session_metadata import SessionCatalog
 from conformance import raw
 from conformance.triggers import drop_triggers
 
-
-async def test_elements_of_no_list_match_nothing(database: Database):
-    engine = database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_session("a", metadata={"tags": ["x"]})
-    await drop_triggers(engine)
-    await raw.execute(engine, "DELETE FROM agent_sessions_metadata")
-    again = SessionCatalog(engine, create_tables=True)
-    await again.delete_sessions({"nothing": 1})
-    assert await again.get_metadata("a") == {}
-    assert await again.count_sessions({"tags": {"$contains": "x"}}) == 0
-    assert await again.count_values("tags") == []
+LEFT = {"owner_id": "u1", "tags": ["left"], "old": 1}
+NEW = {"title": "new", "tags": ["new"]}
 
 
-async def test_orphans_among_many_rows(database: Database, monkeypatch):
-    monkeypatch.setattr(retention, "ROWS_SWEPT", 3)
-    engine, tables = database.engine(), session_tables()
-    catalog = SessionCatalog(engine, create_tables=True)
-    metadata = {"a": 1, "b": [1, 2], "c": [2, 3], "d": 4}
-    for number in range(7):
-        await catalog.create_session(f"chat-{number}", metadata=metadata)
-    gone, row = [f"chat-{number}" for number in (0, 3, 4, 6)], tables.metadata.c
+async def leave(engine, *session_ids: str) -> list[str]:
+    """Delete sessions so that their metadata stays; gives the triggers that were dropped."""
     triggers = await drop_triggers(engine)
     async with engine.begin() as connection:
-        for statement in (
-            delete(tables.sessions).where(tables.sessions.c.session_id.in_(gone)),
-            delete(tables.metadata).where(row.session_id == "chat-5", row.key == "b"),
-        ):
-            await connection.execute(statement)
+        if engine.dialect.name == "postgresql":
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))
+        elif engine.dialect.name != "sqlite":
+            await connection.execute(text("SET foreign_key_checks = 0"))
+        for session_id in session_ids:
+            for table in ("agent_messages", "agent_sessions"):
+                await connection.execute(
+                    text(f"DELETE FROM {table} WHERE session_id = :id"), {"id": session_id}
+                )
+        if engine.dialect.name in ("mysql", "mariadb"):
+            await connection.execute(text("SET foreign_key_checks = 1"))
+    return triggers
+
+
+async def create(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.create_session(session_id, metadata=NEW)
+
+
+async def set_metadata(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.set_metadata(session_id, NEW)
+
+
+async def edit(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.edit_metadata(session_id, lambda metadata: metadata.update(NEW))
+
+
+async def fork(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.create_session("original", metadata=NEW)
+    await catalog.fork_session("original", session_id)
+
+
+async def import_one(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.create_session("original", metadata=NEW)
+    records = [record async for record in catalog.export_sessions({"$session_id": "original"})]
+    records[0]["session_id"] = session_id
+    await catalog.import_sessions(records)
+
+
+async def add_items(catalog: SessionCatalog, session_id: str) -> None:
+    await catalog.session(session_id).add_items([raw.message("hello")])
+
+
+@pytest.mark.parametrize("again", [create, set_metadata, edit, fork, import_one, add_items])
+async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, again):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    for session_id in ("gone", "other"):
+        await catalog.create_session(session_id, metadata=LEFT)
+    triggers = await leave(engine, "gone", "other")
+    # Neither a first use that creates tables nor retention deletes what nobody named.
+    await SessionCatalog(engine, create_tables=True).delete_sessions({"nothing": 1})
+    assert await raw.count_rows(engine, "agent_sessions_metadata") == 6
+    assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 2
+    await again(catalog, "gone")
     for trigger in triggers:
         await raw.execute(engine, trigger)
-    assert await catalog.delete_sessions({"nothing": 1}) == 0
-    assert await raw.count_rows(engine, "agent_sessions_metadata") == 3 * 4 - 1
-    assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 3 * 4 - 2
-    assert await catalog.get_metadata("chat-1") == metadata
+    assert (await catalog.get_metadata("gone")) == ({} if again is add_items else NEW)
+    elements = await raw.count_rows(engine, "agent_sessions_metadata_elements", "gone")
+    assert elements == (0 if again is add_items else 1)
+    assert await catalog.count_sessions({"tags": {"$contains": "left"}}) == 0
+    assert await raw.count_rows(engine, "agent_sessions_metadata", "other") == 3
+
+
+async def test_elements_without_their_list_do_not_come_back(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("gone", metadata=LEFT)
+    await leave(engine, "gone")
+    async with engine.begin() as connection:
+        if database.kind == "postgresql":
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))
+        elif database.kind == "mysql":
+            await connection.execute(text("SET foreign_key_checks = 0"))
+        await connection.execute(text("DELETE FROM agent_sessions_metadata"))
+        if database.kind == "mysql":
+            await connection.execute(text("SET foreign_key_checks = 1"))
+    assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 1
+    await catalog.create_session("gone", metadata=NEW)
+    assert await catalog.count_sessions({"tags": {"$contains": "left"}}) == 0
+    assert [one.value for one in await catalog.count_values("tags")] == ["new"]
+
+
+async def test_history_is_written_without_our_tables(database: Database):
+    engine = database.engine()
+    await raw.create_sdk_tables(engine)
+    session = SessionCatalog(engine).session("chat")
+    await session.add_items([raw.message("hello")])
+    assert len(await session.get_items()) == 1
+    assert await raw.count_rows(engine, "agent_sessions", "chat") == 1

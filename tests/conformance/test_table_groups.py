@@ -96,7 +96,7 @@ async def test_a_table_that_has_gone_is_created_again(notes, engine):
     await database.ensure("notes")
     await raw.execute(engine, f"DROP TABLE {notes}")
     found = await database.read(
-        lambda connection: connection.exec_driver_sql(f"SELECT * FROM {notes}").all()
+        lambda connection, _: connection.exec_driver_sql(f"SELECT * FROM {notes}").all()
     )
     assert found == []
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from typer.core import TyperGroup
 
 from agents_session_metadata.ddl import DIALECTS
+from agents_session_metadata.dialects.urls import EXTRAS, shown_url
 from agents_session_metadata.errors import (
     InvalidCursorError,
     InvalidFilterError,
@@ -80,7 +81,7 @@ _PLACE = [
         "create_tables", _KEYWORD, default=False, annotation=given.CreateTablesOption
     ),
 ]
-_DRIVER_MODULES = {*given.EXTRAS, "pymysql", "sqlite3", "aiomysql"}
+_DRIVER_MODULES = {*EXTRAS, "pymysql", "sqlite3", "aiomysql"}
 
 
 def command(
@@ -158,7 +159,7 @@ def explain(error: BaseException, place: given.Place) -> given.Failure | None:
         return given.Failure(str(error))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
         return given.Failure(
-            f"the driver of {given.shown_url(place.database_url())} does not know an option of the "
+            f"the driver of {shown_url(place.database_url())} does not know an option of the "
             f"URL ({error}); asyncpg, for instance, takes ssl=require",
             2,
         )
@@ -182,6 +183,6 @@ def _database_failure(error: BaseException, place: given.Place) -> given.Failure
     if url.password:
         reason = reason.replace(str(url.password), "***")
     return given.Failure(
-        f"the database at {given.shown_url(url)} does not answer as it should: {reason}; "
+        f"the database at {shown_url(url)} does not answer as it should: {reason}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )

@@ -12,27 +12,21 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL
 from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.storage.store import own_store
+from agents_session_metadata.dialects.urls import (
+    DRIVERS,
+    EXTRAS,
+    create_engine,
+    with_driver,
+)
+from agents_session_metadata.scope import own_store
 from agents_session_metadata.storage.tables import TableNames, table_names
 
 from .output import shown
-
-DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgresql": "postgresql+asyncpg",
-    "postgres": "postgresql+asyncpg",  # as some hosts write it
-    "mysql": "mysql+asyncmy",
-    "mariadb": "mariadb+asyncmy",
-}
-"""The drivers for URLs that name none."""
-
-EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
-"""The extras that bring the drivers."""
 
 INPUT_ENCODING = "utf-8-sig"
 """UTF-8; a byte order mark before it is none of the text."""
@@ -145,14 +139,13 @@ class Place:
         if not self.url:
             usage("no database is given; pass --url or set AGENT_SESSIONS_URL")
         try:
-            url = make_url(self.url)
-        except (ArgumentError, ValueError):
-            # Its text is not repeated: it may hold a password.
-            usage("the URL is not understood; write it like postgresql://user:password@host/name")
+            url = with_driver(self.url)
+        except ValueError as error:
+            usage(str(error))
         if url.get_backend_name() not in DRIVERS:
             name = url.get_backend_name()
             usage(f"database {name!r} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL")
-        return url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
+        return url
 
     def engine(self, **engine_options: Any) -> AsyncEngine:
         """An engine; whoever asks for it disposes it.
@@ -168,14 +161,10 @@ class Place:
         if not self.create_tables:
             refuse_missing_file(url)
         try:
-            return create_async_engine(url, **engine_options)
+            return create_engine(url, engine_options)
         except ModuleNotFoundError as error:
-            extra = EXTRAS.get((error.name or "").partition(".")[0])
-            if extra is not None:
-                raise Failure(
-                    f"the driver {error.name} is not installed; install it with: "
-                    f"pip install 'agents-session-metadata[{extra}]'"
-                ) from None
+            if (error.name or "").partition(".")[0] in EXTRAS:
+                raise Failure(str(error)) from None
         except (NoSuchModuleError, InvalidRequestError):
             pass  # No driver of that name, or none for asyncio.
         except ArgumentError:
@@ -208,11 +197,6 @@ class Place:
             yield bound
         finally:
             await engine.dispose()
-
-
-def shown_url(url: URL) -> str:
-    """A URL as people may see it: without its password, and without options, that may hold one."""
-    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def refuse_missing_file(url: URL) -> None:

@@ -16,10 +16,11 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
+from ._locks import Locks
 from .sqltypes import SessionId
 
 Statement: TypeAlias = Any
@@ -45,6 +46,8 @@ class Dialect:
     """Errors of a statement that was prepared on another connection than it is run on."""
     locks_metadata: ClassVar[bool] = False
     """Whether reading metadata before writing it has to lock its rows, not the session's alone."""
+    write_isolation: ClassVar[str | None] = None
+    """The isolation level of write transactions, where setting it costs no statement."""
     bounded_ids: ClassVar[bool] = False
     """Whether the sessions table cuts or refuses ids of more than 255 characters."""
     single_writer: ClassVar[bool] = False
@@ -94,40 +97,8 @@ class Dialect:
         """Begin a transaction whose statements all read the same state of the database."""
         connection.execution_options(isolation_level="REPEATABLE READ")
 
-    def lock_or_create(self, sessions: Table) -> Insert:
-        """Lock a session's row, making it if need be, as the first statement of a transaction.
-
-        The bound parameter is `of_session`. It must not move `updated_at`, and must not read first:
-        a snapshot taken before the lock would be read afterwards.
-        """
-        raise NotImplementedError
-
-    def was_created(self, result: CursorResult[Any]) -> bool:
-        """Whether `lock_or_create` made the row."""
-        raise NotImplementedError
-
-    def lock_existing(self, sessions: Table) -> Any:
-        """Lock a session's row, if there is one; the bound parameter is `of_session`."""
-        return (
-            select(sessions.c.session_id)
-            .where(sessions.c.session_id == bindparam("of_session"))
-            .with_for_update()
-        )
-
-    def was_locked(self, result: CursorResult[Any]) -> bool:
-        """Whether `lock_existing` found the row."""
-        return result.first() is not None
-
-    def lock_and_read(self, sessions: Table, metadata: Table) -> Any | None:
-        """Lock a session's row, if there is one, and read the metadata that it has then.
-
-        The bound parameter is `of_session`. None where one statement cannot do both: what it reads
-        would be from before it had the lock.
-        """
-        return None
-
-    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
-        """What `lock_and_read` has read: JSON texts by key, or None where there is no session."""
+    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
+        """The statements that lock one session's row."""
         raise NotImplementedError
 
     def lock_rows(self, sessions: Table, name: str, count: int) -> Any:

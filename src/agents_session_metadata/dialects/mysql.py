@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Insert,
@@ -19,24 +20,104 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    exists,
     func,
+    literal_column,
     null,
+    or_,
     select,
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.engine import CursorResult
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
+from ._locks import Found, Locks, Reader
 from .sqltypes import ID_LENGTH, SessionId
 
+_CREATED = "@agents_session_created"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
+
+
+class _MySQLLocks(Locks):
+    """Locks without `RETURNING`, and without a lock on the gap where a missing row would be.
+
+    Locking a row that is not there locks the gap, and two callers who did so could neither insert.
+    """
+
+    def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
+        super().__init__(sessions, metadata, elements)
+        self._elements = elements
+        self._insert = self._new_row()
+        # A variable of the connection, set either way. The driver's last insert id and row count
+        # also reflect what triggers do.
+        of_session: BindParameter[str] = bindparam("of_session")
+        same = sessions.c.session_id
+        created, was_there = (text(f"{_CREATED} := {number}") for number in (1, 0))
+        self._upsert = (
+            mysql.insert(sessions)
+            .values(session_id=func.IF(created, of_session, of_session))
+            .on_duplicate_key_update(session_id=func.IF(was_there, same, same))
+        )
+        self._read_created: Any = select(text(_CREATED))
+
+    def or_create(self, connection: Connection, session_id: str) -> bool:
+        connection.execute(self._upsert, {"of_session": session_id})
+        return connection.execute(self._read_created).scalar() == 1
+
+    def create(
+        self, connection: Connection, session_id: str, has_leftovers: bool | None = None
+    ) -> bool | None:
+        parameters = {"of_session": session_id}
+        try:
+            connection.execute(self._insert, parameters)
+        except IntegrityError:
+            # Waiting for the other row has left a lock on it that others have too.
+            connection.rollback()
+            if not self.existing(connection, session_id):
+                raise  # Another key: one of a trigger, for example.
+            return None
+        if has_leftovers is None:
+            return bool(connection.execute(self.read_leftovers, parameters).scalar())
+        return has_leftovers
+
+    def reader(self, column: ColumnElement[Any]) -> Reader:
+        # A read that locks sees what is there once it has the lock, row by row. The metadata is
+        # locked too: on a Galera cluster the lock of a row that is not written is local.
+        sessions, metadata = self._sessions, self._metadata
+        of_session: BindParameter[str] = bindparam("of_session")
+        one = select(literal_column("1").label("one")).subquery("one")
+        of_nobody = sessions.c.session_id.is_(None)
+        own = and_(
+            metadata.c.session_id == of_session,
+            or_(metadata.c.session_id == sessions.c.session_id, of_nobody),
+        )
+        joined = one.outerjoin(sessions, sessions.c.session_id == of_session)
+        joined = joined.outerjoin(metadata, own)
+        of_nothing = exists().where(self._elements.c.session_id == of_session)
+        statement: Any = (
+            select(sessions.c.session_id, metadata.c.key, column, of_nothing)
+            .select_from(joined)
+            .with_for_update()
+        )
+
+        def read(connection: Connection, session_id: str) -> Found:
+            rows = connection.execute(statement, {"of_session": session_id}).all()
+            stored = {key: value for _, key, value, _ in rows if key is not None}
+            if rows[0][0] is not None:
+                return Found(stored)
+            connection.rollback()
+            return Found(None, has_leftovers=bool(stored or rows[0][3]))
+
+        return read
+
+    def _insert_new(self, told: ColumnElement[Any]) -> Any:
+        return None
 
 
 class MySQL(Dialect):
@@ -59,31 +140,8 @@ class MySQL(Dialect):
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None
 
-    def lock_or_create(self, sessions: Table) -> Insert:
-        # LAST_INSERT_ID(1) marks that the row was there: the driver counts one row either way.
-        same = func.IF(func.last_insert_id(1), sessions.c.session_id, sessions.c.session_id)
-        return (
-            mysql.insert(sessions)
-            .values(session_id=bindparam("of_session"))
-            .on_duplicate_key_update(session_id=same)
-        )
-
-    def was_created(self, result: CursorResult[Any]) -> bool:
-        return result.lastrowid != 1
-
-    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
-        # A read that locks sees what is there once it has the lock, row by row.
-        of_session = metadata.c.session_id == sessions.c.session_id
-        return (
-            select(metadata.c.key, metadata.c.value)
-            .select_from(sessions.outerjoin(metadata, of_session))
-            .where(sessions.c.session_id == bindparam("of_session"))
-            .with_for_update()
-        )
-
-    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
-        found = result.all()
-        return {row.key: row.value for row in found if row.key is not None} if found else None
+    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
+        return _MySQLLocks(sessions, metadata, elements)
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)

@@ -10,7 +10,6 @@ from sqlalchemy import (
     ARRAY,
     JSON,
     TIMESTAMP,
-    Boolean,
     ColumnElement,
     Connection,
     Insert,
@@ -25,17 +24,29 @@ from sqlalchemy import (
     cast,
     column,
     func,
-    literal_column,
     null,
     text,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.engine import CursorResult
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
+from ._locks import Locks
 from .sqltypes import SessionId
+
+
+class _PostgreSQLLocks(Locks):
+    """The lock comes first: most sessions that are written to exist."""
+
+    def _insert_new(self, told: ColumnElement[Any]) -> Any:
+        insert = postgresql.insert(self._sessions).values(session_id=bindparam("of_session"))
+        return insert.on_conflict_do_nothing().returning(told)
+
+    def or_create(self, connection: Connection, session_id: str) -> bool:
+        if self.existing(connection, session_id):
+            return False
+        return super().or_create(connection, session_id)
 
 
 class PostgreSQL(Dialect):
@@ -43,6 +54,8 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     autocommit_reads = True
+    # A lock does not show in a snapshot: whoever waited for it must read what is there then.
+    write_isolation = "READ COMMITTED"
     # serialization failure, deadlock
     transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset({"26000"})
@@ -52,16 +65,8 @@ class PostgreSQL(Dialect):
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
 
-    def lock_or_create(self, sessions: Table) -> Insert:
-        statement = postgresql.insert(sessions).values(session_id=bindparam("of_session"))
-        # A row that was just inserted has no deleting transaction.
-        return statement.on_conflict_do_update(
-            index_elements=[sessions.c.session_id],
-            set_={"session_id": statement.excluded.session_id},
-        ).returning(literal_column("(xmax = 0)", Boolean))
-
-    def was_created(self, result: CursorResult[Any]) -> bool:
-        return bool(result.scalar_one())
+    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
+        return _PostgreSQLLocks(sessions, metadata, elements)
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = postgresql.insert(table)

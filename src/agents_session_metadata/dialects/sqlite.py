@@ -26,11 +26,41 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.engine import CursorResult, Engine
+from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
+from ._locks import Found, Locks, Reader
+
+
+class _SQLiteLocks(Locks):
+    """A write reserves the writer's lock for its whole transaction, also when it finds no row."""
+
+    def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
+        super().__init__(sessions, metadata, elements)
+        self._touch = (
+            update(sessions)
+            .where(sessions.c.session_id == bindparam("of_session"))
+            .values(updated_at=sessions.c.updated_at)
+        )
+        self._lock: Any = self._touch.returning(sessions.c.session_id)
+
+    def reader(self, column: ColumnElement[Any]) -> Reader:
+        metadata = self._metadata
+        stored = select(func.json_group_object(metadata.c.key, column))
+        own = metadata.c.session_id == bindparam("of_session")
+        statement: Any = self._touch.returning(stored.where(own).scalar_subquery())
+
+        def read(connection: Connection, session_id: str) -> Found:
+            found = connection.execute(statement, {"of_session": session_id}).scalar()
+            return Found(None if found is None else json.loads(found))
+
+        return read
+
+    def _insert_new(self, told: ColumnElement[Any]) -> Any:
+        insert = sqlite.insert(self._sessions).values(session_id=bindparam("of_session"))
+        return insert.on_conflict_do_nothing().returning(told)
 
 
 class SQLite(Dialect):
@@ -65,35 +95,8 @@ class SQLite(Dialect):
         if not _is_begun(connection):
             connection.exec_driver_sql("BEGIN")
 
-    def lock_or_create(self, sessions: Table) -> Insert:
-        return (
-            sqlite.insert(sessions)
-            .values(session_id=bindparam("of_session"))
-            .on_conflict_do_nothing()
-        )
-
-    def was_created(self, result: CursorResult[Any]) -> bool:
-        return result.rowcount == 1
-
-    def lock_existing(self, sessions: Table) -> Any:
-        # A write reserves the writer's lock, also when it finds no row.
-        return (
-            update(sessions)
-            .where(sessions.c.session_id == bindparam("of_session"))
-            .values(updated_at=sessions.c.updated_at)
-        )
-
-    def was_locked(self, result: CursorResult[Any]) -> bool:
-        return result.rowcount == 1
-
-    def lock_and_read(self, sessions: Table, metadata: Table) -> Any:
-        texts = select(func.json_group_object(metadata.c.key, metadata.c.value))
-        own = metadata.c.session_id == bindparam("of_session")
-        return self.lock_existing(sessions).returning(texts.where(own).scalar_subquery())
-
-    def texts_read(self, result: CursorResult[Any]) -> dict[str, str] | None:
-        found = result.scalar()
-        return None if found is None else json.loads(found)
+    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
+        return _SQLiteLocks(sessions, metadata, elements)
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = sqlite.insert(table)

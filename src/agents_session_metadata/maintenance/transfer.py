@@ -17,8 +17,9 @@ from agents_session_metadata.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.rows import check_id
-from agents_session_metadata.storage.store import SessionStore
 from agents_session_metadata.types import JSONValue, SessionInfo
 from agents_session_metadata.values import EncodedValue, encode_metadata, is_text
 
@@ -43,7 +44,7 @@ class _Session:
     items: list[tuple[Any, str]]
 
 
-def export_record(store: SessionStore, info: SessionInfo, connection: Connection) -> Record:
+def export_record(store: ScopedStore, info: SessionInfo, connection: Connection) -> Record:
     """A session as a record; its history is read."""
     messages, dialect = store.database.tables.messages, store.database.dialect
     found: Any = connection.execute(
@@ -65,8 +66,8 @@ def export_record(store: SessionStore, info: SessionInfo, connection: Connection
 
 
 def import_record(
-    store: SessionStore, record: object, on_conflict: OnConflict, *, ensure_ascii: bool
-) -> Callable[[Connection], bool]:
+    store: ScopedStore, record: object, on_conflict: OnConflict, *, ensure_ascii: bool
+) -> Callable[[Connection, Queries], bool]:
     """Check a record, and give the work that writes it and says whether it did.
 
     Raises:
@@ -78,14 +79,14 @@ def import_record(
     session = _parse(store, record, ensure_ascii=ensure_ascii)
     tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
-    def run(connection: Connection) -> bool:
+    def run(connection: Connection, _: Queries) -> bool:
         if not rows.create(connection, session.session_id, session.metadata):
             if on_conflict == "error":
                 raise SessionExistsError(session.session_id)
             if on_conflict == "skip":
                 connection.rollback()
                 return False
-            if not rows.delete(connection, session.session_id):
+            if not store.delete_locked(connection, session.session_id):
                 raise SessionNotFoundError(session.session_id)
             rows.create(connection, session.session_id, session.metadata)
         times = update(tables.sessions).where(
@@ -114,8 +115,8 @@ def import_record(
 
 
 def fork(
-    store: SessionStore, session_id: str, new_id: str, metadata: Mapping[str, JSONValue]
-) -> Callable[[Connection], None]:
+    store: ScopedStore, session_id: str, new_id: str, metadata: Mapping[str, JSONValue]
+) -> Callable[[Connection, Queries], None]:
     """Work that copies a session's history and metadata, with some metadata changed.
 
     Raises:
@@ -129,13 +130,13 @@ def fork(
     store.scope.check(metadata)
     tables, rows = store.database.tables, store.rows
 
-    def run(connection: Connection) -> None:
+    def run(connection: Connection, _: Queries) -> None:
         def create() -> None:
             if not rows.create(connection, new_id, {}):
                 raise SessionExistsError(new_id)
 
         def lock() -> None:
-            if not rows.lock(connection, session_id):
+            if not store.lock(connection, session_id):
                 raise SessionNotFoundError(session_id)
 
         # Rows are locked in the order of their ids, by everybody.
@@ -153,7 +154,7 @@ def fork(
     return run
 
 
-def _parse(store: SessionStore, record: object, *, ensure_ascii: bool) -> _Session:
+def _parse(store: ScopedStore, record: object, *, ensure_ascii: bool) -> _Session:
     fields = _object(record, "$")
     version = fields.get("format")
     if type(version) is not int or version != FORMAT:

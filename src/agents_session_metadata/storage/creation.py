@@ -95,7 +95,7 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
                 _create_elements_aside(connection, tables)
                 continue
             # Where a driver begins a transaction with the first write, the table is in it too.
-            connection.execute(dialect.lock_existing(plain.sessions), {"of_session": ""})
+            dialect.locks(plain.sessions, plain.metadata, plain.elements).existing(connection, "")
         if is_new:
             connection.execute(CreateTable(each, if_not_exists=True))
         elif each in (tables.sessions, tables.messages):
@@ -106,12 +106,8 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     if refilled and dialect.transactional_ddl:
         for _ in _fill(connection, plain, plain.elements):
             pass
-    without = _missing_triggers(connection, wanted)
-    for trigger in without:
+    for trigger in _missing_triggers(connection, wanted):
         connection.execute(trigger)
-    if group == CORE and without and names.metadata in existing:
-        # Nobody deleted metadata with its session while the triggers were away.
-        delete_orphans(connection, names)
 
 
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
@@ -206,12 +202,6 @@ def _fill(connection: Connection, tables: SessionTables, target: Table) -> Itera
 def _is_list(rows: Table) -> ColumnElement[bool]:
     kind: ColumnElement[bytes] = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
     return kind == LIST
-
-
-def delete_orphans(connection: Connection, names: TableNames) -> None:
-    """Delete metadata without a session, and elements without the list that they are of."""
-    for each, is_orphan in orphans_of(query_tables(names)):
-        connection.execute(delete(each).where(is_orphan))
 
 
 def orphans_of(tables: SessionTables) -> tuple[tuple[Table, ColumnElement[bool]], ...]:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
@@ -25,12 +25,22 @@ from sqlalchemy.util import greenlet_spawn
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
-from agents_session_metadata.query.queries import Queries
 
 from .creation import create_missing, find_missing
 from .tables import CORE, SessionTables, TableNames, query_tables
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+Q_co = TypeVar("Q_co", covariant=True)
+
+
+class QueriesFactory(Protocol[Q_co]):
+    """Makes the statements for one set of tables."""
+
+    def __call__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> Q_co:
+        """Make the statements; `native_ids` says whether ids sort by code point as they are."""
+        ...
+
 
 RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
 """Seconds between attempts, before jitter: ten attempts within some five seconds."""
@@ -52,21 +62,6 @@ async def settle(awaitable: Awaitable[T]) -> T:
     return task.result()
 
 
-async def retry(
-    operation: Callable[[], Awaitable[T]], is_transient: Callable[[DBAPIError], bool]
-) -> T:
-    """Run an operation again after errors that may pass, a bounded number of times."""
-    for delay in RETRY_DELAYS:
-        try:
-            return await operation()
-        except DBAPIError as error:  # a handful of turns
-            if not is_transient(error):
-                raise
-        # Jitter keeps those who met from meeting again.
-        await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
-    return await operation()
-
-
 @dataclass
 class _TablesState:
     """What is known of one set of tables in one engine's database; shared by all its sessions.
@@ -79,13 +74,13 @@ class _TablesState:
         native_ids: Whether ids compare by code point in the sessions table as it is.
         pooled: Whether a pooler, such as PgBouncer, has been seen to give single statements to
             different connections; only within a transaction does it keep to one.
-        queries: The statements, by `native_ids`.
+        queries: The statements, by what makes them and `native_ids`.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
-    queries: dict[bool, Queries] = field(default_factory=dict)
+    queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -104,13 +99,14 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
     return of_engine.setdefault(names, _TablesState())
 
 
-class Database:
+class Database(Generic[Q]):
     """The tables of one name in one engine's database.
 
     Args:
         engine: The async engine.
         names: The names of the tables.
-        create_tables: Whether to create what is missing on first use.
+        create_tables: Whether to create missing tables on first use.
+        queries: Makes the statements that work is handed, for the tables as they are.
         guard: Gives the turn to use the one connection, where all share it.
         init_lock: Gives the lock that those who create tables in this process take.
     """
@@ -121,6 +117,7 @@ class Database:
         names: TableNames,
         *,
         create_tables: bool,
+        queries: QueriesFactory[Q],
         guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
         init_lock: Callable[[], threading.Lock],
     ) -> None:
@@ -129,119 +126,125 @@ class Database:
         self.create_tables = create_tables
         self.dialect: Dialect = dialect_of(engine.dialect)
         self.tables: SessionTables = query_tables(names)
+        self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
         self._state = _state_of(engine.sync_engine, names)
 
-    @property
-    def queries(self) -> Queries:
-        """The statements for the tables as they are; to be asked for within `read` or `write`."""
-        native = self._state.native_ids
-        queries = self._state.queries.get(native)
-        if queries is None:
-            queries = Queries(self.dialect, self.tables, native_ids=native)
-            self._state.queries[native] = queries
-        return queries
+    async def read(self, work: Callable[[Connection, Q], T]) -> T:
+        """Run work that only reads, and is handed a connection and the statements."""
+        return await self.retry(lambda: self._run(work, self._begin_read))
 
-    async def read(self, work: Callable[[Connection], T]) -> T:
-        """Run work that only reads."""
-        return await self._with_tables(lambda: self._connected(work, commit=False))
-
-    async def read_snapshot(self, work: Callable[[Connection], T]) -> T:
+    async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, all of it the same state of the database."""
+        return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
 
-        def unit(connection: Connection) -> T:
-            self.dialect.begin_snapshot(connection)
-            return work(connection)
-
-        return await self._with_tables(lambda: self.run(lambda: self._on_connection(unit)))
-
-    async def write(self, work: Callable[[Connection], T]) -> T:
-        """Run work as one transaction, again after a conflict, and settle it.
+    async def write(self, work: Callable[[Connection, Q], T]) -> T:
+        """Run work as one transaction, again after a transient error, and settle it.
 
         Work that calls `connection.rollback()` last has written nothing.
         """
-        return await self._with_tables(lambda: settle(self._connected(work, commit=True)))
 
-    async def run(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Run an operation that opens its own connection, again after errors that may pass."""
-        return await retry(operation, self.dialect.is_transient)
+        def committed(connection: Connection, queries: Q) -> T:
+            result = work(connection, queries)
+            connection.commit()
+            return result
 
-    async def ensure_tables(self) -> None:
-        """Make sure, once per engine, that the tables are there.
+        return await settle(self.retry(lambda: self._run(committed, self._begin_write)))
+
+    async def retry(
+        self,
+        operation: Callable[[], Awaitable[T]],
+        *,
+        prepare: bool = True,
+        group: str = CORE,
+    ) -> T:
+        """Run an operation, again after transient errors: the only place that retries.
+
+        There are ten attempts within some five seconds, then the last error is raised as it is. An
+        operation that failed because tables have gone is run again when they have been created.
+
+        Args:
+            operation: What to run; it opens its own connection.
+            prepare: Whether it needs the tables. If not, what it lacks is its own affair.
+            group: The group of tables that it needs besides the core tables.
 
         Raises:
-            TablesMissingError: If some are not, and they are not to be created.
+            TablesMissingError: If tables are missing and are not to be created.
         """
-        await self.ensure(CORE)
+        groups = [CORE, group] if prepare or self.create_tables else []
+        for delay in (*RETRY_DELAYS, None):
+            preparing = False
+            try:
+                for each in groups:
+                    if not self._is_ready(each):
+                        preparing = True
+                        await self._prepare(each)
+                preparing = False
+                return await operation()
+            except DBAPIError as error:
+                race = preparing and self.dialect.is_creation_race(error)
+                if delay is None or not (race or await self._is_worth_retrying(error, groups)):
+                    raise
+            # Jitter keeps those who met from meeting again.
+            await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
+        raise AssertionError("the last attempt returns or raises")
 
-    async def ensure(self, group: str) -> None:
-        """Make sure, once per engine, that the tables of a group are there, and the core tables.
+    async def ensure(self, group: str = CORE) -> None:
+        """Make sure, once per engine, that the core tables and those of a group are there.
 
         Features with tables of their own call this before `read` or `write`.
 
         Raises:
             TablesMissingError: If some are not, and they are not to be created.
         """
-        if self._is_ready(group):
-            return
-        if group != CORE:
-            await self.ensure(CORE)
-        lock = self._init_lock()
-        while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
-            await asyncio.sleep(0.005)
-        try:
-            if not self._is_ready(group):
-                await settle(self._prepare(group))
-        finally:
-            lock.release()
+        await self.retry(_nothing, group=group)
 
     async def find_missing(self) -> list[str]:
         """The names of all tables and triggers that the database lacks, of the groups in use."""
-        groups = tuple({CORE: None, **self._state.checked})
-        return await self.run(
-            lambda: self._on_connection(
-                lambda connection: find_missing(connection, self.names, groups)
-            )
-        )
+        return await self.retry(lambda: self._connect(self._find_missing), prepare=False)
 
-    async def recover(self, error: DBAPIError) -> bool:
-        """After an error, look whether tables have gone; create them, if that was asked for.
-
-        Returns:
-            Whether they were gone and are there again.
-
-        Raises:
-            TablesMissingError: If they are gone and are not to be created.
-        """
-        if not self._is_ready(CORE) or not isinstance(error, (ProgrammingError, OperationalError)):
-            return False
-        if error.connection_invalidated:
-            # Not for want of tables. Looking would put a refused connection in the error's place,
-            # as if nothing had been written, when a commit may have been.
-            return False
-        if self.dialect.is_transient(error) or not await self.find_missing():
-            return False
-        groups = tuple(self._state.checked)
-        self._state.checked.clear()
-        for group in groups:
-            await self.ensure(group)
-        return True
+    @property
+    def is_prepared(self) -> bool:
+        """Whether all core tables have been seen."""
+        return self._is_ready(CORE)
 
     def _is_ready(self, group: str) -> bool:
         checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
-    async def _with_tables(self, operation: Callable[[], Awaitable[T]]) -> T:
-        await self.ensure_tables()
-        try:
-            return await operation()
-        except DBAPIError as error:
-            if not await self.recover(error):
-                raise
-        return await operation()
+    async def _is_worth_retrying(self, error: DBAPIError, groups: list[str]) -> bool:
+        """Whether an operation that failed may succeed when it is run again.
+
+        If tables have gone, the groups in use are added to those that the operation needs.
+        """
+        dialect, state = self.dialect, self._state
+        if dialect.is_transient(error):
+            return True
+        if dialect.lost_its_statement(error) and not state.pooled:
+            state.pooled = True
+            return True
+        if (
+            not self.is_prepared
+            or error.connection_invalidated
+            or not isinstance(error, (ProgrammingError, OperationalError))
+        ):
+            # Not for want of tables. Looking would put a refused connection in the error's place,
+            # as if nothing had been written, when a commit may have been.
+            return False
+        if not await self._connect(self._find_missing):
+            return False
+        if groups:
+            groups.extend(state.checked)
+        state.checked.clear()
+        return True
+
+    def _find_missing(self, connection: Connection) -> list[str]:
+        return find_missing(connection, self.names, tuple({CORE: None, **self._state.checked}))
 
     async def _prepare(self, group: str) -> None:
+        """Check the tables of a group, and create what is missing if that was asked for."""
+
         def prepare(connection: Connection) -> None:
             missing = find_missing(connection, self.names, (group,))
             if missing and not self.create_tables:
@@ -251,36 +254,48 @@ class Database:
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
             connection.commit()
 
-        def may_pass(error: DBAPIError) -> bool:
-            return self.dialect.is_transient(error) or self.dialect.is_creation_race(error)
-
-        pool = self.engine.sync_engine.pool
-        await retry(lambda: self._on_connection(prepare), may_pass)
-        self._state.checked[group] = weakref.ref(pool)
-
-    async def _connected(self, work: Callable[[Connection], T], *, commit: bool) -> T:
-        autocommit = not commit and self.dialect.autocommit_reads and not self._state.pooled
-
-        def unit(connection: Connection) -> T:
-            if autocommit:
-                connection.execution_options(isolation_level="AUTOCOMMIT")
-            elif commit and self.dialect.commits_each(connection):
-                level = connection.default_isolation_level
-                connection.execution_options(isolation_level=level)
-            result = work(connection)
-            if commit:
-                connection.commit()
-            return result
-
+        lock = self._init_lock()
+        while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
+            await asyncio.sleep(0.005)
         try:
-            return await self.run(lambda: self._on_connection(unit))
-        except DBAPIError as error:
-            if not autocommit or not self.dialect.lost_its_statement(error):
-                raise
-        self._state.pooled = True
-        return await self._connected(work, commit=commit)
+            if not self._is_ready(group):
+                pool = self.engine.sync_engine.pool
+                await settle(self._connect(prepare))
+                self._state.checked[group] = weakref.ref(pool)
+        finally:
+            lock.release()
 
-    async def _on_connection(self, work: Callable[[Connection], T]) -> T:
+    def _begin_read(self, connection: Connection) -> None:
+        if self.dialect.autocommit_reads and not self._state.pooled:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def _begin_write(self, connection: Connection) -> None:
+        if self.dialect.write_isolation is not None:
+            connection.execution_options(isolation_level=self.dialect.write_isolation)
+        elif self.dialect.commits_each(connection):
+            level = connection.default_isolation_level
+            connection.execution_options(isolation_level=level)
+
+    async def _run(
+        self, work: Callable[[Connection, Q], T], begin: Callable[[Connection], None]
+    ) -> T:
+        queries = self._queries()
+
+        def run(connection: Connection) -> T:
+            begin(connection)
+            return work(connection, queries)
+
+        return await self._connect(run)
+
+    def _queries(self) -> Q:
+        native, known = self._state.native_ids, self._state.queries
+        queries: Q | None = known.get((self._make_queries, native))
+        if queries is None:
+            queries = self._make_queries(self.dialect, self.tables, native_ids=native)
+            known[self._make_queries, native] = queries
+        return queries
+
+    async def _connect(self, work: Callable[[Connection], T]) -> T:
         engine = self.engine.sync_engine
 
         def unit() -> T:
@@ -293,3 +308,7 @@ class Database:
         async with self._guard():
             # A cancelled caller's rollback must not run on when the next one has the connection.
             return await settle(greenlet_spawn(unit))
+
+
+async def _nothing() -> None:
+    """An operation that needs the tables and nothing else."""

@@ -7,30 +7,23 @@ metadata, keys sorted.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
-from agents_session_metadata.errors import MetadataLimitError, ScopeError, SessionNotFoundError
-from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.scope import Scope
-from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
+from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.types import Metadata, MetadataLimits
 from agents_session_metadata.values import (
     LIST,
     EncodedValue,
     SearchKey,
-    check_key,
-    decode_elements,
     decode_value,
-    encode_text,
-    json_text,
     key_problem,
-    search_key,
 )
 
 from .tables import SessionTables, element_rows
@@ -40,28 +33,16 @@ _MANY_KEYS = 500
 """Beyond so many keys, all are read and the wanted ones picked."""
 
 
-def check_id(session_id: str) -> None:
-    """Refuse an id that cannot carry metadata.
+class Claim(NamedTuple):
+    """A session that is locked for writing.
 
-    Raises:
-        ValueError: If it is empty, too long, or not UTF-8 without NUL.
+    Attributes:
+        created: Whether it was created for that.
+        stored: What was read of its metadata, by key.
     """
-    problem = id_problem(session_id)
-    if problem is not None:
-        raise ValueError(f"session id {ascii(session_id)[:80]} {problem}")
 
-
-def id_problem(session_id: str) -> str | None:
-    """Say why a session id cannot carry metadata; None when it can."""
-    if not 1 <= len(session_id) <= ID_LENGTH:
-        return f"has {len(session_id)} characters; 1 to {ID_LENGTH} are allowed"
-    if "\x00" in session_id:
-        return "contains NUL"
-    try:
-        session_id.encode()
-    except UnicodeEncodeError:
-        return "contains lone surrogates"
-    return None
+    created: bool
+    stored: dict[str, Any]
 
 
 class _Statements:
@@ -71,21 +52,24 @@ class _Statements:
         sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
         of_session: BindParameter[str] = bindparam("of_session")
         own = rows.c.session_id == of_session
-        self.lock_or_create = dialect.lock_or_create(sessions)
-        self.lock_existing = dialect.lock_existing(sessions)
         kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
-        kinds: Statement = select(rows.c.key, kind).where(own)
+        self.locks = dialect.locks(sessions, rows, elements)
+        self.read_texts: Reader = self.locks.reader(rows.c.value)
+        self.read_lists: Reader = self.locks.reader(kind == LIST)
         texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self.read = texts.order_by(rows.c.key)
-        self.kinds = dialect.locking(kinds)
-        self.read_to_change = dialect.locking(texts)
-        self.lock_and_read = dialect.lock_and_read(sessions, rows)
+        self.exists: Statement = select(sessions.c.session_id).where(
+            sessions.c.session_id == of_session
+        )
         self.upsert = dialect.upsert(rows, _REPLACED)
         self.insert_elements = insert(elements)
-        self.delete_messages = delete(tables.messages).where(
-            tables.messages.c.session_id == of_session
-        )
-        self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
+        self.delete_metadata = [
+            delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
+        ]
+        self.delete_session = [
+            delete(table).where(table.c.session_id == of_session)
+            for table in (tables.messages, sessions)
+        ]
 
 
 @lru_cache(maxsize=256)
@@ -94,253 +78,128 @@ def _statements(tables: SessionTables, dialect: Dialect) -> _Statements:
 
 
 class Rows:
-    """The rows of single sessions in one set of tables, within a scope."""
+    """The rows of single sessions in one set of tables."""
 
-    def __init__(
-        self,
-        tables: SessionTables,
-        dialect: Dialect,
-        limits: MetadataLimits,
-        scope: Scope,
-    ) -> None:
+    def __init__(self, tables: SessionTables, dialect: Dialect, limits: MetadataLimits) -> None:
         self.limits = limits
-        self.scope = scope
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
 
-    def get(
-        self,
-        connection: Connection,
-        queries: Queries,
-        session_id: str,
-        keys: Sequence[str] | None = None,
-    ) -> Metadata:
-        """The stored keys of a session; of `keys`, those that are stored."""
-        rows = self._tables.metadata
-        statement: Statement = self._statements.read
+    # ---- reading ----
+
+    def reading(self, keys: Sequence[str] | None = None) -> Statement:
+        """The statement that reads keys and JSON texts of the session `of_session`."""
+        statement = self._statements.read
         if keys is not None and len(keys) <= _MANY_KEYS:
-            statement = statement.where(rows.c.key.in_(keys))
-        parameters: dict[str, Any] = {}
-        if self.scope:
-            statement, parameters = queries.where(
-                statement, self.scope.condition, rows.c.session_id
-            )
-        parameters["of_session"] = session_id
-        found: Iterable[Any] = connection.execute(statement, parameters)
-        return {key: decode_value(value) for key, value in found if keys is None or key in keys}
+            statement = statement.where(self._tables.metadata.c.key.in_(keys))
+        return statement
 
-    def enter(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session for writing, as the first thing in a transaction; create it if need be.
+    @property
+    def looking(self) -> Statement:
+        """The statement that reads the id of the session `of_session`, if it exists."""
+        return self._statements.exists
 
-        Returns:
-            Whether it was created. Within a scope it then has the scope's values.
+    def search_keys(
+        self, connection: Connection, session_id: str, keys: Iterable[str]
+    ) -> dict[str, SearchKey]:
+        """The search keys that a locked session has under some keys."""
+        rows = self._tables.metadata
+        statement: Statement = select(rows.c.key, rows.c.search_key, rows.c.search_rest).where(
+            rows.c.session_id == session_id, rows.c.key.in_(keys)
+        )
+        found: Iterable[Any] = connection.execute(self._dialect.locking(statement))
+        return {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
 
-        Raises:
-            SessionNotFoundError: If it exists outside the scope.
+    # ---- locking ----
+
+    def lock_session(self, connection: Connection, session_id: str) -> bool:
+        """Lock a session, as the first thing in a transaction; give whether it exists."""
+        return self._statements.locks.existing(connection, session_id)
+
+    def lock_or_create(self, connection: Connection, session_id: str) -> bool:
+        """Lock a session in a transaction that is not ours; give whether it was created.
+
+        It works without our tables, and leaves what they may hold of an earlier session.
         """
-        parameters = {"of_session": session_id}
-        result = connection.execute(self._statements.lock_or_create, parameters)
-        created = self._dialect.was_created(result)
-        if self.scope:
-            if created:
-                self._write(connection, session_id, self.scope.encoded(self.limits), ())
-            elif not self.is_inside(connection, session_id):
-                raise SessionNotFoundError(session_id)
-        return created
+        return self._statements.locks.or_create(connection, session_id)
+
+    def lock_lists(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
+        """Lock a session and read which of its keys hold a list.
+
+        Args:
+            connection: The connection, at the beginning of a transaction.
+            session_id: The session's id.
+            create: Whether to create a session that does not exist. If not, the answer is None.
+        """
+        return self._claim(connection, session_id, self._statements.read_lists, create=create)
+
+    def lock_texts(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
+        """As `lock_lists`, but reads the JSON texts of all keys."""
+        return self._claim(connection, session_id, self._statements.read_texts, create=create)
+
+    # ---- writing to a session that is locked ----
 
     def create(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> bool:
-        """Create a session with its metadata, unless the id is taken; say whether it was free."""
-        result = connection.execute(self._statements.lock_or_create, {"of_session": session_id})
-        created = self._dialect.was_created(result)
-        if created:
-            self._write(connection, session_id, encoded, ())
-        return created
-
-    def lock(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session that exists, as the first thing in a transaction.
+        """Create a session with its metadata at the beginning of a transaction.
 
         Returns:
-            Whether it exists within the scope.
+            Whether the id was free. If not, the session is locked.
         """
-        result = connection.execute(self._statements.lock_existing, {"of_session": session_id})
-        if not self._dialect.was_locked(result):
+        leftovers = self._statements.locks.create(connection, session_id)
+        if leftovers is None:
             return False
-        return not self.scope or self.is_inside(connection, session_id)
+        if leftovers:
+            self._delete_metadata(connection, session_id)
+        self.write(connection, session_id, encoded, ())
+        return True
 
-    def is_visible(self, connection: Connection, queries: Queries, session_id: str) -> bool:
-        """Whether a session exists within the scope, without locking it."""
-        sessions = self._tables.sessions
-        statement = select(sessions.c.session_id).where(sessions.c.session_id == session_id)
-        query = queries.where(statement, self.scope.condition, sessions.c.session_id)
-        return connection.execute(*query).first() is not None
+    def delete_leftovers(self, connection: Connection, session_id: str) -> None:
+        """Delete what an earlier session with this id left, if it left anything."""
+        found = connection.execute(
+            self._statements.locks.read_leftovers, {"of_session": session_id}
+        )
+        if found.scalar():
+            self._delete_metadata(connection, session_id)
 
-    def set(
+    def upsert(
         self,
         connection: Connection,
         session_id: str,
         encoded: Mapping[str, EncodedValue],
+        stored: Mapping[str, bool],
     ) -> None:
-        """Upsert keys of a session, creating the session if need be.
+        """Upsert keys; `stored` says which keys there are, and whether they hold a list.
 
         Raises:
-            MetadataLimitError: If it would have too many keys.
-            SessionNotFoundError: If it exists outside the scope.
+            MetadataLimitError: If the session would have too many keys.
         """
-        created = self.enter(connection, session_id)
-        if created and not self.scope:
-            self._write(connection, session_id, encoded, ())
-        else:
-            self.overwrite(connection, session_id, encoded)
+        self.check_count(stored, encoded)
+        lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
+        self.write(connection, session_id, encoded, lists)
 
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
-        """Upsert keys of a session that is locked already.
+        """Upsert keys of a session that was locked without reading them."""
+        claim = self.lock_lists(connection, session_id, create=False)
+        self.upsert(connection, session_id, encoded, claim.stored if claim else {})
+
+    def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
+        """Refuse to write more keys than a session may have.
 
         Raises:
-            MetadataLimitError: If it would have too many keys.
+            MetadataLimitError: If there would be more than `max_keys`.
         """
-        found: Iterable[Any] = connection.execute(
-            self._statements.kinds, {"of_session": session_id}
-        )
-        kinds = {key: bytes(kind) for key, kind in found}
-        self._check_count(kinds, encoded)
-        lists = [
-            key
-            for key, kind in kinds.items()
-            if key in encoded and (kind == LIST or encoded[key].elements)
-        ]
-        self._write(connection, session_id, encoded, lists)
-
-    def edit(
-        self,
-        connection: Connection,
-        session_id: str,
-        change: Callable[[Metadata], object],
-    ) -> Metadata:
-        """Let a function change a session's metadata; write what it changed, or roll back.
-
-        Raises:
-            TypeError: If the function returns an awaitable.
-            InvalidMetadataError: If a changed key or value cannot be stored.
-            MetadataLimitError: If a limit is exceeded.
-            ScopeError: If a scope key was changed.
-            SessionNotFoundError: If the session exists outside the scope.
-        """
-        texts = self._lock_and_read(connection, session_id)
-        metadata = {key: decode_value(texts[key]) for key in sorted(texts)}
-        result = change(metadata)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                "edit_metadata takes a plain function: "
-                "nothing is awaited while the session is locked"
-            )
-        changed = self._changed(metadata, texts)
-        removed = sorted(texts.keys() - metadata.keys())
-        for key in removed:
-            if key in self.scope.values:
-                raise ScopeError(key)
-        self.scope.check_encoded(changed)
-        if not changed and not removed:
-            connection.rollback()
-        else:
-            self._check_count(texts.keys() - set(removed), changed)
-            if removed:
-                self._delete_keys(connection, session_id, removed)
-            lists = [
-                key
-                for key in changed
-                if key in texts and (changed[key].elements or decode_elements(texts[key]))
-            ]
-            self._write(connection, session_id, changed, lists)
-        texts.update((key, value.text) for key, value in changed.items())
-        return {key: decode_value(texts[key]) for key in metadata}
-
-    def delete_keys(
-        self,
-        connection: Connection,
-        session_id: str,
-        keys: Collection[str] | None,
-    ) -> int:
-        """Delete keys of a session, all but the scope's when `keys` is None; give their number.
-
-        Raises:
-            SessionNotFoundError: If the session exists outside the scope.
-        """
-        result = connection.execute(self._statements.lock_existing, {"of_session": session_id})
-        if not self._dialect.was_locked(result):
-            return 0
-        if self.scope and not self.is_inside(connection, session_id):
-            raise SessionNotFoundError(session_id)
-        if keys is not None and len(keys) <= _MANY_KEYS:
-            return self._delete_keys(connection, session_id, keys)
-        stored = set(connection.scalars(self._statements.kinds, {"of_session": session_id}))
-        wanted = stored - self.scope.values.keys() if keys is None else stored & set(keys)
-        return self._delete_keys(connection, session_id, sorted(wanted)) if wanted else 0
-
-    def delete(self, connection: Connection, session_id: str) -> bool:
-        """Delete a session with its history and metadata.
-
-        Returns:
-            Whether it existed within the scope.
-        """
-        if not self.lock(connection, session_id):
-            return False
-        connection.execute(self._statements.delete_messages, {"of_session": session_id})
-        connection.execute(self._statements.delete_session, {"of_session": session_id})
-        return True
-
-    def is_inside(self, connection: Connection, session_id: str) -> bool:
-        """Whether a session that is locked already is within the scope."""
-        rows = self._tables.metadata
-        statement: Statement = select(rows.c.key, rows.c.search_key, rows.c.search_rest).where(
-            rows.c.session_id == session_id, rows.c.key.in_(self.scope.values)
-        )
-        found: Iterable[Any] = connection.execute(self._dialect.locking(statement))
-        stored = {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
-        return stored == {key: search_key(value) for key, value in self.scope.values.items()}
-
-    def _lock_and_read(self, connection: Connection, session_id: str) -> dict[str, str]:
-        """Lock a session for writing, as `enter` does; give the JSON texts that it has by key."""
-        parameters = {"of_session": session_id}
-        if self._statements.lock_and_read is not None and not self.scope:
-            result = connection.execute(self._statements.lock_and_read, parameters)
-            texts = self._dialect.texts_read(result)
-            if texts is not None:
-                return texts
-            # Where there is no row, two may both have locked the gap, and neither could insert.
-            connection.rollback()
-        if self.enter(connection, session_id) and not self.scope:
-            return {}
-        found = connection.execute(self._statements.read_to_change, parameters)
-        return {row.key: row.value for row in found}
-
-    def _changed(
-        self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]
-    ) -> dict[str, EncodedValue]:
-        """The values that are not stored as they are now; only these are held to the limits."""
-        changed = {}
-        for key, value in metadata.items():
-            name = key if key in texts else check_key(key, self.limits)
-            text = json_text(name, value)
-            if text != texts.get(name):
-                changed[name] = encode_text(name, value, text, self.limits)
-        return dict(sorted(changed.items()))
-
-    def _check_count(self, stored: Iterable[str], written: Mapping[str, EncodedValue]) -> None:
-        before = set(stored)
-        new = [key for key in written if key not in before]
-        size, allowed = len(before) + len(new), self.limits.max_keys
+        new = [key for key in written if key not in stored]
+        size, allowed = len(stored) + len(new), self.limits.max_keys
         if new and size > allowed:
-            first_over = new[max(0, allowed - len(before))]
+            first_over = new[max(0, allowed - len(stored))]
             raise MetadataLimitError("max_keys", key=first_over, size=size, allowed=allowed)
 
-    def _write(
+    def write(
         self,
         connection: Connection,
         session_id: str,
@@ -373,10 +232,81 @@ class Rows:
         if parts:
             connection.execute(self._statements.insert_elements, parts)
 
-    def _delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> int:
+    def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
+        """Delete keys."""
         rows = self._tables.metadata
         own = rows.c.session_id == session_id
-        return connection.execute(delete(rows).where(own, rows.c.key.in_(keys))).rowcount
+        connection.execute(delete(rows).where(own, rows.c.key.in_(keys)))
+
+    def delete_session(self, connection: Connection, session_id: str) -> None:
+        """Delete the session with its history and metadata."""
+        for statement in self._statements.delete_session:
+            connection.execute(statement, {"of_session": session_id})
+
+    def _claim(
+        self, connection: Connection, session_id: str, read: Reader, *, create: bool
+    ) -> Claim | None:
+        found = read(connection, session_id)
+        if found.stored is not None:
+            return Claim(False, found.stored)
+        if not create:
+            return None
+        leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
+        if leftovers is None:  # Somebody else has just created it.
+            return Claim(False, read(connection, session_id).stored or {})
+        if leftovers:
+            self._delete_metadata(connection, session_id)
+        return Claim(True, {})
+
+    def _delete_metadata(self, connection: Connection, session_id: str) -> None:
+        for statement in self._statements.delete_metadata:
+            connection.execute(statement, {"of_session": session_id})
+
+
+def decoded(rows: Iterable[Any], keys: Sequence[str] | None) -> Metadata:
+    """Keys and JSON texts as metadata."""
+    return {key: decode_value(text) for key, text in rows if keys is None or key in keys}
+
+
+def check_id(session_id: str) -> None:
+    """Refuse an id that cannot carry metadata.
+
+    Raises:
+        TypeError: If it is not a string.
+        ValueError: If it is empty, too long, or not UTF-8 without NUL.
+    """
+    problem = id_problem(session_id)
+    if problem is not None:
+        raise ValueError(f"session id {ascii(session_id)[:80]} {problem}")
+
+
+def check_id_type(session_id: object) -> None:
+    """Refuse an id that is not a string.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not isinstance(session_id, str):
+        advice = "; pass metadata as metadata={…}" if isinstance(session_id, Mapping) else ""
+        raise TypeError(f"session_id must be a string, got {type(session_id).__name__}{advice}")
+
+
+def id_problem(session_id: str) -> str | None:
+    """Say why a session id cannot carry metadata; None when it can.
+
+    Raises:
+        TypeError: If it is not a string.
+    """
+    check_id_type(session_id)
+    if not 1 <= len(session_id) <= ID_LENGTH:
+        return f"has {len(session_id)} characters; 1 to {ID_LENGTH} are allowed"
+    if "\x00" in session_id:
+        return "contains NUL"
+    try:
+        session_id.encode()
+    except UnicodeEncodeError:
+        return "contains lone surrogates"
+    return None
 
 
 def storable_keys(keys: Iterable[str] | None) -> list[str] | None:

@@ -1,58 +1,86 @@
 """The metadata of sessions by their ids: what a session and a catalog have in common.
 
-Here a request is checked, before anything is written; `database` runs it and `rows` has its SQL.
+Here a request is checked before anything is written. `database` runs it, and `rows` has its SQL.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Generic, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import Connection
 
-from agents_session_metadata.errors import ScopeError
-from agents_session_metadata.query.filters import Where, parse_filter
-from agents_session_metadata.scope import Scope
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
-from agents_session_metadata.values import EncodedValue, encode_metadata
+from agents_session_metadata.values import (
+    EncodedValue,
+    check_key,
+    decode_elements,
+    decode_value,
+    encode_metadata,
+    encode_text,
+    json_text,
+)
 
 from .database import Database
-from .rows import Rows, check_id, id_problem, storable_keys
-from .tables import TableNames
+from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
-MISSING: Final[Any] = object()
-"""Stands for an argument that was not given."""
+Q = TypeVar("Q")
 
 
-class SessionStore:
-    """Metadata by session id, in one database and scope."""
+class SessionStore(Generic[Q]):
+    """Metadata by session id, in one database.
 
-    def __init__(self, database: Database, limits: MetadataLimits, scope: Scope) -> None:
+    A subclass may restrict it: `admits` is asked after each lock, and `fixed` are values that every
+    session of the store has.
+
+    Args:
+        database: The database.
+        limits: How much metadata a session may carry.
+
+    Raises:
+        TypeError: If `limits` are not `MetadataLimits`.
+    """
+
+    fixed: Mapping[str, EncodedValue] = {}
+    """Values that a new session gets, and that nobody deletes."""
+
+    def __init__(self, database: Database[Q], limits: MetadataLimits) -> None:
+        if not isinstance(limits, MetadataLimits):
+            raise TypeError(f"metadata_limits must be MetadataLimits, got {type(limits).__name__}")
         self.database = database
         self.limits = limits
-        self.scope = scope
-        self.rows: Rows = Rows(database.tables, database.dialect, limits, scope)
+        self.rows: Rows = Rows(database.tables, database.dialect, limits)
 
-    def within(self, scope: Scope) -> SessionStore:
-        """The same store within a scope."""
-        return SessionStore(self.database, self.limits, scope)
+    # ---- what a restricted store overrides ----
+
+    def admits(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
+        """Whether a session that is locked belongs to the store."""
+        return True
+
+    def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
+        """Refuse to write or remove what this store does not allow to be changed."""
 
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
-        """Check and encode the metadata of a new session; the scope's values are added.
+        """Check and encode the metadata of a new session.
 
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If it contradicts the scope.
         """
-        encoded = encode_metadata(metadata, self.limits)
-        if self.scope:
-            self.scope.check(metadata)
-            encoded = encode_metadata({**metadata, **self.scope.values}, self.limits)
-        return encoded
+        return encode_metadata(metadata, self.limits)
+
+    def question(
+        self,
+        queries: Q,  # noqa: ARG002  # nothing is added
+        statement: Any,
+        session_id: Any,  # noqa: ARG002
+    ) -> tuple[Any, dict[str, Any]]:
+        """A statement about the session of a column, and parameters that it needs besides."""
+        return statement, {}
+
+    # ---- requests ----
 
     async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
         """All stored keys of a session, or those asked for, `None` where nothing is stored."""
@@ -61,83 +89,226 @@ class SessionStore:
         wanted = storable_keys(keys)
         found: Metadata = {}
         if id_problem(session_id) is None and wanted != []:
-            database = self.database
-            found = await database.read(
-                lambda connection: self.rows.get(connection, database.queries, session_id, wanted)
-            )
+            own_id = self.database.tables.metadata.c.session_id
+
+            def read(connection: Connection, queries: Q) -> Metadata:
+                statement, parameters = self.question(queries, self.rows.reading(wanted), own_id)
+                parameters["of_session"] = session_id
+                return decoded(connection.execute(statement, parameters), wanted)
+
+            found = await self.database.read(read)
         return found if keys is None else {key: found.get(key) for key in keys}
 
-    async def set_metadata(self, session_id: str, values: Mapping[str, JSONValue]) -> None:
+    async def set_metadata(
+        self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
+    ) -> None:
         """Upsert keys of a session in one transaction."""
         encoded = encode_metadata(values, self.limits)
-        if not encoded:
-            return
         check_id(session_id)
-        self.scope.check(values)
-        await self.database.write(lambda connection: self.rows.set(connection, session_id, encoded))
+        self.check_written(encoded, ())
+        if not encoded:
+            if must_exist and not await self.exists(session_id):
+                raise SessionNotFoundError(session_id)
+            return
+
+        def write(connection: Connection, _: Q) -> None:
+            claim = self._enter(connection, session_id, self.rows.lock_lists, must_exist=must_exist)
+            if claim.created:
+                new = dict(sorted({**encoded, **self.fixed}.items()))
+                self.rows.check_count((), new)
+                self.rows.write(connection, session_id, new, ())
+            else:
+                self.rows.upsert(connection, session_id, encoded, claim.stored)
+
+        await self.database.write(write)
 
     async def edit_metadata(
-        self, session_id: str, change: Callable[[Metadata], object]
+        self, session_id: str, change: Callable[[Metadata], object], *, must_exist: bool = False
     ) -> Metadata:
         """Let a function change a session's metadata while nobody else can."""
         check_id(session_id)
         return await self.database.write(
-            lambda connection: self.rows.edit(connection, session_id, change)
+            lambda connection, _: self._edit(connection, session_id, change, must_exist=must_exist)
         )
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
         """Delete keys of a session; give how many there were."""
         wanted = storable_keys(keys)
-        for key in wanted or ():
-            if key in self.scope.values:
-                raise ScopeError(key)
-        if wanted == [] or id_problem(session_id) is not None:
+        self.check_written({}, wanted or ())
+        if id_problem(session_id) is not None or wanted == []:
             return 0
+
+        def write(connection: Connection, _: Q) -> int:
+            claim = self.rows.lock_lists(connection, session_id, create=False)
+            if claim is None:
+                return 0
+            if not self.admits(connection, session_id):
+                raise SessionNotFoundError(session_id)
+            if wanted is None:
+                removed = sorted(claim.stored.keys() - self.fixed.keys())
+            else:
+                removed = sorted(claim.stored.keys() & set(wanted))
+            if removed:
+                self.rows.delete_keys(connection, session_id, removed)
+            return len(removed)
+
+        return await self.database.write(write)
+
+    async def create(self, session_id: str, encoded: Mapping[str, EncodedValue]) -> bool:
+        """Create a session with metadata from `encode_new`; give whether the id was free."""
+        check_id(session_id)
         return await self.database.write(
-            lambda connection: self.rows.delete_keys(connection, session_id, wanted)
+            lambda connection, _: self.rows.create(connection, session_id, encoded)
         )
 
-    async def is_visible(self, session_id: str) -> bool:
-        """Whether a session exists within the scope."""
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session with its history and metadata; give whether it existed."""
+        return await self.database.write(
+            lambda connection, _: self.delete_locked(connection, session_id)
+        )
+
+    async def exists(self, session_id: str) -> bool:
+        """Whether a session exists."""
         if id_problem(session_id) is not None:
             return False
-        database = self.database
-        return await database.read(
-            lambda connection: self.rows.is_visible(connection, database.queries, session_id)
+        own_id = self.database.tables.sessions.c.session_id
+
+        def look(connection: Connection, queries: Q) -> bool:
+            statement, parameters = self.question(queries, self.rows.looking, own_id)
+            parameters["of_session"] = session_id
+            return connection.execute(statement, parameters).first() is not None
+
+        return await self.database.read(look)
+
+    # ---- parts of transactions ----
+
+    def lock(self, connection: Connection, session_id: str) -> bool:
+        """Lock a session, as the first thing in a transaction; give whether it exists."""
+        return self.rows.lock_session(connection, session_id) and self.admits(
+            connection, session_id
         )
 
-    async def find_sessions(
-        self, key_or_filter: str | Where, value: JSONValue = MISSING, limit: int | None = None
-    ) -> list[str]:
-        """Ids of the sessions that match, most recently active first."""
-        where: Any = key_or_filter
-        if isinstance(key_or_filter, str):
-            if value is MISSING:
-                raise TypeError("a key needs a value; for a filter, pass a mapping")
-            where = {key_or_filter: {"$eq": value}}
-        elif value is not MISSING:
-            raise TypeError("a filter takes no separate value")
-        if limit is not None:
-            check_limit(limit)
-        condition = self.scope.restrict(parse_filter(where))
-        database = self.database
-        return await database.read(
-            lambda connection: list(connection.scalars(*database.queries.find(condition, limit)))
+    def delete_locked(self, connection: Connection, session_id: str) -> bool:
+        """Lock a session and delete it; give whether it existed."""
+        if not self.lock(connection, session_id):
+            return False
+        self.rows.delete_session(connection, session_id)
+        return True
+
+    def enter_history(
+        self,
+        connection: Connection,
+        session_id: str,
+        *,
+        must_exist: bool,
+        has_tables: Callable[[], bool],
+    ) -> None:
+        """Lock a session in a transaction that goes on to write its history.
+
+        Args:
+            connection: The connection, at the beginning of a transaction.
+            session_id: The session's id.
+            must_exist: Whether not to create it.
+            has_tables: Looks whether our tables are there: history is written without them, too.
+
+        Raises:
+            SessionNotFoundError: If it does not exist and must, or does not belong to the store.
+        """
+        if must_exist:
+            if not self.lock(connection, session_id):
+                raise SessionNotFoundError(session_id)
+        elif not self.rows.lock_or_create(connection, session_id):
+            if not self.admits(connection, session_id):
+                raise SessionNotFoundError(session_id)
+        elif self.database.is_prepared or has_tables():
+            self.rows.delete_leftovers(connection, session_id)
+            self.rows.write(connection, session_id, self.fixed, ())
+
+    def _enter(
+        self,
+        connection: Connection,
+        session_id: str,
+        lock: Callable[..., Claim | None],
+        *,
+        must_exist: bool,
+    ) -> Claim:
+        claim = lock(connection, session_id, create=not must_exist)
+        if claim is None or not (claim.created or self.admits(connection, session_id)):
+            raise SessionNotFoundError(session_id)
+        return claim
+
+    def _edit(
+        self,
+        connection: Connection,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool,
+    ) -> Metadata:
+        claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
+        texts: dict[str, str] = claim.stored
+        new = self.fixed if claim.created else {}
+        texts.update((key, value.text) for key, value in new.items())
+        metadata = {key: decode_value(texts[key]) for key in sorted(texts)}
+        result = change(metadata)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                "edit_metadata takes a plain function: "
+                "nothing is awaited while the session is locked"
+            )
+        changed = self._changed(metadata, texts)
+        removed = sorted(texts.keys() - metadata.keys())
+        self.check_written(changed, removed)
+        if changed or removed:
+            self.rows.check_count(texts.keys() - set(removed), changed)
+            if removed:
+                self.rows.delete_keys(connection, session_id, removed)
+            lists = [
+                key
+                for key in changed
+                if key in texts and (changed[key].elements or decode_elements(texts[key]))
+            ]
+            self.rows.write(connection, session_id, {**new, **changed}, lists)
+            texts.update((key, value.text) for key, value in changed.items())
+        else:
+            _check_result(result, metadata)
+            connection.rollback()
+        return {str.__str__(key): decode_value(texts[key]) for key in metadata}
+
+    def _changed(
+        self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]
+    ) -> dict[str, EncodedValue]:
+        """The values that are not stored as they are now; only these are held to the limits."""
+        changed = {}
+        for key, value in metadata.items():
+            name = key if key in texts else check_key(key, self.limits)
+            text = json_text(name, value)
+            if text != texts.get(name):
+                changed[name] = encode_text(name, value, text, self.limits)
+        return dict(sorted(changed.items()))
+
+
+def _check_result(result: object, metadata: Metadata) -> None:
+    """Refuse the result of a function that built a new dict and left the one it got as it was.
+
+    Raises:
+        TypeError: If it is a mapping that is neither the metadata nor a value in it.
+    """
+    if isinstance(result, Mapping) and not _is_part(result, metadata):
+        raise TypeError(
+            "the function given to edit_metadata changed nothing and returned a new mapping, which "
+            "is ignored; change the dict that it is given in place"
         )
 
 
-def own_store(engine: AsyncEngine, names: TableNames, *, create_tables: bool) -> SessionStore:
-    """The store of an engine that no session of the SDK uses, configured without importing it."""
-    turn, init_lock = asyncio.Lock(), threading.Lock()
-    database = Database(
-        engine,
-        names,
-        create_tables=create_tables,
-        guard=(lambda: turn) if isinstance(engine.pool, StaticPool) else None,
-        init_lock=lambda: init_lock,
-    )
-    database.dialect.configure(engine.sync_engine)
-    return SessionStore(database, MetadataLimits(), Scope())
+def _is_part(wanted: object, value: object) -> bool:
+    if value is wanted:
+        return True
+    if isinstance(value, Mapping):
+        return any(_is_part(wanted, item) for item in value.values())
+    return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
 
 
 def check_limit(limit: int, most: int = 2**31 - 1) -> None:

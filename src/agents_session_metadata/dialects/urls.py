@@ -1,0 +1,79 @@
+"""Database URLs as people write them: a database without a driver gets one for asyncio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",  # as some hosts write it
+    "mysql": "mysql+asyncmy",
+    "mariadb": "mariadb+asyncmy",
+}
+"""The drivers for URLs that name none."""
+
+EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
+"""The extras that install the drivers."""
+
+
+def with_driver(url: str | URL) -> URL:
+    """A URL, with the default driver of its database if it names none.
+
+    Raises:
+        TypeError: If it is neither text nor a URL.
+        ValueError: If it is not a URL, without repeating it: it may contain a password.
+    """
+    if not isinstance(url, (str, URL)):
+        raise TypeError(f"url must be a string or a SQLAlchemy URL, got {type(url).__name__}")
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise ValueError(
+            "the database URL is not valid; write it like postgresql://user:password@host/name"
+        ) from None
+    return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+
+
+def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
+    """Make an engine from a URL as people write it.
+
+    Raises:
+        ModuleNotFoundError: If the driver is not installed. The error names the extra to install.
+        TypeError: If the URL is neither text nor a URL.
+        ValueError: If it is not a URL.
+    """
+    try:
+        return create_async_engine(with_driver(url), **(engine_kwargs or {}))
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise ModuleNotFoundError(
+            f"the driver {error.name} is not installed; install it with: "
+            f"pip install 'agents-session-metadata[{extra}]'",
+            name=error.name,
+        ) from None
+
+
+def check_engine(engine: object) -> None:
+    """Refuse what is not an async engine.
+
+    Raises:
+        TypeError: If it is not one.
+    """
+    if isinstance(engine, AsyncEngine):
+        return
+    advice = "make it with create_async_engine"
+    if isinstance(engine, (str, URL)):
+        advice = "use from_url for a URL"
+    raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+
+
+def shown_url(url: URL) -> str:
+    """A URL without its password, and without options, which may contain one."""
+    return url.set(query={}).render_as_string(hide_password=True)
