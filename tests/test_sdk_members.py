@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
-from agents_session_metadata.storage.store import own_store
+from agents_session_metadata.scope import own_store
 from agents_session_metadata.storage.tables import table_names
 
 TREE = ast.parse(Path(session.__file__).read_text(encoding="utf-8"))
@@ -51,7 +51,14 @@ def test_every_private_member_that_is_used_is_checked() -> None:
     known = {name for name in vars(SQLAlchemySession) if private(name)} - {"_abc_impl"}
     overridden = known & vars(SQLAlchemyMetadataSession).keys()
     used = {name for name in attributes if private(name)} | (texts & known) | overridden
-    own = {*OWN, *vars(SQLAlchemyMetadataSession), "_store", "_on_clear", "_sharing"} - known
+    own = {
+        *OWN,
+        *vars(SQLAlchemyMetadataSession),
+        "_store",
+        "_on_clear",
+        "_sharing",
+        "_must_exist",
+    } - known
     state = {name for name in sdk.STATE if private(name)}
     assert used - own == sdk.MEMBERS.keys() | state
     assert overridden | {"_atomic_replace_items"} == set(sdk.HOOKS)

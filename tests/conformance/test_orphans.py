@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from servers import Database
 from sqlalchemy import text
@@ -64,13 +66,10 @@ async def add_items(catalog: SessionCatalog, session_id: str) -> None:
 async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, again):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
-    for session_id in ("gone", "other"):
-        await catalog.create_session(session_id, metadata=LEFT)
+    await catalog.create_session("gone", metadata=LEFT)
+    await catalog.create_session("other", metadata={**LEFT, "tags": ["other"]})
     triggers = await leave(engine, "gone", "other")
-    # Neither a first use that creates tables nor retention deletes what nobody named.
-    await SessionCatalog(engine, create_tables=True).delete_sessions({"nothing": 1})
-    assert await raw.count_rows(engine, "agent_sessions_metadata") == 6
-    assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 2
+    await catalog.delete_sessions({"nothing": 1})
     await again(catalog, "gone")
     for trigger in triggers:
         await raw.execute(engine, trigger)
@@ -79,6 +78,18 @@ async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, a
     assert elements == (0 if again is add_items else 1)
     assert await catalog.count_sessions({"tags": {"$contains": "left"}}) == 0
     assert await raw.count_rows(engine, "agent_sessions_metadata", "other") == 3
+
+
+async def test_nobody_deletes_what_was_not_named(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("gone", metadata=LEFT)
+    await leave(engine, "gone")
+    # A first use that creates the missing triggers, then retention, from another engine.
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    assert await catalog.delete_sessions({"nothing": 1}) == 0
+    assert await catalog.delete_sessions(inactive_for=timedelta(0)) == 0
+    assert await raw.count_rows(engine, "agent_sessions_metadata") == 3
+    assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 1
 
 
 async def test_elements_without_their_list_do_not_come_back(database: Database):
