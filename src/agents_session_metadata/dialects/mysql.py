@@ -107,7 +107,7 @@ class _MySQLLocks(Locks):
         )
 
         def read(connection: Connection, session_id: str) -> Found:
-            rows = connection.execute(statement, {"of_session": session_id}).all()
+            rows: Any = connection.execute(statement, {"of_session": session_id}).all()
             stored = {key: value for _, key, value, _ in rows if key is not None}
             if rows[0][0] is not None:
                 return Found(stored)
