@@ -150,7 +150,7 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database):
     await catalog.count_sessions()
     levels = []
 
-    def read(connection):
+    def read(connection, queries):
         levels.append(connection.get_execution_options().get("isolation_level"))
         if levels == ["AUTOCOMMIT"]:
             connection.exec_driver_sql("EXECUTE nobody_prepared_this")
@@ -162,7 +162,7 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database):
         assert levels == expected
     levels.clear()
 
-    def fail(connection):
+    def fail(connection, queries):
         levels.append(connection.get_execution_options().get("isolation_level"))
         connection.exec_driver_sql("EXECUTE nobody_prepared_this")
 

@@ -204,16 +204,6 @@ def _is_list(rows: Table) -> ColumnElement[bool]:
     return kind == LIST
 
 
-def orphans_of(tables: SessionTables) -> tuple[tuple[Table, ColumnElement[bool]], ...]:
-    """Our tables, parents first, each with what is true of a row that belongs to nothing."""
-    sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
-    session = exists().where(sessions.c.session_id == rows.c.session_id)
-    of_list = exists().where(
-        rows.c.session_id == elements.c.session_id, rows.c.key == elements.c.key
-    )
-    return (rows, ~session), (elements, ~of_list)
-
-
 def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateTrigger]:
     if not group.triggers or not dialect_of(connection.dialect).uses_triggers:
         return []
