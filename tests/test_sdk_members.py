@@ -20,7 +20,11 @@ from agents_session_metadata import _sdk as sdk
 from agents_session_metadata.scope import own_store
 from agents_session_metadata.storage.tables import table_names
 
-TREE = ast.parse(Path(session.__file__).read_text(encoding="utf-8"))
+TREE = ast.parse(
+    "\n".join(Path(each.__file__).read_text(encoding="utf-8") for each in (session, sdk)).replace(
+        "from __future__ import annotations", ""
+    )
+)
 OWN = {
     node.name
     for node in ast.walk(TREE)

@@ -6,13 +6,24 @@ sentence: further down it would fail in a way that nobody understands, or lose m
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from types import CodeType
 
+import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .dialects.urls import check_engine
+from .scope import ScopedStore, open_store
+from .storage.tables import TableNames
+from .types import MetadataLimits
 
 MEMBERS: dict[str, tuple[str, ...] | None] = {
     "_clear_session": ("self",),
@@ -53,6 +64,45 @@ STATE = {
     "_create_tables",
 }
 """What the constructor of `SQLAlchemySession` sets."""
+
+
+def sdk_store(
+    engine: AsyncEngine,
+    names: TableNames,
+    *,
+    create_tables: bool,
+    limits: MetadataLimits | None = None,
+) -> ScopedStore:
+    """The store of an engine's sessions, on connections configured and guarded as the SDK's are.
+
+    Raises:
+        TypeError: If the engine is not an async engine, or the limits are not `MetadataLimits`.
+        UnsupportedDialectError: If the engine is for another database.
+    """
+    check_engine(engine)
+    SQLAlchemySession._configure_sqlite_engine(engine)
+    lock = SQLAlchemySession._sqlite_connection_locks.get(id(engine.sync_engine))
+    return open_store(
+        engine,
+        names,
+        create_tables=create_tables,
+        limits=limits,
+        guard=None if lock is None else partial(_holding, lock),
+        init_lock=partial(
+            SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
+        ),
+    )
+
+
+@asynccontextmanager
+async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
+    """The turn that users of an in-memory SQLite's one connection take with the SDK."""
+    while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
+        await asyncio.sleep(0.001)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def constructor_is_known(session: SQLAlchemySession) -> bool:

@@ -96,7 +96,8 @@ class SessionCatalog:
         ensure_ascii: bool = True,
     ) -> None:
         # The SDK may share the engine. It is imported late: that takes longer than most commands.
-        from .session import check_on_clear, sdk_store
+        from ._sdk import sdk_store
+        from .session import check_on_clear
 
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)

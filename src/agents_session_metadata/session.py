@@ -17,10 +17,7 @@ session, and the metadata with it.
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
@@ -35,14 +32,14 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
 )
 
-from ._sdk import constructor_is_known
+from ._sdk import constructor_is_known, sdk_store
 from .catalog import SessionCatalog
-from .dialects.urls import check_engine, create_engine, shown_url
+from .dialects.urls import create_engine, shown_url
 from .query.filters import Where
-from .scope import MISSING, ScopedStore, open_store
+from .scope import MISSING, ScopedStore
 from .storage.database import settle
 from .storage.rows import check_id, check_id_type, id_problem
-from .storage.tables import TableNames, table_names
+from .storage.tables import table_names
 from .types import JSONValue, Metadata, MetadataLimits, OnClear
 
 if TYPE_CHECKING:
@@ -56,6 +53,9 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
     A drop-in for `SQLAlchemySession`: it takes the same arguments and keeps history the same way,
     in the same tables. Metadata lives in tables of its own, exactly as long as the session's row.
+
+    Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off, and
+    `ValueError` before anything is written if the session's id cannot carry metadata.
 
     Args:
         session_id: The conversation's id. To carry metadata it has 1 to 255 characters, valid UTF-8
@@ -234,11 +234,8 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If the session is scoped and a scope key would change.
-            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
-                exist and does not.
-            TablesMissingError: If tables are missing and `create_tables` is off.
-            ValueError: If the session's id cannot carry metadata.
+            ScopeError: If a scope key would change.
+            SessionNotFoundError: If the session must exist and does not, or is out of scope.
         """
         await self._store.set_metadata(
             self.session_id, values, must_exist=must_exist or self._must_exist
@@ -255,7 +252,6 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             Empty for a session that does not exist.
 
         Raises:
-            TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
         return await self._store.get_metadata(self.session_id, keys)
@@ -271,8 +267,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             The number of keys removed.
 
         Raises:
-            ScopeError: If the session is scoped and a scope key is among `keys`.
-            TablesMissingError: If tables are missing and `create_tables` is off.
+            ScopeError: If a scope key is among `keys`.
             TypeError: If `keys` is a bare string.
         """
         return await self._store.delete_metadata(self.session_id, keys)
@@ -300,13 +295,10 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         Raises:
             InvalidMetadataError: If a changed key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If the session is scoped and a scope key was changed.
-            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
-                exist and does not.
-            TablesMissingError: If tables are missing and `create_tables` is off.
+            ScopeError: If a scope key was changed.
+            SessionNotFoundError: If the session must exist and does not, or is out of scope.
             TypeError: If `change` returns an awaitable, or changes nothing and returns a new
                 mapping: it was meant to change the dict that it is given.
-            ValueError: If the session's id cannot carry metadata.
         """
         return await self._store.edit_metadata(
             self.session_id, change, must_exist=must_exist or self._must_exist
@@ -338,7 +330,6 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
         Raises:
             InvalidFilterError: If the filter is not understood.
-            TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If a key comes without a value, or a filter with one.
             ValueError: If `limit` is not a positive integer.
         """
@@ -500,45 +491,6 @@ def check_on_clear(on_clear: str) -> None:
     """
     if on_clear not in get_args(OnClear):
         raise ValueError(f"on_clear must be 'delete' or 'keep', not {on_clear!r}")
-
-
-def sdk_store(
-    engine: AsyncEngine,
-    names: TableNames,
-    *,
-    create_tables: bool,
-    limits: MetadataLimits | None = None,
-) -> ScopedStore:
-    """The store of an engine's sessions, on connections configured and guarded as the SDK's are.
-
-    Raises:
-        TypeError: If the engine is not an async engine, or the limits are not `MetadataLimits`.
-        UnsupportedDialectError: If the engine is for another database.
-    """
-    check_engine(engine)
-    SQLAlchemySession._configure_sqlite_engine(engine)
-    lock = SQLAlchemySession._sqlite_connection_locks.get(id(engine.sync_engine))
-    return open_store(
-        engine,
-        names,
-        create_tables=create_tables,
-        limits=limits,
-        guard=None if lock is None else partial(_holding, lock),
-        init_lock=partial(
-            SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
-        ),
-    )
-
-
-@asynccontextmanager
-async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
-    """The turn that users of an in-memory SQLite's one connection take with the SDK."""
-    while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
-        await asyncio.sleep(0.001)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 _known_constructors: dict[type, bool] = {}
