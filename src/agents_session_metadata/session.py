@@ -1,18 +1,16 @@
 """`SQLAlchemyMetadataSession`: the SDK's session, with metadata.
 
-The only file that uses private members of `SQLAlchemySession`; `sdk` checks that they are as known.
-Of these it overrides
+Of the private members of `SQLAlchemySession`, which `_sdk` checks, it overrides
 
 | member | because |
 |---|---|
 | `_ensure_tables` | ours are created with the SDK's, once per engine, not per instance |
-| `_lock_session` | one statement that locks or creates, and the place where a scope is enforced |
-| `_run_sqlite_write_with_retry` | mutations pass here: conflicts are retried everywhere |
+| `_lock_session` | whoever creates, or must not create, a session; where a scope is enforced |
+| `_run_sqlite_write_with_retry` | mutations pass here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"` |
 | `_get_compaction_snapshot` | it answers only for the exact type `SQLAlchemySession` |
 
-and adds `_atomic_replace_items`, which compaction looks for: without it, compaction would clear the
-session, and the metadata with it.
+and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
 """
 
 from __future__ import annotations
@@ -26,11 +24,7 @@ from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
 from sqlalchemy import URL, Connection, Delete, delete, func, insert, inspect, update
-from sqlalchemy.ext.asyncio import (
-    AsyncEngine,
-    AsyncSession,
-    async_sessionmaker,
-)
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from ._sdk import constructor_is_known, sdk_store
 from .catalog import SessionCatalog
@@ -54,8 +48,8 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     A drop-in for `SQLAlchemySession`: it takes the same arguments and keeps history the same way,
     in the same tables. Metadata lives in tables of its own, exactly as long as the session's row.
 
-    Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off, and
-    `ValueError` before anything is written if the session's id cannot carry metadata.
+    Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off,
+    and `ValueError` before anything is written if the session's id cannot carry metadata.
 
     Args:
         session_id: The conversation's id. To carry metadata it has 1 to 255 characters, valid UTF-8
@@ -173,8 +167,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     ) -> Self:
         """Make a session with an engine of its own.
 
-        Nobody disposes the engine but you: `await session.engine.dispose()`. To share one engine
-        between sessions, make it yourself, or use `SessionCatalog`.
+        Dispose it with `await session.engine.dispose()`. To share an engine, use `SessionCatalog`.
 
         Args:
             session_id: The conversation's id.
@@ -187,7 +180,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             metadata_table: Name of the metadata table.
             metadata_limits: How much metadata a session may carry.
             on_clear: What `clear_session()` does.
-            session_settings: As in the SDK.
+            session_settings: Settings of the SDK.
             ensure_ascii: As in the SDK.
             **kwargs: Further arguments for the constructor.
 
@@ -388,8 +381,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     async def clear_session(self) -> None:
         """End the session, metadata included; with `on_clear="keep"`, empty its history.
 
-        A session from `catalog.session(id, must_exist=True)` is never ended here: its history is
-        emptied.
+        A session from `catalog.session(id, must_exist=True)` only has its history emptied.
         """
         if self._has_valid_id():
             await super().clear_session()
@@ -463,8 +455,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         return True
 
     def _own_messages(self) -> Delete:
-        messages = self._messages
-        return delete(messages).where(messages.c.session_id == self.session_id)
+        return delete(self._messages).where(self._messages.c.session_id == self.session_id)
 
     async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
         kind = type(self)
