@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.storage.database import Database
-from agents_session_metadata.storage.store import own_store
+from agents_session_metadata.scope import ScopedStore, own_store
 from agents_session_metadata.storage.tables import TableNames, element_rows, table_names
 
 from .contents import Contents, Stored
@@ -48,7 +47,7 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     """
     store = own_store(engine, names or table_names(), create_tables=False)
     database = store.database
-    await database.ensure_tables()
+    await database.ensure()
     rewritten = skipped = 0
     async with engine.connect() as connection:
         contents = await connection.run_sync(
@@ -64,24 +63,23 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
         skipped += sum(stored.problem is not None for stored in batch)
         if wrong:
             written, without_session = await database.write(
-                lambda sync, *_, wrong=wrong: _rewrite(sync, store.database, contents, wrong)
+                lambda sync, *_, wrong=wrong: _rewrite(sync, store, contents, wrong)
             )
             rewritten, skipped = rewritten + written, skipped + without_session
 
 
 def _rewrite(
-    connection: Connection, database: Database, contents: Contents, wrong: list[Stored]
+    connection: Connection, store: ScopedStore, contents: Contents, wrong: list[Stored]
 ) -> tuple[int, int]:
     """Write some values' search keys again; how many, and how many have no session row."""
-    dialect, tables = database.dialect, database.tables
+    tables = store.database.tables
     rows, elements = tables.metadata, tables.elements
-    lock = dialect.lock_existing(tables.sessions)
     keys_of: dict[str, list[str]] = {}
     for stored in wrong:
         keys_of.setdefault(stored.session_id, []).append(stored.key)
     written = without_session = 0
     for session_id, keys in keys_of.items():
-        if not dialect.was_locked(connection.execute(lock, {"of_session": session_id})):
+        if not store.rows.lock_session(connection, session_id):
             without_session += len(keys)
             continue
         # Read again under the lock: the value may have changed since.
