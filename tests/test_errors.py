@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from agents_session_metadata import (
+    CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
@@ -21,6 +22,7 @@ from agents_session_metadata import (
 )
 
 ERRORS = [
+    CorruptMetadataError("chat", "a"),
     InvalidCursorError(),
     InvalidFilterError("is wrong", path="$.a"),
     InvalidMetadataError("is wrong", key="a", path="$[1]"),

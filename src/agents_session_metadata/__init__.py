@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .catalog import SessionCatalog
 from .errors import (
+    CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .session import SQLAlchemyMetadataSession
 
 __all__ = [
+    "CorruptMetadataError",
     "InvalidCursorError",
     "InvalidFilterError",
     "InvalidMetadataError",

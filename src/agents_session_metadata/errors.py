@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .quoting import escaped, quoted
+
 
 class SessionMetadataError(Exception):
     """The base of every error that this package raises. Errors can be copied and pickled."""
@@ -38,8 +40,8 @@ class InvalidMetadataError(SessionMetadataError, ValueError):
     def __init__(self, problem: str, *, key: object, path: str = "$") -> None:
         self.key = key
         self.path = path
-        where = f" at {path}" if path != "$" else ""
-        super().__init__(f"metadata key {_shown(key)}{where}: {problem}")
+        where = f" at {escaped(path)}" if path != "$" else ""
+        super().__init__(f"metadata key {quoted(key)}{where}: {problem}")
 
 
 class MetadataLimitError(SessionMetadataError, ValueError):
@@ -55,19 +57,37 @@ class MetadataLimitError(SessionMetadataError, ValueError):
         self.limit = limit
         self.key = key
         self.size = size
-        super().__init__(f"metadata key {_shown(key)}: {limit} is {allowed}, this makes {size}")
+        super().__init__(f"metadata key {quoted(key)}: {limit} is {allowed}, this makes {size}")
 
 
 class InvalidFilterError(SessionMetadataError, ValueError):
-    """A filter was not understood.
+    """A filter is invalid.
 
     Attributes:
-        path: The place inside the filter, such as `$.priority.$gte`.
+        path: The place inside the filter, such as `$.priority.$gte`. Control characters in keys
+            are escaped.
     """
 
     def __init__(self, problem: str, *, path: str) -> None:
-        self.path = path
-        super().__init__(f"filter at {path}: {problem}")
+        self.path = escaped(path)
+        super().__init__(f"invalid filter at {self.path}: {problem}")
+
+
+class CorruptMetadataError(SessionMetadataError, ValueError):
+    """A stored metadata value is NULL or not valid JSON. Only other software writes such values.
+
+    Attributes:
+        session_id: The session that the value belongs to.
+        key: Its metadata key.
+    """
+
+    def __init__(self, session_id: str, key: str) -> None:
+        self.session_id = session_id
+        self.key = key
+        super().__init__(
+            f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
+            "not valid JSON; set or delete the key to repair it"
+        )
 
 
 class InvalidCursorError(SessionMetadataError, ValueError):
@@ -102,7 +122,7 @@ class ScopeError(SessionMetadataError, ValueError):
     def __init__(self, key: str) -> None:
         self.key = key
         super().__init__(
-            f"metadata key {_shown(key)} is fixed by the scope; it cannot be changed here"
+            f"metadata key {quoted(key)} is fixed by the scope; it cannot be changed here"
         )
 
 
@@ -115,7 +135,7 @@ class SessionExistsError(SessionMetadataError, ValueError):
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"session {_shown(session_id)} exists already")
+        super().__init__(f"session {quoted(session_id)} exists already")
 
 
 class SessionNotFoundError(SessionMetadataError, LookupError):
@@ -127,7 +147,7 @@ class SessionNotFoundError(SessionMetadataError, LookupError):
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"session {_shown(session_id)} does not exist here")
+        super().__init__(f"session {quoted(session_id)} does not exist here")
 
 
 class TablesMissingError(SessionMetadataError, RuntimeError):
@@ -155,14 +175,5 @@ class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
     def __init__(self, dialect: str) -> None:
         self.dialect = dialect
         super().__init__(
-            f"database {dialect!r} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL"
+            f"database {quoted(dialect)} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL"
         )
-
-
-def _shown(name: object) -> str:
-    """A name as an error shows it: quoted, escaped, and cut when it is long."""
-    try:
-        text = ascii(name)
-    except ValueError:  # an integer of more digits than Python writes
-        text = f"a long {type(name).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -51,7 +51,13 @@ _TO_HEX = bytes.maketrans(_PAIRS, _HEX)
 _COMPLEMENT = bytes(255 - byte for byte in range(256))
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-_from_text = json.JSONDecoder().raw_decode
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_from_text = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 class SearchKey(NamedTuple):
@@ -161,14 +167,23 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
     return EncodedValue(text, search_key(value), tuple(_elements(value)))
 
 
-def decode_value(text: str) -> Any:
-    """The value of a stored JSON text."""
-    return _from_text(text.strip())[0]
+def decode_value(text: Any) -> JSONValue:
+    """The value of a stored JSON text.
+
+    Raises:
+        ValueError: If it is not valid JSON, or no text.
+    """
+    if not isinstance(text, str):
+        raise ValueError("a stored value must be text")  # as other bad values
+    try:
+        return _from_text(text)
+    except RecursionError:
+        raise ValueError("a stored value is nested too deep") from None
 
 
-def decode_elements(text: str) -> tuple[SearchKey, ...]:
+def decode_elements(text: Any) -> tuple[SearchKey, ...]:
     """The search keys of a stored list's elements; none where the text is no list."""
-    if not text.lstrip().startswith("["):
+    if not isinstance(text, str) or not text.lstrip().startswith("["):
         return ()
     try:
         return tuple(_elements(decode_value(text)))
@@ -184,12 +199,12 @@ def value_problem(value: object) -> tuple[str, str] | None:
 
 def search_key(value: JSONValue) -> SearchKey:
     """The search key of a value that has no problem."""
-    return _split(_search_bytes(value))
+    return split_search_key(_search_bytes(value))
 
 
 def prefix_key(text: str) -> SearchKey:
     """The beginning that the search keys of all strings with this prefix share."""
-    return _split(STRING + text.encode())
+    return split_search_key(STRING + text.encode())
 
 
 def upper_bound(prefix: bytes) -> bytes:
@@ -254,7 +269,8 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _split(encoded: bytes) -> SearchKey:
+def split_search_key(encoded: bytes) -> SearchKey:
+    """A whole search key as it is stored."""
     return SearchKey(encoded[:SEARCH_KEY_BYTES], encoded[SEARCH_KEY_BYTES:])
 
 
@@ -293,7 +309,7 @@ def _elements(value: JSONValue) -> Iterator[SearchKey]:
     """The search keys of a list's distinct scalar elements."""
     if isinstance(value, list):
         scalars = (item for item in value if not isinstance(item, (list, dict)))
-        yield from map(_split, dict.fromkeys(map(_search_bytes, scalars)))
+        yield from map(split_search_key, dict.fromkeys(map(_search_bytes, scalars)))
 
 
 def _encode_number(text: str) -> bytes:

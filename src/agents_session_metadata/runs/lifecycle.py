@@ -16,6 +16,7 @@ from agents_session_metadata.errors import (
     InvalidPhaseError,
     MetadataLimitError,
 )
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import JSONValue, Metadata
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
@@ -192,14 +193,15 @@ class SessionLifecycle:
         """
         name = keys.normalize_agent(agent)
         if not name:
-            raise ValueError(f"agent must be the name of an agent, not {agent!r}")
+            raise ValueError(f"agent must be the name of an agent, not {quoted(agent)}")
         now, first = self._now(), self._phases[0]
 
         def change(stored: Metadata, kept: int) -> None:
             phase = stored.get(keys.PHASE)
             if phase is not None and phase not in self._final:
                 raise InvalidPhaseError(
-                    f"the session is active, in phase {phase!r}; finish it before starting anew",
+                    f"the session is active, in phase {quoted(phase)}; "
+                    "finish it before starting anew",
                     phase=first,
                 )
             for key in (keys.LAST_ERROR, keys.OUTCOME, keys.FINISHED_AT, keys.DURATION_MS):
@@ -314,12 +316,12 @@ class SessionLifecycle:
             known = isinstance(current, str)
             if current in self._final:
                 raise InvalidPhaseError(
-                    f"the session has ended, in phase {current!r}; only start() begins anew",
+                    f"the session has ended, in phase {quoted(current)}; only start() begins anew",
                     phase=phase,
                 )
             if known and current in self._moves and phase not in self._moves[current]:
                 raise InvalidPhaseError(
-                    f"phase {current!r} does not move to {phase!r}", phase=phase
+                    f"phase {quoted(current)} does not move to {quoted(phase)}", phase=phase
                 )
             stored.update(metadata)
             if phase in self._final:
@@ -346,7 +348,7 @@ class SessionLifecycle:
     def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
         if phase not in known:
             raise InvalidPhaseError(
-                f"unknown phase {phase!r}; there are {', '.join(known)}", phase=phase
+                f"unknown phase {quoted(phase)}; there are {', '.join(known)}", phase=phase
             )
 
     def _now(self) -> datetime:
@@ -378,10 +380,12 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
 
 def _check_phases(name: str, phases: object) -> None:
     if isinstance(phases, str):
-        raise TypeError(f"{name} must be a collection of phases, not the bare string {phases!r}")
+        raise TypeError(
+            f"{name} must be a collection of phases, not the bare string {quoted(phases)}"
+        )
     for phase in cast("Iterable[object]", phases):
         if not isinstance(phase, str) or not phase:
-            raise TypeError(f"a phase must be a string that is not empty, not {phase!r}")
+            raise TypeError(f"a phase must be a string that is not empty, not {quoted(phase)}")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:

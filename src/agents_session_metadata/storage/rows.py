@@ -17,15 +17,16 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import Metadata, MetadataLimits
 from agents_session_metadata.values import (
     LIST,
     EncodedValue,
     SearchKey,
-    decode_value,
     key_problem,
 )
 
+from .stored import decode_stored
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -263,9 +264,17 @@ class Rows:
             connection.execute(statement, {"of_session": session_id})
 
 
-def decoded(rows: Iterable[Any], keys: Sequence[str] | None) -> Metadata:
-    """Keys and JSON texts as metadata."""
-    return {key: decode_value(text) for key, text in rows if keys is None or key in keys}
+def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = None) -> Metadata:
+    """Keys and JSON texts as metadata.
+
+    Raises:
+        CorruptMetadataError: If a text is NULL or not valid JSON.
+    """
+    return {
+        key: decode_stored(session_id, key, text)
+        for key, text in rows
+        if keys is None or key in keys
+    }
 
 
 def check_id(session_id: str) -> None:
@@ -277,7 +286,7 @@ def check_id(session_id: str) -> None:
     """
     problem = id_problem(session_id)
     if problem is not None:
-        raise ValueError(f"session id {ascii(session_id)[:80]} {problem}")
+        raise ValueError(f"session id {quoted(session_id)} {problem}")
 
 
 def check_id_type(session_id: object) -> None:
@@ -318,7 +327,9 @@ def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
     if keys is None:
         return None
     if isinstance(keys, (str, bytes)):
-        raise TypeError(f"keys must be a list of keys, not the bare {type(keys).__name__} {keys!r}")
+        raise TypeError(
+            f"keys must be a list of keys, not the bare {type(keys).__name__} {quoted(keys)}"
+        )
     wanted = list(dict.fromkeys(keys))
     for key in wanted:
         if not isinstance(key, str):

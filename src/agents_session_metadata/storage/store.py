@@ -17,7 +17,6 @@ from agents_session_metadata.values import (
     EncodedValue,
     check_key,
     decode_elements,
-    decode_value,
     encode_metadata,
     encode_text,
     json_text,
@@ -94,7 +93,7 @@ class SessionStore(Generic[Q]):
             def read(connection: Connection, queries: Q) -> Metadata:
                 statement, parameters = self.question(queries, self.rows.reading(wanted), own_id)
                 parameters["of_session"] = session_id
-                return decoded(connection.execute(statement, parameters), wanted)
+                return decoded(session_id, connection.execute(statement, parameters), wanted)
 
             found = await self.database.read(read)
         return found if keys is None else {key: found.get(key) for key in keys}
@@ -249,7 +248,7 @@ class SessionStore(Generic[Q]):
         texts: dict[str, str] = claim.stored
         new = self.fixed if claim.created else {}
         texts.update((key, value.text) for key, value in new.items())
-        metadata = {key: decode_value(texts[key]) for key in sorted(texts)}
+        metadata = decoded(session_id, sorted(texts.items()))
         result = change(metadata)
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
@@ -275,7 +274,8 @@ class SessionStore(Generic[Q]):
         else:
             _check_result(result, metadata)
             connection.rollback()
-        return {str.__str__(key): decode_value(texts[key]) for key in metadata}
+        keys = map(str.__str__, metadata)
+        return decoded(session_id, ((key, texts[key]) for key in keys))
 
     def _changed(
         self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]

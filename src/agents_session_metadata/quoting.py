@@ -1,0 +1,32 @@
+"""How messages show text that somebody else wrote: readable, and harmless to terminals and logs."""
+
+from __future__ import annotations
+
+import re
+
+_LONGEST = 80
+_UNSAFE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f"  # control characters
+    r"\u2028\u2029"  # line and paragraph separators
+    r"\u202a-\u202e\u2066-\u2069"  # bidirectional controls
+    r"\ud800-\udfff]"  # lone surrogates
+)
+
+
+def escaped(text: str) -> str:
+    """Text with its control characters escaped; other non-ASCII characters stay as they are."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def quoted(value: object, longest: int = _LONGEST) -> str:
+    """A value as a message shows it: quoted if it is a string, escaped, and cut if it is long."""
+    if isinstance(value, str):
+        text = escaped(value[: longest + 1])
+        quote = '"' if "'" in text and '"' not in text else "'"
+        text = f"{quote}{text}{quote}"
+    else:
+        try:
+            text = escaped(repr(value))
+        except ValueError:  # an integer with more digits than Python writes
+            text = f"a long {type(value).__name__}"
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
