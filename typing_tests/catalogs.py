@@ -93,7 +93,7 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
 
-    await catalog.list_sessions(order_by="title")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await catalog.list_sessions(order_by="title")
     await catalog.list_sessions(owner_id="u1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await catalog.list_sessions([("owner_id", "u1")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

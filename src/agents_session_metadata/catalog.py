@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from sqlalchemy import URL, Connection, Result
+from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .dialects._dialect import Statement
 from .dialects.urls import create_engine, shown_url
 from .errors import (
+    CorruptMetadataError,
     InvalidFilterError,
     SessionExistsError,
     SessionMetadataError,
@@ -26,12 +23,16 @@ from .errors import (
 from .keys import AGENT, normalize_agent
 from .maintenance.retention import delete_matching, expired
 from .maintenance.transfer import OnConflict, export_record, fork, import_record
-from .query.builder import Builder
+from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
-from .query.filters import All, Condition, IdIn, Where, equality, parse_values
+from .query.derived_ids import derived_id
+from .query.filters import Where, parse_values
+from .query.logic import All, Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position
+from .query.paging import Found, OnCorrupt, read_last, read_page
 from .query.queries import Queries, Query
-from .reports.statistics import statistics_statement, to_statistics
+from .quoting import quoted
+from .reports.statistics import read_statistics
 from .scope import Scope, ScopedStore
 from .storage.rows import check_id_type, storable_keys
 from .storage.store import check_limit
@@ -46,7 +47,7 @@ from .types import (
     Statistics,
     ValueCount,
 )
-from .values import SearchKey, decode_scalar, decode_value, encode_metadata, is_text, key_problem
+from .values import SearchKey, decode_scalar, encode_metadata, is_text, key_problem
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -296,39 +297,45 @@ class SessionCatalog:
         more = encode_metadata(metadata or {}, limits)
         for key, encoded in encode_metadata(wanted, limits).items():
             if key in more and more[key].search != encoded.search:
-                raise ValueError(f"metadata and values differ in {key!r}")
+                raise ValueError(f"metadata and values have different values for {quoted(key)}")
         together = {**(metadata or {}), **wanted}
         encode_metadata({**together, **scope.values}, limits)
         condition = scope.restrict(equality(wanted))
         search = encode_metadata({**wanted, **scope.values}, limits)
-        seed = repr([(key, value.search) for key, value in search.items()]).encode()
         name = ""
         for attempt in range(_DERIVED_IDS):
-            found = await self._scalars(
-                lambda queries: queries.last(condition, with_metadata=False)
-            )
-            if found:
-                return self.session(found[0]), False
-            # Taken without matching: it had the values once. The next id is as good, for everybody.
-            name = hashlib.sha256(seed + attempt.to_bytes(4, "big")).hexdigest()[:32]
+            last = await self._last(condition, keys=[])
+            if last is not None:
+                return self.session(last.info.session_id), False
+            # If the id is taken and the session does not match, it had the values once: every
+            # caller goes on to the next id.
+            name = derived_id(search, attempt)
             if await self._create(name, together):
                 return self.session(name), True
         raise SessionExistsError(name)
 
     async def get_session(
-        self, session_id: str, *, keys: Iterable[str] | None = None, count_items: bool = False
+        self,
+        session_id: str,
+        *,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+        on_corrupt: OnCorrupt | None = None,
     ) -> SessionInfo | None:
         """One session with its metadata.
 
         Args:
             session_id: Its id.
-            keys: The metadata keys to bring; every stored one by default.
+            keys: The metadata keys to return; every stored one by default.
             count_items: Whether to count the items of its history.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is returned without these keys.
 
         Returns:
             The session, or None if there is none.
 
         Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
@@ -337,12 +344,8 @@ class SessionCatalog:
         if not is_text(session_id):
             return None
         condition = self._store.scope.restrict(IdIn((session_id,)))
-        found = await self._sessions(
-            lambda queries: queries.page(
-                condition, WALK, limit=1, keys=wanted, count_items=count_items
-            )
-        )
-        return found[0][0] if found else None
+        found = await self._page(condition, WALK, limit=1, keys=wanted, count_items=count_items)
+        return found[0].checked(on_corrupt) if found else None
 
     async def last_session(
         self, where: Where | None = None, *, count_items: bool = False
@@ -361,16 +364,15 @@ class SessionCatalog:
             The session, or None if none matches.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            CorruptMetadataError: If a stored value is not valid JSON.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
             where = {**where, AGENT: normalize_agent(where[AGENT])}
         condition = self._condition(where)
-        found = await self._sessions(
-            lambda queries: queries.last(condition, count_items=count_items)
-        )
-        return found[0][0] if found else None
+        found = await self._last(condition, count_items=count_items)
+        return None if found is None else found.checked()
 
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session: history, row and metadata.
@@ -422,32 +424,43 @@ class SessionCatalog:
         cursor: str | None = None,
         keys: Iterable[str] | None = None,
         count_items: bool = False,
+        on_corrupt: OnCorrupt | None = None,
     ) -> SessionPage:
         """A page of sessions with their metadata.
 
-        Walking through pages by `created_at` or `session_id` gives every session that exists
+        Walking through pages by `created_at` or `session_id` returns every session that exists
         throughout the walk exactly once, whatever is inserted and deleted meanwhile. By
-        `updated_at` it is best effort: a session that becomes active during the walk moves, and may
-        be missed or seen twice.
+        `updated_at` or a metadata key it is best effort: a session whose position changes during
+        the walk may be missed or returned twice.
 
         Args:
             where: A filter; every session by default.
-            order_by: `updated_at`, `created_at` or `session_id`, with `-` for descending. Among
-                equals it goes by id, in the same direction.
-            limit: Sessions a page, 1 to 1,000.
-            cursor: The `next_cursor` of the page before, of the same filter, order and scope.
-            keys: The metadata keys to bring; every stored one by default. `[]` means none.
+            order_by: `updated_at`, `created_at`, `session_id` or a metadata key, with `-` for
+                descending. By a column, ties are broken by id, in the same direction. By a
+                metadata key the order is `None`, `False`, `True`, numbers, strings (by code
+                point), then lists and objects (in no particular order among themselves); sessions
+                without the key come last in both directions, and ties are broken by most recent
+                activity, then by id ascending. The names of columns always mean the columns, and a
+                key that begins with `-` cannot be ordered by. The cursor of such a page contains
+                the last session's value of the key, in an encoded but readable form.
+            limit: Sessions per page, 1 to 1,000.
+            cursor: The `next_cursor` of the previous page, for the same filter, order and scope.
+            keys: The metadata keys to return; every stored one by default. `[]` means none.
             count_items: Whether to count the items of each history.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is returned without these keys.
 
         Returns:
             The page.
 
         Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             InvalidCursorError: If the cursor is damaged or belongs to another question.
-            InvalidFilterError: If the filter is not understood.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If `keys` is a bare string.
-            ValueError: If `limit` or `order_by` is not one of those allowed.
+            TypeError: If `keys` is a bare string, or `order_by` is not a string.
+            ValueError: If `limit` is out of range, or `order_by` is neither a column nor a key
+                that can be stored.
         """
         check_limit(limit, LONGEST_PAGE)
         ordering = Ordering.parse(order_by)
@@ -456,21 +469,14 @@ class SessionCatalog:
         after = None
         if cursor is not None:
             after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
-        # One more than asked for tells whether there is a next page.
-        found = await self._sessions(
-            lambda queries: queries.page(
-                condition,
-                ordering,
-                limit=limit + 1,
-                after=after,
-                keys=wanted,
-                count_items=count_items,
-            )
+        # One more than requested tells whether there is a next page.
+        found = await self._page(
+            condition, ordering, limit=limit + 1, after=after, keys=wanted, count_items=count_items
         )
         next_cursor = None
         if len(found) > limit:
-            next_cursor = encode_cursor(found[limit - 1][1], condition, ordering)
-        return SessionPage([info for info, _ in found[:limit]], next_cursor)
+            next_cursor = encode_cursor(found[limit - 1].position, condition, ordering)
+        return SessionPage([each.checked(on_corrupt) for each in found[:limit]], next_cursor)
 
     async def iter_sessions(
         self,
@@ -478,22 +484,26 @@ class SessionCatalog:
         *,
         keys: Iterable[str] | None = None,
         count_items: bool = False,
+        on_corrupt: OnCorrupt | None = None,
     ) -> AsyncIterator[SessionInfo]:
         """Walk through all matching sessions, in constant memory.
 
-        The walk goes by the primary key and holds no connection between items. It gives every
+        The walk goes by the primary key and holds no connection between items. It yields every
         session that exists and matches throughout exactly once.
 
         Args:
             where: A filter; every session by default.
-            keys: The metadata keys to bring; every stored one by default.
+            keys: The metadata keys to return; every stored one by default.
             count_items: Whether to count the items of each history.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is yielded without these keys.
 
         Yields:
             The sessions.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
@@ -501,21 +511,19 @@ class SessionCatalog:
         condition = self._condition(where)
         after: Position | None = None
         while True:
-            found = await self._sessions(
-                lambda queries: queries.page(
-                    condition,
-                    WALK,
-                    limit=_WALK_PAGE,
-                    after=after,  # noqa: B023  # awaited within this turn of the loop
-                    keys=wanted,
-                    count_items=count_items,
-                )
+            found = await self._page(
+                condition,
+                WALK,
+                limit=_WALK_PAGE,
+                after=after,
+                keys=wanted,
+                count_items=count_items,
             )
-            for info, _ in found:
-                yield info
+            for each in found:
+                yield each.checked(on_corrupt)
             if len(found) < _WALK_PAGE:
                 return
-            after = found[-1][1]
+            after = found[-1].position
 
     async def count_sessions(self, where: Where | None = None) -> int:
         """The number of matching sessions.
@@ -527,7 +535,7 @@ class SessionCatalog:
             How many there are.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
@@ -579,20 +587,15 @@ class SessionCatalog:
             The totals.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            CorruptMetadataError: If the status of a session is not valid JSON.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
         database = self._store.database
-
-        def read(connection: Connection, queries: Queries) -> Statistics:
-            def build(builder: Builder) -> Statement:
-                return statistics_statement(builder, database.dialect, database.tables)
-
-            rows: Iterable[Any] = connection.execute(*queries.statistics(condition, build))
-            return to_statistics(rows)
-
-        return await database.read(read)
+        return await database.read(
+            lambda connection, queries: read_statistics(connection, queries, condition)
+        )
 
     # ---- ageing and moving ----
 
@@ -624,7 +627,7 @@ class SessionCatalog:
             The number of sessions deleted, or that would be.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `inactive_for` is no timedelta.
             ValueError: If there is neither a filter nor an age, the age is negative, or
@@ -682,7 +685,9 @@ class SessionCatalog:
         await self._store.database.write(work)
         return self.session(name)
 
-    async def export_sessions(self, where: Where | None = None) -> AsyncIterator[dict[str, Any]]:
+    async def export_sessions(
+        self, where: Where | None = None, *, on_corrupt: OnCorrupt | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
         """Give matching sessions as JSON-ready records, one at a time.
 
         A record has the session's id, times, metadata and items, all as of one moment, and the
@@ -690,18 +695,25 @@ class SessionCatalog:
 
         Args:
             where: A filter; every session by default.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is left out.
 
         Yields:
             The records, for `import_sessions`.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
         async for info in self.iter_sessions(where, keys=[]):
             read = partial(self._read_record, condition, info.session_id)
-            record = await self._store.database.read_snapshot(read)
+            record, errors = await self._store.database.read_snapshot(read)
+            for error in errors:
+                if on_corrupt is None:
+                    raise error
+                on_corrupt(error)
             if record is not None:
                 yield record
 
@@ -759,51 +771,32 @@ class SessionCatalog:
 
     def _read_record(
         self, condition: Condition, session_id: str, connection: Connection, queries: Queries
-    ) -> dict[str, Any] | None:
-        """A session as a record, if it is still there and matches."""
+    ) -> tuple[dict[str, Any] | None, Sequence[CorruptMetadataError]]:
+        """A session as a record, if it is still there and matches, and what is corrupt in it."""
         wanted = All((condition, IdIn((session_id,))))
-        query = queries.page(wanted, WALK, limit=1)
-        found = self._collected(connection.execute(*query))
-        return export_record(self._store, found[0][0], connection) if found else None
+        found = read_page(connection, queries, wanted, WALK, limit=1)
+        if not found or found[0].errors:
+            return None, found[0].errors if found else ()
+        return export_record(self._store, found[0].info, connection), ()
 
     async def _scalars(self, query: Callable[[Queries], Query]) -> Sequence[Any]:
         return await self._store.database.read(
             lambda connection, queries: connection.scalars(*query(queries)).all()
         )
 
-    async def _sessions(
-        self, query: Callable[[Queries], Query]
-    ) -> list[tuple[SessionInfo, Position]]:
-        """Read sessions, each with its position in the order of the statement."""
-        return await self._store.database.read(
-            lambda connection, queries: self._collected(connection.execute(*query(queries)))
+    async def _page(self, condition: Condition, ordering: Ordering, **options: Any) -> list[Found]:
+        database = self._store.database
+        return await database.read(
+            lambda connection, queries: read_page(
+                connection, queries, condition, ordering, **options
+            )
         )
 
-    def _collected(self, result: Result[Any]) -> list[tuple[SessionInfo, Position]]:
-        """Put the rows of each session together, one for each of its keys."""
-        to_datetime = self._store.database.dialect.to_datetime
-        names = list(result.keys())
-        place = {name: index for index, name in enumerate(names)}
-        sorted_by, count = place.get("position"), place.get("item_count")
-        found: list[tuple[SessionInfo, Position]] = []
-        for session_id, group in groupby(cast("Iterable[Any]", result), itemgetter(0)):
-            rows = list(group)
-            row, metadata = rows[0], {}
-            # Key and value come last; a session without metadata has neither.
-            if "key" in place and row[-2] is not None:
-                # To sort them in the statement, a database would copy all values first.
-                rows.sort(key=itemgetter(-2))
-                metadata = {each[-2]: decode_value(each[-1]) for each in rows}
-            info = SessionInfo(
-                session_id,
-                to_datetime(row[1]),
-                to_datetime(row[2]),
-                metadata,
-                None if count is None else row[count],
-            )
-            position = None if sorted_by is None else str(row[sorted_by])
-            found.append((info, Position(position, session_id)))
-        return found
+    async def _last(self, condition: Condition, **options: Any) -> Found | None:
+        database = self._store.database
+        return await database.read(
+            lambda connection, queries: read_last(connection, queries, condition, **options)
+        )
 
 
 async def _each(

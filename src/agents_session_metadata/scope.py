@@ -17,16 +17,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
 from .errors import ScopeError
-from .query.filters import (
-    EVERYTHING,
-    All,
-    Condition,
-    Where,
-    equality,
-    parse_filter,
-    parse_values,
-)
+from .query.conditions import equality
+from .query.filters import Where, parse_filter, parse_values
+from .query.logic import EVERYTHING, All, Condition
 from .query.queries import Queries
+from .quoting import quoted
 from .storage.database import Database
 from .storage.store import SessionStore, check_limit
 from .storage.tables import TableNames
@@ -58,7 +53,7 @@ class Scope:
         checked = parse_values(values, "a scope")
         for key, value in checked.items():
             if value is None:
-                raise ValueError(f"scope key {key!r} is None; a scope needs a value")
+                raise ValueError(f"scope key {quoted(key)} is None; a scope needs a value")
         return cls(checked)
 
     def __bool__(self) -> bool:

@@ -167,7 +167,7 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
     return EncodedValue(text, search_key(value), tuple(_elements(value)))
 
 
-def decode_value(text: Any) -> JSONValue:
+def decode_value(text: Any) -> Any:
     """The value of a stored JSON text.
 
     Raises:

@@ -33,7 +33,8 @@ RECORD = {
         {"created_at": "2020-01-01T00:00:00+00:00", "text": "not json"},
     ],
 }
-ORDERS = ["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"]
+COLUMNS = ["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"]
+ORDERS = [*COLUMNS, "v", "-v", "missing"]
 SCOPES: list[dict[str, Any] | None] = [None, {"kind": "str"}, {"kind": "int"}]
 FILTERS: list[dict[str, Any] | None] = [None, {"v": {"$exists": True}}, {"w": {"$exists": False}}]
 
@@ -123,10 +124,11 @@ async def test_a_cursor_is_good_for_its_own_question_only(everything, of, asked,
             await page(asked, cursor=cursor)
 
 
-positions = st.tuples(
-    st.none() | junk.texts | st.sampled_from([*junk.TIMES, "2020-01-01 00:00:00", "1e9", "NaN"]),
-    junk.texts,
-).map(list)
+times = st.none() | junk.texts | st.sampled_from([*junk.TIMES, "2020-01-01 00:00:00", "1e9", "NaN"])
+values = st.none() | junk.texts | st.binary().map(lambda some: base64.b64encode(some).decode())
+positions = st.tuples(junk.texts, times, values).flatmap(
+    lambda whole: st.integers(0, 3).map(lambda count: list(whole)[:count])
+)
 
 
 @examples(25)
@@ -148,9 +150,11 @@ def forged(catalog: SessionCatalog, order_by: str, body: bytes) -> str:
     from agents_session_metadata.query.ordering import Ordering
 
     condition = catalog._store.scope.restrict(parse_filter(None))
-    question = repr((condition, Ordering.parse(order_by))).encode()
-    digest = hashlib.sha256(hashlib.sha256(question).digest() + body).digest()[:16]
-    return base64.urlsafe_b64encode(digest + body).decode().rstrip("=")
+    question = json_text.dumps(
+        [condition.encoded(), Ordering.parse(order_by).encoded()], separators=(",", ":")
+    )
+    digest = hashlib.sha256(hashlib.sha256(question.encode()).digest() + body).digest()[:16]
+    return base64.urlsafe_b64encode(b"\x01" + digest + body).decode().rstrip("=")
 
 
 @pytest.mark.parametrize("scope", [None, {"owner_id": "u1"}], ids=["open", "scoped"])

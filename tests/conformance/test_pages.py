@@ -122,8 +122,11 @@ async def test_limits_and_orders_that_do_not_exist(catalog):
     for limit in (0, -1, 1_001, 10_000):
         with pytest.raises(ValueError, match="limit"):
             await catalog.list_sessions(limit=limit)
-    for order_by in ("", "-", "title", "number", "--created_at", "session_id; --"):
+    for order_by in ("", "-", "--created_at", "--", "$id", "a\0", "\ud800", "k" * 256):
         with pytest.raises(ValueError, match="order_by"):
+            await catalog.list_sessions(order_by=order_by)
+    for order_by in (None, 1, b"title"):
+        with pytest.raises(TypeError, match="order_by"):
             await catalog.list_sessions(order_by=order_by)
 
 

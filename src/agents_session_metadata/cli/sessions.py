@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from agents_session_metadata.keys import AGENT, STATUS, normalize_agent
 from agents_session_metadata.query.filters import Where
-from agents_session_metadata.query.ordering import OrderBy
 from agents_session_metadata.types import SessionInfo
 
 from .command import command
@@ -78,7 +77,7 @@ async def list_(
         while True:
             page = await catalog.list_sessions(
                 condition,
-                order_by=cast("OrderBy", order_by),
+                order_by=order_by,
                 limit=limit,
                 cursor=next_cursor,
                 keys=keys,

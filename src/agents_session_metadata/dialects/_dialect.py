@@ -63,6 +63,8 @@ class Dialect:
     """Whether a table and its rows can be made in one transaction."""
     many: ClassVar[int] = 200
     """Above so many values, a list may be bound in another way."""
+    sorted_bytes: ClassVar[int] = 2**31
+    """Bytes of a long binary value that ORDER BY takes into account."""
     index_if_not_exists: ClassVar[bool] = True
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Errors of a CREATE that another process won."""

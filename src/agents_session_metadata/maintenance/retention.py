@@ -7,7 +7,8 @@ from datetime import datetime, timedelta, timezone
 
 from sqlalchemy import Connection, Table, delete
 
-from agents_session_metadata.query.filters import NOTHING, All, Condition, IdIn, TimeBound
+from agents_session_metadata.query.conditions import IdIn, TimeBound
+from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 

@@ -2,15 +2,15 @@
 
 One condition drives: the most selective one by its kind, read through the covering index. The
 others are looked up by primary key, one correlated subquery each, which no planner turns into a
-join; so the plan is the same with and without statistics, and when PostgreSQL settles on a generic
+join. So the plan is the same with and without statistics, and when PostgreSQL settles on a generic
 one.
 """
 
 from __future__ import annotations
 
 import operator as op
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -23,45 +23,35 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
-    false,
     func,
     literal,
-    not_,
     or_,
     select,
-    true,
-    union,
     union_all,
 )
 
-from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.storage.tables import SessionTables
-from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES, upper_bound
+from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
-from . import filters as f
+from .conditions import constant
+from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
 from .ordering import Ordering
-from .shapes import (
-    IN_ORDER,
-    NO_DRIVER,
-    SELECTIVE,
-    conjunction,
-    leaves,
-    needs_sessions,
-    rank_of,
-    split_values,
-    string_above,
-)
+
+MISSING = {False: b"\xff", True: b""}
+"""What stands for the search key of a session without the key, by whether the order descends."""
+_NAME = "c"
+"""The name of the whole condition, from which those of its parts and parameters are made."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ids of matching sessions come from: one row a session, under conditions.
+    """Where the ids of matching sessions come from: one row per session, under conditions.
 
     Attributes:
         rows: The rows.
         session_id: The id in them.
-        conditions: What must hold of them.
-        selective: Whether they are taken to be few.
+        conditions: What must hold for them.
+        selective: Whether they are assumed to be few.
     """
 
     rows: FromClause
@@ -74,72 +64,88 @@ class Source:
         return select(*columns).select_from(self.rows).where(*self.conditions)
 
 
+@dataclass(frozen=True)
+class Term:
+    """One thing that an order goes by.
+
+    Attributes:
+        label: The name under which the statement returns it.
+        column: Its value.
+        descending: Its direction.
+        after: The parameter for the value at a position.
+        sorted_by: What to sort by, if the database cannot sort by the whole value.
+    """
+
+    label: str
+    column: ColumnElement[Any]
+    descending: bool
+    after: BindParameter[Any]
+    sorted_by: Sequence[ColumnElement[Any]]
+
+    def compared(self, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
+        """The value, compared with that of the position."""
+        compared: ColumnElement[bool] = compare(self.column, self.after)
+        return compared
+
+
 class Builder:
     """Builds one statement for the shape of a condition; its values are left as parameters."""
 
-    def __init__(
-        self,
-        dialect: Dialect,
-        tables: SessionTables,
-        condition: f.Condition,
-        *,
-        native_ids: bool,
-    ) -> None:
-        self._dialect = dialect
-        self._tables = tables
-        self._sessions = tables.sessions
-        self._native_ids = native_ids
+    def __init__(self, context: Context, condition: Condition) -> None:
+        self._context = context
+        self._dialect = context.dialect
+        self._tables = context.tables
+        self._sessions = context.tables.sessions
         self._condition = condition
-        found = list(leaves(condition))
-        self._names = {id(leaf): f"c{number}" for number, leaf in enumerate(found)}
-        if len(self._names) < len(found):
-            raise ValueError("a part of a condition stands in two places of it")
 
-    def find(self, limit: int | None) -> Statement:
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the condition, for every statement that is built for its shape."""
+        return self._condition.parameters(_NAME, self._dialect)
+
+    def find(self, *, limited: bool) -> Statement:
         """Ids, most recently active first."""
         source = self.source(sessions=True)
         updated = self._dialect.stored_time(self._sessions.c.updated_at)
-        order = updated.desc(), self._sorted_id(source.session_id).desc()
-        return source.select(source.session_id).order_by(*order).limit(_constant(limit))
+        order = updated.desc(), self._context.sorted_id(source.session_id).desc()
+        statement = source.select(source.session_id).order_by(*order)
+        return statement.limit(_limit()) if limited else statement
 
     def count(self) -> Statement:
         """The number."""
         return self.source().select(func.count())
 
-    def ids(self, *, walk: bool, limit: int) -> Statement:
+    def ids(self, *, walk: bool) -> Statement:
         """A page of ids."""
         source = self.source(walk=walk)
         statement = source.select(source.session_id).order_by(source.session_id)
         if walk:
             statement = statement.where(source.session_id > bindparam("after_id", type_=String))
-        return statement.limit(_constant(limit))
+        return statement.limit(_limit())
 
     def page(
         self,
         ordering: Ordering,
         *,
-        limit: int,
         beyond: bool,
+        pieces: int,
         some_keys: int | None,
         count_items: bool,
     ) -> Statement:
         """A page of sessions with their metadata."""
         source = self.source(sessions=True, walk=ordering.native and beyond)
         columns = self._info_columns(source.session_id, count_items=count_items)
-        by_time = ordering.column != "session_id"
-        order: list[ColumnElement[Any]] = []
-        if by_time:
-            position = self._dialect.stored_time(self._sessions.c[ordering.column])
-            columns.append(position.label("position"))
-            order.append(position)
-        order.append(self._sorted_id(source.session_id, native=ordering.native))
-        inner = source.select(*columns).limit(_constant(limit))
+        if ordering.key is not None:
+            source, by_key = self._ordered_by_key(source, pieces, descending=ordering.descending)
+        else:
+            by_key = []
+        terms = [*by_key, *self._by_columns(ordering, source.session_id)]
+        columns.extend(term.column.label(term.label) for term in terms[:-1])
+        inner = source.select(*columns).order_by(*_directed(terms)).limit(_limit())
         if beyond:
-            inner = inner.where(self._beyond(order, descending=ordering.descending))
-        inner = inner.order_by(*_directed(order, descending=ordering.descending))
-        return self._with_metadata(inner, ordering, some_keys)
+            inner = inner.where(_beyond(terms))
+        return self._with_metadata(inner, terms, some_keys, native=ordering.native)
 
-    def last(self, *, with_metadata: bool, count_items: bool) -> Statement:
+    def last(self, *, some_keys: int | None, count_items: bool) -> Statement:
         """The session that was active last."""
         source = self.source(sessions=True)
         columns = self._info_columns(source.session_id, count_items=count_items)
@@ -156,13 +162,15 @@ class Builder:
         inner = (
             select(*(column for column in ranked.c if column.name != "rank"))
             .where(ranked.c.rank == 1)
-            .order_by(func.coalesce(newest, 0).desc(), self._sorted_id(ranked.c.session_id).desc())
-            .limit(_constant(1))
+            .order_by(
+                func.coalesce(newest, 0).desc(),
+                self._context.sorted_id(ranked.c.session_id).desc(),
+            )
+            .limit(constant(1))
         )
-        newest_first = Ordering("updated_at", descending=True)
-        return self._with_metadata(inner, newest_first, None if with_metadata else 0)
+        return self._with_metadata(inner, (), some_keys)
 
-    def count_values(self, limit: int) -> Statement:
+    def count_values(self) -> Statement:
         """Sessions by scalar under a key."""
         counts = [
             counted
@@ -175,7 +183,7 @@ class Builder:
             select(each.c.search_key, each.c.search_rest, number)
             .group_by(each.c.search_key, each.c.search_rest)
             .order_by(number.desc(), each.c.search_key, each.c.search_rest)
-            .limit(_constant(limit))
+            .limit(_limit())
         )
 
     def _counts(self, table: Table) -> Iterator[Statement]:
@@ -215,9 +223,14 @@ class Builder:
         return columns
 
     def _with_metadata(
-        self, inner: Statement, ordering: Ordering, some_keys: int | None
+        self,
+        inner: Statement,
+        terms: Sequence[Term],
+        some_keys: int | None,
+        *,
+        native: bool = False,
     ) -> Statement:
-        """Put the metadata of each session beside it, read by primary key."""
+        """Add the metadata of each session, read by primary key."""
         if some_keys == 0:
             return inner
         page = inner.subquery("page")
@@ -225,32 +238,57 @@ class Builder:
         same = rows.c.session_id == page.c.session_id
         if some_keys:
             same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
-        order: list[ColumnElement[Any]] = []
-        if ordering.column != "session_id":
-            order.append(page.c.position)
-        order.append(self._sorted_id(page.c.session_id, native=ordering.native))
-        return (
-            select(page, rows.c.key, rows.c.value)
-            .select_from(page.outerjoin(rows, same))
-            .order_by(*_directed(order, descending=ordering.descending))
-        )
+        statement = select(page, rows.c.key, rows.c.value).select_from(page.outerjoin(rows, same))
+        if not terms:
+            return statement
+        columns = [page.c[term.label] for term in terms[:-1]]
+        columns.append(self._context.sorted_id(page.c.session_id, native=native))
+        moved = [
+            replace(term, column=column, sorted_by=self._sorted_by(column, len(term.sorted_by)))
+            for term, column in zip(terms, columns, strict=True)
+        ]
+        return statement.order_by(*_directed(moved))
 
-    def _beyond(self, order: list[ColumnElement[Any]], *, descending: bool) -> ColumnElement[bool]:
-        def passed(column: Any, value: Any) -> Any:
-            return column < value if descending else column > value
+    # ---- orders ----
 
-        *by_time, by_id = order
+    def _by_columns(self, ordering: Ordering, session_id: ColumnElement[str]) -> Iterator[Term]:
+        by_key = ordering.key is not None
+        if ordering.time is not None:
+            time = self._dialect.stored_time(self._sessions.c[ordering.time])
+            after = bindparam("after_time", type_=self._dialect.stored_time_type())
+            yield Term("position", time, by_key or ordering.descending, after, [time])
+        own_id = self._context.sorted_id(session_id, native=ordering.native)
         after_id = bindparam("after_id", type_=String)
-        beyond: ColumnElement[bool] = passed(by_id, after_id)
-        for position in by_time:
-            after_time = bindparam("after_time", type_=self._dialect.stored_time_type())
-            beyond = or_(passed(position, after_time), and_(position == after_time, beyond))
-        return beyond
+        yield Term("id", own_id, ordering.descending and not by_key, after_id, [own_id])
 
-    def _sorted_id(
-        self, session_id: ColumnElement[str], *, native: bool = False
-    ) -> ColumnElement[str]:
-        return self._dialect.by_code_point(session_id, native=native or self._native_ids)
+    def _ordered_by_key(
+        self, source: Source, pieces: int, *, descending: bool
+    ) -> tuple[Source, list[Term]]:
+        """Join the rows of the key that the sessions are ordered by, each by primary key."""
+        rows = self._tables.metadata.alias("ordered")
+        same = and_(
+            self._by_key(rows.c.session_id, source.session_id, selective=source.selective),
+            rows.c.key == bindparam("order_key", type_=String),
+        )
+        # A session without the key comes last: its marker is below or above every search key.
+        marker = literal(MISSING[descending], LargeBinary)
+        search = func.coalesce(rows.c.search_key, marker, type_=LargeBinary)
+        rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary), type_=LargeBinary)
+        by_rest = self._sorted_by(rest, pieces)
+        terms = [
+            Term("position_key", search, descending, _bytes("after_key"), [search]),
+            Term("position_rest", rest, descending, _bytes("after_rest"), by_rest),
+        ]
+        return replace(source, rows=source.rows.outerjoin(rows, same)), terms
+
+    def _sorted_by(self, column: ColumnElement[Any], pieces: int) -> list[ColumnElement[Any]]:
+        if pieces == 1:
+            return [column]
+        length = self._dialect.sorted_bytes
+        return [
+            func.substr(column, 1 + piece * length, length, type_=LargeBinary)
+            for piece in range(pieces)
+        ]
 
     # ---- where the ids come from ----
 
@@ -260,181 +298,70 @@ class Builder:
         sessions: bool = False,
         walk: bool = False,
         default: FromClause | None = None,
-        condition: f.Condition | None = None,
     ) -> Source:
-        """Choose what drives, and make of everything else a condition on its ids.
+        """Choose what drives, and turn everything else into a condition on its ids.
 
         Args:
             sessions: Whether columns of the sessions table are needed.
-            walk: Whether only rows in the order of their ids will do.
-            default: What to read when no condition is worth driving; the sessions by default.
-            condition: A part of the condition, instead of all of it.
+            walk: Whether rows must come in the order of their ids.
+            default: What to read if no condition is worth driving; the sessions by default.
         """
-        parts = list(conjunction(self._condition if condition is None else condition))
-        sessions = sessions or any(map(needs_sessions, parts))
-        driver = min(parts, key=rank_of, default=f.NOTHING)
-        rank = rank_of(driver)
+        parts = dict(self._condition.conjunction(_NAME))
+        sessions = sessions or any(part.uses_times for part in parts.values())
+        best_name, best = best_of(parts.items())
+        selective = best.rank <= SELECTIVE
         rows: FromClause = self._sessions if sessions or default is None else default
         truths: list[ColumnElement[bool]] = []
-        if isinstance(driver, (f.IdIn, f.IdHasPrefix)):
-            rows = self._sessions
-        elif rank < NO_DRIVER and not (walk and rank > IN_ORDER):
-            if isinstance(driver, f.AnyOf):
-                rows = self._any(driver)
-            elif not isinstance(driver, (f.TimeBound, f.All, f.Not)):
-                rows = self._table_of(driver).alias("driver")
-                truths = [self._of_key(driver, rows), self._matches(driver, rows)]
-                parts.remove(driver)
+        if best.rank < NO_DRIVER and not (walk and best.rank > IN_ORDER):
+            rows, conditions, exact = best.driver(best_name, self._context)
+            truths.extend(conditions)
+            if exact:
+                del parts[best_name]
         session_id: ColumnElement[str] = rows.c.session_id
         if sessions and rows is not self._sessions:
-            rows = self._joined(rows, self._sessions, session_id, selective=rank <= SELECTIVE)
-        truths.extend(self.truth(part, session_id) for part in parts)
-        return Source(rows, session_id, tuple(truths), selective=rank <= SELECTIVE)
+            rows = self._joined(rows, self._sessions, session_id, selective=selective)
+        truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
+        return Source(rows, session_id, tuple(truths), selective=selective)
+
+    def truth(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
+        """The condition as SQL that is true or false for the session with this id."""
+        return self._condition.truth(_NAME, self._context, session_id)
 
     def _joined(
         self, rows: FromClause, table: FromClause, session_id: Any, *, selective: bool
     ) -> FromClause:
-        key = table.c.session_id
-        by_key = self._dialect.looked_up(key, session_id) if selective else key == session_id
-        return rows.join(table, by_key)
+        return rows.join(table, self._by_key(table.c.session_id, session_id, selective=selective))
 
-    def _any(self, driver: f.AnyOf) -> FromClause:
-        """The ids of sessions that the best condition of some part holds for."""
-        branches = [
-            self.source(condition=min(conjunction(part), key=rank_of)) for part in driver.parts
-        ]
-        ids = union(*(branch.select(branch.session_id) for branch in branches))
-        return ids.subquery("candidates")
-
-    def _table_of(self, condition: f.MetadataCondition) -> Table:
-        of_list = isinstance(condition, f.Contains)
-        return self._tables.elements if of_list else self._tables.metadata
-
-    def _of_key(self, condition: f.MetadataCondition, rows: FromClause) -> ColumnElement[bool]:
-        is_of_key: ColumnElement[bool] = rows.c.key == bindparam(
-            f"{self._names[id(condition)]}_key", type_=String
+    def _by_key(self, key: Any, session_id: Any, *, selective: bool) -> ColumnElement[bool]:
+        by_key: ColumnElement[bool] = (
+            self._dialect.looked_up(key, session_id) if selective else key == session_id
         )
-        return is_of_key
-
-    # ---- whether a condition holds ----
-
-    def truth(self, condition: f.Condition, session_id: ColumnElement[str]) -> ColumnElement[bool]:
-        """A condition as SQL that is true or false, never unknown, for the session with this id."""
-        if isinstance(condition, f.All):
-            return and_(true(), *(self.truth(part, session_id) for part in condition.parts))
-        if isinstance(condition, f.AnyOf):
-            return or_(false(), *(self.truth(part, session_id) for part in condition.parts))
-        if isinstance(condition, f.Not):
-            return not_(self.truth(condition.part, session_id))
-        if isinstance(condition, f.TimeBound):
-            return self._time_bound(condition)
-        if isinstance(condition, f.IdIn):
-            name = self._names[id(condition)]
-            return self._dialect.one_of(session_id, name, len(condition.ids))
-        if isinstance(condition, f.IdHasPrefix):
-            return self._id_has_prefix(condition, session_id)
-        rows = self._table_of(condition).alias()
-        of_key, matches = self._of_key(condition, rows), self._matches(condition, rows)
-        by_range = self._dialect.probes_by_range and _is_of_one_short_value(condition)
-        if by_range or isinstance(condition, f.Contains):
-            own = rows.c.session_id == session_id
-            if by_range:
-                own = rows.c.session_id.between(session_id, session_id)
-            # A subquery with a limit stays one; EXISTS would become a join.
-            found = select(true()).where(own, of_key, matches).limit(_constant(1))
-        else:
-            found = select(matches).where(rows.c.session_id == session_id, of_key)
-        looked_up = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
-        truth: ColumnElement[bool] = func.coalesce(looked_up, false())
-        return truth
-
-    def _matches(self, condition: f.MetadataCondition, rows: FromClause) -> ColumnElement[bool]:
-        """A condition on the search key of a row that is known to be of the right key."""
-        search, rest, name = rows.c.search_key, rows.c.search_rest, self._names[id(condition)]
-        if isinstance(condition, f.Exists):
-            return true()
-        if isinstance(condition, (f.Equals, f.Contains)):
-            whole, long = split_values(condition)
-            options: list[ColumnElement[bool]] = [
-                and_(search == _bytes(f"{name}_{index}"), rest == _bytes(f"{name}_{index}_rest"))
-                for index in range(len(long))
-            ]
-            if len(whole) == 1:
-                options.insert(0, search == _bytes(name))
-            elif whole:
-                options.insert(0, self._dialect.one_of(search, name, len(whole)))
-            return or_(*options)
-        if isinstance(condition, f.HasPrefix):
-            begins, above = _bytes(name), _bytes(f"{name}_above")
-            if condition.prefix.rest:
-                return and_(search == begins, rest >= _bytes(f"{name}_rest"), rest < above)
-            return and_(search >= begins, search < above)
-        return and_(
-            *_bounds(condition.low, name, condition.tag, search, rest, low=True),
-            *_bounds(condition.high, name, upper_bound(condition.tag), search, rest, low=False),
-        )
-
-    def _id_has_prefix(
-        self, condition: f.IdHasPrefix, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
-        name, by_code_point = self._names[id(condition)], self._sorted_id(session_id)
-        bounds = [by_code_point >= bindparam(name, type_=String)]
-        if string_above(condition.prefix) is not None:
-            bounds.append(by_code_point < bindparam(f"{name}_above", type_=String))
-        return and_(*bounds)
-
-    def _time_bound(self, condition: f.TimeBound) -> ColumnElement[bool]:
-        column = self._dialect.moment(self._sessions.c[condition.column])
-        moment = bindparam(self._names[id(condition)], type_=self._dialect.moment_type())
-        return {
-            "$gt": column > moment,
-            "$gte": column >= moment,
-            "$lt": column < moment,
-            "$lte": column <= moment,
-        }[condition.operator]
+        return by_key
 
 
-def _is_of_one_short_value(condition: f.Condition) -> bool:
-    """Whether a search key in the index is all that a condition has to look at."""
-    if not isinstance(condition, (f.Equals, f.Contains)):
-        return False
-    whole, long = split_values(condition)
-    return len(whole) == 1 and not long
-
-
-def _bounds(
-    end: f.Bound | None, name: str, limit: bytes, search: Any, rest: Any, *, low: bool
-) -> list[ColumnElement[bool]]:
-    """One end of a range of search keys; without one, the limit of their type."""
-
-    def within(column: Any, value: Any, *, inclusive: bool) -> ColumnElement[bool]:
-        operator = (op.ge if inclusive else op.gt) if low else (op.le if inclusive else op.lt)
-        compared: ColumnElement[bool] = operator(column, value)
-        return compared
-
-    if end is None:
-        return [within(search, literal(limit, LargeBinary), inclusive=low)]
-    side = f"{name}_low" if low else f"{name}_high"
-    indexed = _bytes(side)
-    if end.value.is_whole:
-        return [within(search, indexed, inclusive=end.inclusive)]
-    further = within(rest, _bytes(f"{side}_rest"), inclusive=end.inclusive)
+def _directed(terms: Sequence[Term]) -> list[Any]:
     return [
-        within(search, indexed, inclusive=True),
-        or_(within(search, indexed, inclusive=False), further),
+        column.desc() if term.descending else column.asc()
+        for term in terms
+        for column in term.sorted_by
     ]
+
+
+def _beyond(terms: Sequence[Term]) -> ColumnElement[bool]:
+    """What comes after a position: `a >= x AND (a > x OR …)`, which every index can follow."""
+    *before, last = terms
+    beyond: ColumnElement[bool] = last.compared(op.lt if last.descending else op.gt)
+    for term in reversed(before):
+        passed = term.compared(op.lt if term.descending else op.gt)
+        reached = term.compared(op.le if term.descending else op.ge)
+        beyond = and_(reached, or_(passed, beyond))
+    return beyond
 
 
 def _bytes(name: str) -> BindParameter[bytes]:
     return bindparam(name, type_=LargeBinary)
 
 
-def _directed(order: Sequence[ColumnElement[Any]], *, descending: bool) -> list[Any]:
-    return [column.desc() if descending else column.asc() for column in order]
-
-
-def _constant(number: int | None) -> ColumnElement[int] | None:
-    """A number that is part of the statement's text: a planner should know a limit."""
-    if number is None:
-        return None
-    return bindparam(None, number, Integer, literal_execute=True)
+def _limit() -> BindParameter[int]:
+    """The limit of a call: in the text of the statement, because a planner needs to know it."""
+    return bindparam("limit", type_=Integer, literal_execute=True)

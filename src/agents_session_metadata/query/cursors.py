@@ -1,8 +1,19 @@
-"""Page cursors: a position, and a mark of the question that it belongs to.
+"""Page cursors: a position, and a digest of the question that it belongs to.
 
-A cursor carries no filter and no scope: these always come from the call. It does carry a digest of
-both, of the order and of the position, so that one of another question, or one damaged in any byte,
-is refused.
+A cursor carries no filter and no scope: these always come from the call. Its digest covers both,
+the order and the position, so that a cursor of another question, or a damaged one, is refused.
+
+Version 1 is base64url, without padding, of these bytes:
+
+| bytes | content |
+|---|---|
+| 1 | the version |
+| 16 | the beginning of SHA-256 of the SHA-256 of the question and of the position |
+| rest | the position: JSON, ASCII, without spaces |
+
+The question is the JSON text of `[condition, ordering]`, each as its `encoded()` gives it. The
+position is `[session_id]`, `[session_id, time]` or, in orders by a metadata key,
+`[session_id, time, value]`: the search key in base64, or null for a session without the key.
 """
 
 from __future__ import annotations
@@ -11,21 +22,29 @@ import base64
 import binascii
 import hashlib
 import json
+from typing import Any
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import InvalidCursorError
+from agents_session_metadata.values import split_search_key
 
-from .filters import All, AnyOf, Condition, Not
+from .logic import Condition
 from .ordering import Ordering, Position
 
+VERSION = b"\x01"
+"""To be raised with every change of a cursor, or of what its digest covers."""
 _DIGEST_BYTES = 16
 
 
 def encode_cursor(position: Position, condition: Condition, ordering: Ordering) -> str:
     """Make a cursor of a position in the answer to a question."""
-    body = json.dumps(position, separators=(",", ":")).encode()
-    token = _digest(body, condition, ordering) + body
-    return base64.urlsafe_b64encode(token).decode().rstrip("=")
+    body: list[Any] = [position.session_id]
+    if ordering.time is not None:
+        body.append(position.time)
+    if ordering.key is not None:
+        value = position.value
+        body.append(value and base64.b64encode(value.indexed + value.rest).decode())
+    return _token(_json(body), condition, ordering)
 
 
 def decode_cursor(
@@ -33,8 +52,8 @@ def decode_cursor(
 ) -> Position:
     """Read the position out of a cursor.
 
-    The digest has no secret in it: whoever knows the question can make a cursor for it. All that
-    this gives is a place to begin at, in the answer to that same question.
+    The digest contains no secret: whoever knows the question can make a cursor for it. It then
+    only says where to begin in the answer to that question.
 
     Raises:
         InvalidCursorError: If the cursor is damaged or belongs to another question.
@@ -43,36 +62,35 @@ def decode_cursor(
         raise InvalidCursorError
     try:
         token = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-    except (ValueError, binascii.Error):
-        raise InvalidCursorError from None
-    digest, body = token[:_DIGEST_BYTES], token[_DIGEST_BYTES:]
-    # Several texts decode to the same bytes; only one is what was given out.
-    canonical = base64.urlsafe_b64encode(token).decode().rstrip("=")
-    if canonical != cursor or digest != _digest(body, condition, ordering):
-        raise InvalidCursorError
-    try:
-        position = Position(*json.loads(body))
-        by_time = ordering.column != "session_id"
-        if not isinstance(position.session_id, str):
+        body = token[len(VERSION) + _DIGEST_BYTES :]
+        # Several texts decode to the same bytes; only one of them was given out.
+        if cursor != _token(body, condition, ordering):
             raise InvalidCursorError
-        if not isinstance(position.sorted_by, str if by_time else type(None)):
-            raise InvalidCursorError
-        dialect.position_parameters(*position)
-    except (ValueError, TypeError, ArithmeticError, RecursionError):
+        position = _position(json.loads(body), ordering)
+        dialect.position_parameters(position.time, position.session_id)
+    except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error):
         raise InvalidCursorError from None
     return position
 
 
-def _digest(body: bytes, condition: Condition, ordering: Ordering) -> bytes:
-    question = repr((_unordered(condition), ordering)).encode()
-    return hashlib.sha256(hashlib.sha256(question).digest() + body).digest()[:_DIGEST_BYTES]
+def _position(body: Any, ordering: Ordering) -> Position:
+    session_id, *more = body
+    time, *values = more if ordering.time is not None else [None, *more]
+    if not isinstance(session_id, str) or not isinstance(time, str | None):
+        raise InvalidCursorError
+    if (ordering.time is None) != (time is None) or len(values) != (ordering.key is not None):
+        raise InvalidCursorError
+    value = values[0] if values else None
+    if value is not None:
+        value = split_search_key(base64.b64decode(value, validate=True))
+    return Position(session_id, time, value)
 
 
-def _unordered(condition: Condition) -> object:
-    """A condition by what it means: the keys of a JSON object have no order."""
-    name = type(condition).__name__
-    if isinstance(condition, Not):
-        return name, _unordered(condition.part)
-    if isinstance(condition, (All, AnyOf)):
-        return name, sorted(map(_unordered, condition.parts), key=repr)
-    return condition
+def _token(body: bytes, condition: Condition, ordering: Ordering) -> str:
+    question = hashlib.sha256(_json([condition.encoded(), ordering.encoded()])).digest()
+    digest = hashlib.sha256(question + body).digest()[:_DIGEST_BYTES]
+    return base64.urlsafe_b64encode(VERSION + digest + body).decode().rstrip("=")
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()

@@ -1,27 +1,39 @@
 """The filter language: from plain JSON to a tree of conditions.
 
-One parser for the library, the command line and MCP. It knows nothing of SQL: `queries` turns the
-tree into statements. What it does not understand, it refuses.
+One parser serves the library, the command line and MCP. It refuses everything that it does not
+know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from agents_session_metadata.errors import InvalidFilterError
 from agents_session_metadata.types import MAX_KEY_LENGTH
 from agents_session_metadata.values import (
     NUMBER,
     STRING,
-    SearchKey,
     key_problem,
     prefix_key,
     search_key,
     value_problem,
 )
+
+from .conditions import (
+    Between,
+    Bound,
+    Contains,
+    Equals,
+    Exists,
+    HasPrefix,
+    IdHasPrefix,
+    IdIn,
+    TimeBound,
+    TimeColumn,
+)
+from .logic import EVERYTHING, NOTHING, All, AnyOf, Condition, Not
 
 MAX_DEPTH = 10
 MAX_CONDITIONS = 100
@@ -30,124 +42,16 @@ MAX_OPERANDS = 1000
 Where: TypeAlias = Mapping[str, Any]
 """A filter as it is written."""
 
-TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
-
-
-@dataclass(frozen=True)
-class Equals:
-    """The value under a key equals one of these."""
-
-    key: str
-    values: tuple[SearchKey, ...]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """One end of a range of values."""
-
-    value: SearchKey
-    inclusive: bool
-
-
-@dataclass(frozen=True)
-class Between:
-    """The value under a key is of a type (by its tag) and within bounds."""
-
-    key: str
-    tag: bytes
-    low: Bound | None
-    high: Bound | None
-
-
-@dataclass(frozen=True)
-class HasPrefix:
-    """The value under a key is a string that begins so."""
-
-    key: str
-    prefix: SearchKey
-
-
-@dataclass(frozen=True)
-class Contains:
-    """The value under a key is a list with this scalar element."""
-
-    key: str
-    element: SearchKey
-
-
-@dataclass(frozen=True)
-class Exists:
-    """Something is stored under a key."""
-
-    key: str
-
-
-@dataclass(frozen=True)
-class IdIn:
-    """The session's id is one of these."""
-
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class IdHasPrefix:
-    """The session's id begins so."""
-
-    prefix: str
-
-
-@dataclass(frozen=True)
-class TimeBound:
-    """One end of a range of times."""
-
-    column: TimeColumn
-    operator: Literal["$gt", "$gte", "$lt", "$lte"]
-    moment: datetime
-
-
-@dataclass(frozen=True)
-class All:
-    """Every part matches; without parts, every session does."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class AnyOf:
-    """Some part matches; without parts, no session does."""
-
-    parts: tuple[Condition, ...]
-
-
-@dataclass(frozen=True)
-class Not:
-    """The part does not match."""
-
-    part: Condition
-
-
-MetadataCondition: TypeAlias = Equals | Between | HasPrefix | Contains | Exists
-Leaf: TypeAlias = MetadataCondition | IdIn | IdHasPrefix | TimeBound
-Condition: TypeAlias = Leaf | All | AnyOf | Not
-
-EVERYTHING = All(())
-NOTHING = AnyOf(())
-
 
 def parse_filter(where: Where | None) -> Condition:
     """Read a filter; `None` and `{}` mean every session.
 
     Raises:
-        InvalidFilterError: If any part of it is not of the language; it names the place.
+        InvalidFilterError: If any part of it is invalid; the error names the place.
     """
     if where is None:
         return EVERYTHING
     return _Parser().filter(where, "$", 0)
-
-
-def equality(values: Mapping[str, Any]) -> All:
-    """The condition that every one of these keys has its value, taken as it is."""
-    return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
 
 
 def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
@@ -166,7 +70,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
         path = _place("$", key)
         _check_key(key, path)
         if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
-            raise InvalidFilterError(f"{what} takes plain values, not operators", path=path)
+            raise InvalidFilterError(f"{what} requires plain values, got operators", path=path)
         _check_value(value, path)
     return dict(values)
 
@@ -179,11 +83,9 @@ class _Parser:
 
     def filter(self, where: object, path: str, depth: int) -> Condition:
         if not isinstance(where, Mapping):
-            raise InvalidFilterError(
-                f"a filter must be an object, not {type(where).__name__}", path=path
-            )
+            raise InvalidFilterError(f"expected an object, got {type(where).__name__}", path=path)
         if depth > MAX_DEPTH:
-            raise InvalidFilterError(f"filters nest {MAX_DEPTH} deep at most", path=path)
+            raise InvalidFilterError(f"filters can be nested at most {MAX_DEPTH} deep", path=path)
         parts: list[Condition] = []
         for key, operand in where.items():
             parts.extend(self._entry(key, operand, _place(path, key), depth))
@@ -212,7 +114,7 @@ class _Parser:
 
     def _list(self, operand: object, path: str, depth: int) -> tuple[Condition, ...]:
         if not isinstance(operand, list) or not operand:
-            raise InvalidFilterError("takes a list of at least one filter", path=path)
+            raise InvalidFilterError("expected a list of at least one filter", path=path)
         return tuple(
             self.filter(part, f"{path}[{index}]", depth + 1) for index, part in enumerate(operand)
         )
@@ -224,13 +126,15 @@ class _Parser:
             special = [isinstance(name, str) and name.startswith("$") for name in operand]
             if any(special):
                 if not all(special):
-                    raise InvalidFilterError("operators and plain keys do not mix", path=path)
+                    raise InvalidFilterError(
+                        "operators and plain keys cannot be mixed in one object", path=path
+                    )
                 operators = [(name, value, f"{path}.{name}") for name, value in operand.items()]
         for operator in operators:
             self._conditions += 1
             if self._conditions > MAX_CONDITIONS:
                 raise InvalidFilterError(
-                    f"a filter has {MAX_CONDITIONS} conditions at most", path=path
+                    f"a filter can have at most {MAX_CONDITIONS} conditions", path=path
                 )
             yield operator
 
@@ -239,8 +143,9 @@ def _condition(key: str, operator: str, operand: object, path: str) -> Condition
     try:
         build = _OPERATORS[operator]
     except KeyError:
-        known = ", ".join(_OPERATORS)
-        raise InvalidFilterError(f"unknown operator; there are {known}", path=path) from None
+        raise InvalidFilterError(
+            f"unknown operator; expected one of {', '.join(_OPERATORS)}", path=path
+        ) from None
     return build(key, operand, path)
 
 
@@ -260,7 +165,7 @@ def _range(operator: str) -> Callable[[str, object, str], Condition]:
     def build(key: str, operand: object, path: str) -> Condition:
         if isinstance(operand, bool) or not isinstance(operand, (str, int, float)):
             kind = type(operand).__name__
-            raise InvalidFilterError(f"takes a number or a string, not {kind}", path=path)
+            raise InvalidFilterError(f"expected a number or a string, got {kind}", path=path)
         bound = Bound(search_key(_check_value(operand, path)), inclusive)
         tag = STRING if isinstance(operand, str) else NUMBER
         if operator in ("$gt", "$gte"):
@@ -272,14 +177,17 @@ def _range(operator: str) -> Callable[[str, object, str], Condition]:
 
 def _exists(key: str, operand: object, path: str) -> Condition:
     if not isinstance(operand, bool):
-        raise InvalidFilterError(f"takes true or false, not {type(operand).__name__}", path=path)
+        raise InvalidFilterError(f"expected true or false, got {type(operand).__name__}", path=path)
     return Exists(key) if operand else Not(Exists(key))
 
 
 def _contains(key: str, operand: object, path: str) -> Condition:
     if isinstance(operand, (list, Mapping)):
-        raise InvalidFilterError("takes a scalar, not a list or object", path=path)
-    return Contains(key, search_key(_check_value(operand, path)))
+        kind = "list" if isinstance(operand, list) else "object"
+        raise InvalidFilterError(
+            f"expected a string, number, true, false or null, got {kind}", path=path
+        )
+    return Contains(key, (search_key(_check_value(operand, path)),))
 
 
 def _prefix(key: str, operand: object, path: str) -> Condition:
@@ -299,19 +207,26 @@ _OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
 
 
 def _paired(conditions: list[Condition]) -> list[Condition]:
-    """Join the two ends of a range, so that one look at an index answers both."""
-    lows = [part for part in conditions if isinstance(part, Between) and part.low]
-    highs = [part for part in conditions if isinstance(part, Between) and part.high]
-    if not lows or not highs or lows[0].tag != highs[0].tag:
-        return conditions
-    low, high = lows[0], highs[0]
-    both = Between(low.key, low.tag, low.low, high.high)
-    return [both, *(part for part in conditions if part is not low and part is not high)]
+    """Join the ranges of one type, so that one look at an index answers all of them.
+
+    The narrowest bound of each side remains, in whatever order they were written.
+    """
+    ranges = [part for part in conditions if isinstance(part, Between)]
+    joined: list[Condition] = []
+    for key, tag in dict.fromkeys((part.key, part.tag) for part in ranges):
+        lows = [part.low for part in ranges if part.tag == tag and part.low]
+        highs = [part.high for part in ranges if part.tag == tag and part.high]
+        low = max(lows, key=lambda end: (end.value, not end.inclusive), default=None)
+        high = min(highs, key=lambda end: (end.value, end.inclusive), default=None)
+        joined.append(Between(key, tag, low, high))
+    return [*joined, *(part for part in conditions if not isinstance(part, Between))]
 
 
 def _time_condition(column: TimeColumn, operator: str, operand: object, path: str) -> Condition:
     if operator not in ("$gt", "$gte", "$lt", "$lte"):
-        raise InvalidFilterError("a time takes $gt, $gte, $lt and $lte", path=path)
+        raise InvalidFilterError(
+            "unknown operator for a time; expected one of $gt, $gte, $lt, $lte", path=path
+        )
     moment = operand
     if isinstance(operand, str):
         # Python 3.10 does not read the Z that stands for UTC.
@@ -319,15 +234,17 @@ def _time_condition(column: TimeColumn, operator: str, operand: object, path: st
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise InvalidFilterError("is not a time in ISO 8601", path=path) from None
+            raise InvalidFilterError(
+                "expected a time in ISO 8601, such as 2026-01-31T12:00:00Z", path=path
+            ) from None
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         raise InvalidFilterError(
-            "takes an aware datetime, or ISO 8601 text with its offset from UTC", path=path
+            "expected an aware datetime, or ISO 8601 text with an offset from UTC", path=path
         )
     try:
         return TimeBound(column, operator, moment.astimezone(timezone.utc))  # type: ignore[arg-type]  # narrowed above
     except OverflowError:
-        raise InvalidFilterError("is outside the range of times", path=path) from None
+        raise InvalidFilterError("the time is out of range", path=path) from None
 
 
 def _id_condition(operator: str, operand: object, path: str) -> Condition:
@@ -339,7 +256,9 @@ def _id_condition(operator: str, operand: object, path: str) -> Condition:
     elif operator == "$in":
         candidates = [_check_string(value, path) for value in _check_list(operand, path)]
     else:
-        raise InvalidFilterError("a session id takes $eq, $in and $prefix", path=path)
+        raise InvalidFilterError(
+            "unknown operator for a session id; expected one of $eq, $in, $prefix", path=path
+        )
     # No session has such an id, and not every database takes it as a parameter.
     ids = tuple(dict.fromkeys(one for one in candidates if "\x00" not in one))
     return IdIn(ids) if ids else NOTHING
@@ -356,10 +275,12 @@ def _check_key(key: object, path: str) -> str:
         return str.__str__(key)
     if isinstance(key, str) and key.startswith("$"):
         problem = (
-            "neither operator nor column; there are $and, $or, $not, "
-            "$session_id, $created_at and $updated_at"
+            "expected a metadata key, or one of $and, $or, $not, "
+            "$session_id, $created_at, $updated_at"
         )
-    raise InvalidFilterError(problem or f"a key has {MAX_KEY_LENGTH} characters at most", path=path)
+    raise InvalidFilterError(
+        problem or f"a key can have at most {MAX_KEY_LENGTH} characters", path=path
+    )
 
 
 def _check_value(value: Any, path: str) -> Any:
@@ -372,13 +293,15 @@ def _check_value(value: Any, path: str) -> Any:
 
 def _check_list(operand: object, path: str) -> list[Any]:
     if not isinstance(operand, list):
-        raise InvalidFilterError(f"takes a list, not {type(operand).__name__}", path=path)
+        raise InvalidFilterError(f"expected a list, got {type(operand).__name__}", path=path)
     if len(operand) > MAX_OPERANDS:
-        raise InvalidFilterError(f"a list has {MAX_OPERANDS} values at most", path=path)
+        raise InvalidFilterError(
+            f"a list can have at most {MAX_OPERANDS:,} values, got {len(operand):,}", path=path
+        )
     return operand
 
 
 def _check_string(operand: object, path: str) -> str:
     if not isinstance(operand, str):
-        raise InvalidFilterError(f"takes a string, not {type(operand).__name__}", path=path)
+        raise InvalidFilterError(f"expected a string, got {type(operand).__name__}", path=path)
     return str.__str__(_check_value(operand, path))

@@ -3,43 +3,92 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
-OrderBy: TypeAlias = Literal[
-    "updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"
-]
-"""An order of sessions; `-` is for descending."""
+from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.values import SearchKey, key_problem
 
-ORDERS: tuple[str, ...] = get_args(OrderBy)
+OrderBy: TypeAlias = str
+"""An order of sessions: a column or a metadata key; a leading `-` means descending."""
+
+COLUMNS = ("updated_at", "created_at", "session_id")
 
 
 class Position(NamedTuple):
-    """Where a page ended: the stored form of what it is sorted by, and the last session's id."""
+    """Where a page ended.
 
-    sorted_by: str | None
+    Attributes:
+        session_id: The id of its last session.
+        time: The stored form of its time, if the order uses one.
+        value: Its search key, if the order uses a metadata key and the session has it.
+    """
+
     session_id: str
+    time: str | None = None
+    value: SearchKey | None = None
 
 
 @dataclass(frozen=True)
 class Ordering:
-    """An order of sessions: by a column of theirs, then by id."""
+    """An order of sessions.
 
-    column: Literal["updated_at", "created_at", "session_id"]
+    By a column: then by id, in the same direction. By a metadata key: sessions without it come
+    last in both directions; then by most recent activity, then by id ascending.
+
+    Attributes:
+        column: The column, or None for a metadata key.
+        descending: Whether the greatest comes first.
+        key: The metadata key, or None for a column.
+        native: Whether ids may sort as in the primary key, instead of by code point.
+    """
+
+    column: str | None
     descending: bool
+    key: str | None = None
     native: bool = False
-    """Whether ids may sort as the primary key does, instead of by code point."""
 
     @classmethod
     def parse(cls, order_by: str) -> Ordering:
         """Read an `order_by`.
 
         Raises:
-            ValueError: If it is none of `ORDERS`.
+            TypeError: If it is not a string.
+            ValueError: If it is neither a column nor a key that can be stored.
         """
-        if order_by not in ORDERS:
-            raise ValueError(f"order_by must be one of {', '.join(ORDERS)}, not {order_by!r}")
-        return cls(order_by.removeprefix("-"), order_by.startswith("-"))  # type: ignore[arg-type]  # checked above
+        if not isinstance(order_by, str):
+            raise TypeError(f"order_by must be a string, not {type(order_by).__name__}")
+        descending, name = order_by.startswith("-"), order_by.removeprefix("-")
+        if name in COLUMNS:
+            return cls(name, descending)
+        problem = key_problem(name)
+        if name.startswith("-"):
+            problem = "a key that begins with - cannot be ordered by"
+        elif len(name) > MAX_KEY_LENGTH:
+            problem = f"a key has at most {MAX_KEY_LENGTH} characters"
+        if problem is not None:
+            raise ValueError(
+                f"order_by must be {', '.join(COLUMNS)} or a metadata key, with - for descending: "
+                f"{problem}"
+            )
+        return cls(None, descending, str.__str__(name))
+
+    @property
+    def time(self) -> str | None:
+        """The column of the time that the order uses."""
+        if self.key is not None:
+            return "updated_at"
+        return None if self.column == "session_id" else self.column
+
+    @property
+    def shape(self) -> Any:
+        """What of the order changes a statement: not the key."""
+        return self.column, self.descending, self.native
+
+    def encoded(self) -> list[Any]:
+        """The order as JSON, for cursors; version 1."""
+        kind, name = ("column", self.column) if self.key is None else ("key", self.key)
+        return [kind, name, "descending" if self.descending else "ascending"]
 
 
 WALK = Ordering("session_id", descending=False, native=True)
-"""By primary key: the order in which everything is walked through."""
+"""By primary key: the order in which all sessions are walked."""

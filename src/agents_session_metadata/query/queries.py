@@ -1,10 +1,11 @@
 """Questions about sessions as statements with parameters: find, page, count.
 
-A statement is built once for all conditions of one shape, and remembered.
+A statement is built once for all conditions of one shape, and cached.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +14,9 @@ from sqlalchemy import ColumnElement
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.storage.tables import SessionTables
 
-from . import filters as f
-from .builder import Builder
+from .builder import MISSING, Builder
+from .logic import Condition, Context
 from .ordering import Ordering, Position
-from .shapes import parameters_of, shape_of
 
 
 class Query(NamedTuple):
@@ -27,57 +27,68 @@ class Query(NamedTuple):
 
 
 class Queries:
-    """The queries of one set of tables in one database, each statement built once a shape."""
+    """The queries of one set of tables in one database, each statement built once per shape."""
 
-    _REMEMBERED = 1000
+    _CACHED = 1000
 
     def __init__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> None:
         self.dialect = dialect
         self.tables = tables
-        self.native_ids = native_ids
+        self._context = Context(dialect, tables, native_ids)
         self._statements: dict[Any, Statement] = {}
+        self._lock = threading.Lock()
 
-    def find(self, condition: f.Condition, limit: int | None) -> Query:
+    def find(self, condition: Condition, limit: int | None) -> Query:
         """Ids of matching sessions, most recently active first."""
-        return self._query(("find", limit), condition, lambda build: build.find(limit))
+        return self._query(
+            ("find", limit is None),
+            condition,
+            lambda build: build.find(limited=limit is not None),
+            {} if limit is None else {"limit": limit},
+        )
 
-    def count(self, condition: f.Condition) -> Query:
+    def count(self, condition: Condition) -> Query:
         """The number of matching sessions."""
         return self._query(("count",), condition, lambda build: build.count())
 
-    def ids(self, condition: f.Condition, *, after: str | None, limit: int) -> Query:
+    def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
         """A page of ids of matching sessions, in the order of the walk."""
         return self._query(
-            ("ids", after is None, limit),
+            ("ids", after is None),
             condition,
-            lambda build: build.ids(walk=after is not None, limit=limit),
-            {} if after is None else {"after_id": after},
+            lambda build: build.ids(walk=after is not None),
+            {"limit": limit, **({} if after is None else {"after_id": after})},
         )
 
     def page(
         self,
-        condition: f.Condition,
+        condition: Condition,
         ordering: Ordering,
         *,
         limit: int,
         after: Position | None = None,
         keys: Sequence[str] | None = None,
         count_items: bool = False,
+        pieces: int = 1,
     ) -> Query:
-        """A page of sessions with their metadata: a row a session and key, in one statement."""
-        parameters: dict[str, Any] = {}
+        """A page of sessions with their metadata: a row per session and key, in one statement.
+
+        `pieces` is the number of parts by which long values are sorted, where a database cannot
+        sort by the whole.
+        """
+        parameters: dict[str, Any] = {"limit": limit}
+        if ordering.key is not None:
+            parameters["order_key"] = ordering.key
         if after is not None:
-            parameters.update(self.dialect.position_parameters(*after))
-        if keys:
-            parameters.update(self.dialect.list_parameters("keys", keys))
-        some_keys = keys if keys is None else min(len(keys), self.dialect.many + 1)
+            parameters.update(self._position(ordering, after))
+        some_keys = self._keys(keys, parameters)
         return self._query(
-            ("page", ordering, limit, after is None, some_keys, count_items),
+            ("page", ordering.shape, after is None, pieces, some_keys, count_items),
             condition,
             lambda build: build.page(
                 ordering,
-                limit=limit,
                 beyond=after is not None,
+                pieces=pieces,
                 some_keys=some_keys,
                 count_items=count_items,
             ),
@@ -85,52 +96,70 @@ class Queries:
         )
 
     def last(
-        self, condition: f.Condition, *, with_metadata: bool = True, count_items: bool = False
+        self,
+        condition: Condition,
+        *,
+        keys: Sequence[str] | None = None,
+        count_items: bool = False,
     ) -> Query:
         """The session that was active last: by time, and within one tick by its newest message."""
+        parameters: dict[str, Any] = {}
+        some_keys = self._keys(keys, parameters)
         return self._query(
-            ("last", with_metadata, count_items),
+            ("last", some_keys, count_items),
             condition,
-            lambda build: build.last(with_metadata=with_metadata, count_items=count_items),
+            lambda build: build.last(some_keys=some_keys, count_items=count_items),
+            parameters,
         )
 
-    def count_values(self, key: str, condition: f.Condition, limit: int) -> Query:
+    def count_values(self, key: str, condition: Condition, limit: int) -> Query:
         """How many sessions carry each scalar under a key, list elements one by one."""
         return self._query(
-            ("count_values", limit),
+            ("count_values",),
             condition,
-            lambda build: build.count_values(limit),
-            {"counted_key": key},
+            lambda build: build.count_values(),
+            {"counted_key": key, "limit": limit},
         )
 
-    def statistics(self, condition: f.Condition, build: Callable[[Builder], Statement]) -> Query:
+    def statistics(self, condition: Condition, build: Callable[[Builder], Statement]) -> Query:
         """A statement of totals over matching sessions, as `build` makes it."""
         return self._query(("statistics",), condition, build)
 
     def where(
-        self, statement: Statement, condition: f.Condition, session_id: ColumnElement[str]
+        self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
     ) -> Query:
-        """A statement, for the session with this id only if a condition on metadata holds."""
-        builder = self._builder(condition)
-        return Query(
-            statement.where(builder.truth(condition, session_id)),
-            parameters_of(condition, self.dialect),
-        )
+        """A statement, for the session with this id only if a condition holds for it."""
+        builder = Builder(self._context, condition)
+        return Query(statement.where(builder.truth(session_id)), builder.parameters())
 
-    def _builder(self, condition: f.Condition) -> Builder:
-        return Builder(self.dialect, self.tables, condition, native_ids=self.native_ids)
+    def _keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
+        """What `keys` change in a statement; their parameters are added."""
+        if not keys:
+            return None if keys is None else 0
+        parameters.update(self.dialect.list_parameters("keys", keys))
+        return min(len(keys), self.dialect.many + 1)
+
+    def _position(self, ordering: Ordering, after: Position) -> dict[str, Any]:
+        parameters = self.dialect.position_parameters(after.time, after.session_id)
+        if ordering.key is not None:
+            value = after.value or (MISSING[ordering.descending], b"")
+            parameters["after_key"], parameters["after_rest"] = value
+        return parameters
 
     def _query(
         self,
         kind: tuple[Any, ...],
-        condition: f.Condition,
+        condition: Condition,
         build: Callable[[Builder], Statement],
         parameters: dict[str, Any] | None = None,
     ) -> Query:
-        shape = kind, shape_of(condition)
+        shape = kind, condition.shape()
+        builder = Builder(self._context, condition)
         statement = self._statements.get(shape)
         if statement is None:
-            if len(self._statements) >= self._REMEMBERED:
-                self._statements.clear()
-            statement = self._statements[shape] = build(self._builder(condition))
-        return Query(statement, {**parameters_of(condition, self.dialect), **(parameters or {})})
+            statement = build(builder)
+            with self._lock:
+                if len(self._statements) >= self._CACHED:
+                    del self._statements[next(iter(self._statements))]
+                self._statements[shape] = statement
+        return Query(statement, {**builder.parameters(), **(parameters or {})})

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
+    Connection,
     FromClause,
     Numeric,
     String,
@@ -25,7 +26,10 @@ from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
 from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.builder import Builder
+from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
@@ -107,7 +111,38 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     )
 
 
-def to_statistics(rows: Iterable[Any]) -> Statistics:
+def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
+    """Read the totals over the sessions that match.
+
+    Raises:
+        CorruptMetadataError: If the status of a session is not valid JSON.
+    """
+
+    def build(builder: Builder) -> Statement:
+        return statistics_statement(builder, queries.dialect, queries.tables)
+
+    found: Iterable[Any] = connection.execute(*queries.statistics(condition, build))
+    rows = list(found)
+    for kind, name, *_ in rows:
+        if kind == "status" and not _is_valid(name):
+            values = queries.tables.metadata
+            of_status = values.c.key == keys.STATUS, values.c.value.is_not_distinct_from(name)
+            query = queries.where(
+                select(values.c.session_id).where(*of_status), condition, values.c.session_id
+            )
+            raise CorruptMetadataError(str(connection.scalars(*query).first()), keys.STATUS)
+    return _to_statistics(rows)
+
+
+def _is_valid(text: Any) -> bool:
+    try:
+        decode_value(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _to_statistics(rows: Iterable[Any]) -> Statistics:
     """Put the rows of a `statistics_statement` together."""
     sessions = 0
     by_status: dict[str, int] = {}

@@ -1,0 +1,433 @@
+"""The conditions on one value, id or time: a class for each kind of test.
+
+Each knows its SQL, its shape, its parameters and its encoding. A new operator of the filter
+language is a new class here and an entry in the table of operators in `filters`.
+"""
+
+from __future__ import annotations
+
+import operator as op
+from abc import abstractmethod
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    FromClause,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    and_,
+    bindparam,
+    false,
+    func,
+    literal,
+    or_,
+    select,
+    true,
+)
+
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.keys import COARSE
+from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.values import (
+    FALSE,
+    NULL,
+    STRING,
+    TRUE,
+    SearchKey,
+    search_key,
+    upper_bound,
+)
+
+from .logic import All, Condition, Context, Driver
+
+_COARSE_VALUES = {NULL, FALSE, TRUE}
+
+TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
+TimeOperator: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
+
+
+# ---- metadata ----
+
+
+@dataclass(frozen=True)
+class MetadataCondition(Condition):
+    """A condition on the value under a key."""
+
+    key: str
+
+    def table(self, tables: SessionTables) -> Table:
+        """The table whose index answers the condition."""
+        return tables.metadata
+
+    @abstractmethod
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+        """The condition on a row of this key."""
+
+    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        """The parameters besides the key."""
+        return {}
+
+    @property
+    def reads_one_key(self) -> bool:
+        """Whether the condition compares one indexed search key, and nothing else."""
+        return False
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return {f"{name}_key": self.key, **self.operands(name, dialect)}
+
+    def driver(self, name: str, context: Context) -> Driver:
+        rows = self.table(context.tables).alias("driver")
+        return Driver(rows, (_of_key(name, rows), self.matches(name, context.dialect, rows)))
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        table = self.table(context.tables)
+        rows = table.alias()
+        of_key, matches = _of_key(name, rows), self.matches(name, context.dialect, rows)
+        by_range = context.dialect.probes_by_range and self.reads_one_key
+        if by_range or table is context.tables.elements:
+            own = rows.c.session_id == session_id
+            if by_range:
+                own = rows.c.session_id.between(session_id, session_id)
+            # A subquery with a limit stays one; EXISTS would become a join.
+            found = select(true()).where(own, of_key, matches).limit(constant(1))
+        else:
+            found = select(matches).where(rows.c.session_id == session_id, of_key)
+        looked_up = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
+        truth: ColumnElement[bool] = func.coalesce(looked_up, false())
+        return truth
+
+
+@dataclass(frozen=True)
+class Equals(MetadataCondition):
+    """The value under a key equals one of these."""
+
+    values: tuple[SearchKey, ...]
+
+    @property
+    def rank(self) -> int:
+        if len(self.values) != 1:
+            return 4
+        coarse = self.key in COARSE or self.values[0].indexed in _COARSE_VALUES
+        return 8 if coarse else 1
+
+    @property
+    def reads_one_key(self) -> bool:
+        return len(self.values) == 1 and self.values[0].is_whole
+
+    def variant(self) -> Hashable:
+        whole, long = self._split()
+        return count_shape(len(whole)), len(long)
+
+    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        whole, long = self._split()
+        parameters: dict[str, Any] = {}
+        if len(whole) == 1:
+            parameters[name] = whole[0]
+        elif whole:
+            parameters.update(dialect.list_parameters(name, whole))
+        for index, value in enumerate(long):
+            parameters[f"{name}_long{index}"] = value.indexed
+            parameters[f"{name}_rest{index}"] = value.rest
+        return parameters
+
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+        search, rest = rows.c.search_key, rows.c.search_rest
+        whole, long = self._split()
+        options: list[ColumnElement[bool]] = [
+            and_(search == _bytes(f"{name}_long{index}"), rest == _bytes(f"{name}_rest{index}"))
+            for index in range(len(long))
+        ]
+        if len(whole) == 1:
+            options.insert(0, search == _bytes(name))
+        elif whole:
+            options.insert(0, dialect.one_of(search, name, len(whole)))
+        return or_(*options)
+
+    def encoded(self) -> list[Any]:
+        return ["equals", self.key, sorted(map(_hex, self.values))]
+
+    def _split(self) -> tuple[list[bytes], list[SearchKey]]:
+        """The values that their indexed part tells apart, and those that need the rest as well."""
+        whole = [value.indexed for value in self.values if value.is_whole]
+        return whole, [value for value in self.values if not value.is_whole]
+
+
+class Contains(Equals):
+    """The value under a key is a list with one of these scalars as an element."""
+
+    @property
+    def rank(self) -> int:
+        return 3
+
+    def table(self, tables: SessionTables) -> Table:
+        return tables.elements
+
+    def encoded(self) -> list[Any]:
+        return ["contains", self.key, sorted(map(_hex, self.values))]
+
+
+class Bound(NamedTuple):
+    """One end of a range of values."""
+
+    value: SearchKey
+    inclusive: bool
+
+
+@dataclass(frozen=True)
+class Between(MetadataCondition):
+    """The value under a key has a type, given by its tag, and is within bounds."""
+
+    tag: bytes
+    low: Bound | None
+    high: Bound | None
+
+    @property
+    def rank(self) -> int:
+        return 6 if self.low and self.high else 9
+
+    def variant(self) -> Hashable:
+        ends = (self.low, self.high)
+        return self.tag, *(end and (end.inclusive, end.value.is_whole) for end in ends)
+
+    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        parameters = {}
+        for side, end in (("low", self.low), ("high", self.high)):
+            if end is not None:
+                parameters[f"{name}_{side}"] = end.value.indexed
+                if not end.value.is_whole:
+                    parameters[f"{name}_{side}_rest"] = end.value.rest
+        return parameters
+
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+        search, rest = rows.c.search_key, rows.c.search_rest
+        return and_(
+            *_bounds(self.low, f"{name}_low", self.tag, search, rest, op.gt, op.ge),
+            *_bounds(self.high, f"{name}_high", upper_bound(self.tag), search, rest, op.lt, op.le),
+        )
+
+    def encoded(self) -> list[Any]:
+        ends = [end and [_hex(end.value), end.inclusive] for end in (self.low, self.high)]
+        return ["between", self.key, self.tag.hex(), *ends]
+
+
+@dataclass(frozen=True)
+class HasPrefix(MetadataCondition):
+    """The value under a key is a string with this prefix."""
+
+    prefix: SearchKey
+
+    @property
+    def rank(self) -> int:
+        # The empty prefix is every string.
+        return 5 if self.prefix.indexed != STRING else 9
+
+    def variant(self) -> Hashable:
+        return bool(self.prefix.rest)
+
+    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        indexed, rest = self.prefix
+        parameters = {name: indexed, f"{name}_above": upper_bound(rest or indexed)}
+        return {**parameters, f"{name}_rest": rest} if rest else parameters
+
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+        search, rest = rows.c.search_key, rows.c.search_rest
+        begins, above = _bytes(name), _bytes(f"{name}_above")
+        if self.prefix.rest:
+            return and_(search == begins, rest >= _bytes(f"{name}_rest"), rest < above)
+        return and_(search >= begins, search < above)
+
+    def encoded(self) -> list[Any]:
+        return ["prefix", self.key, _hex(self.prefix)]
+
+
+@dataclass(frozen=True)
+class Exists(MetadataCondition):
+    """A value is stored under a key."""
+
+    @property
+    def rank(self) -> int:
+        return 10
+
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+        return true()
+
+    def encoded(self) -> list[Any]:
+        return ["exists", self.key]
+
+
+# ---- the session's own columns ----
+
+
+class _IdCondition(Condition):
+    """A condition on the session's id, answered by the primary key."""
+
+    def driver(self, name: str, context: Context) -> Driver:
+        sessions = context.tables.sessions
+        return Driver(sessions, (self.truth(name, context, sessions.c.session_id),))
+
+
+@dataclass(frozen=True)
+class IdIn(_IdCondition):
+    """The session's id is one of these."""
+
+    ids: tuple[str, ...]
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def variant(self) -> Hashable:
+        return count_shape(len(self.ids))
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return dialect.list_parameters(name, self.ids)
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        return context.dialect.one_of(session_id, name, len(self.ids))
+
+    def encoded(self) -> list[Any]:
+        return ["id_in", sorted(self.ids)]
+
+
+@dataclass(frozen=True)
+class IdHasPrefix(_IdCondition):
+    """The session's id has this prefix."""
+
+    prefix: str
+
+    @property
+    def rank(self) -> int:
+        return 2
+
+    def variant(self) -> Hashable:
+        return string_above(self.prefix) is None
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        above = string_above(self.prefix)
+        return {name: self.prefix, **({} if above is None else {f"{name}_above": above})}
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        by_code_point = context.sorted_id(session_id)
+        bounds = [by_code_point >= bindparam(name, type_=String)]
+        if string_above(self.prefix) is not None:
+            bounds.append(by_code_point < bindparam(f"{name}_above", type_=String))
+        return and_(*bounds)
+
+    def encoded(self) -> list[Any]:
+        return ["id_prefix", self.prefix]
+
+
+_TIME_OPERATORS: dict[TimeOperator, Any] = {
+    "$gt": op.gt,
+    "$gte": op.ge,
+    "$lt": op.lt,
+    "$lte": op.le,
+}
+
+
+@dataclass(frozen=True)
+class TimeBound(Condition):
+    """One end of a range of times."""
+
+    column: TimeColumn
+    operator: TimeOperator
+    moment: datetime
+
+    @property
+    def uses_times(self) -> bool:
+        return True
+
+    def variant(self) -> Hashable:
+        return self.column, self.operator
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return {name: dialect.moment_value(self.moment)}
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        dialect = context.dialect
+        column = dialect.moment(context.tables.sessions.c[self.column])
+        moment = bindparam(name, type_=dialect.moment_type())
+        truth: ColumnElement[bool] = _TIME_OPERATORS[self.operator](column, moment)
+        return truth
+
+    def encoded(self) -> list[Any]:
+        moment = self.moment.astimezone(timezone.utc).isoformat(timespec="microseconds")
+        return ["time", self.column, self.operator, moment]
+
+
+def equality(values: Mapping[str, Any]) -> All:
+    """The condition that each of these keys has its value."""
+    return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
+
+
+def count_shape(count: int) -> int:
+    """A count as far as it changes a statement: none, one, some, or (from hundreds) many."""
+    return count if count < 2 else 2 + (count > Dialect.many)
+
+
+def string_above(prefix: str) -> str | None:
+    """The smallest string above all that begin with `prefix`; None if there is none."""
+    while prefix:
+        last = ord(prefix[-1]) + 1
+        if last == 0xD800:
+            last = 0xE000  # Surrogates are not characters.
+        if last <= 0x10FFFF:
+            return prefix[:-1] + chr(last)
+        prefix = prefix[:-1]
+    return None
+
+
+def constant(number: int) -> ColumnElement[int]:
+    """A number in the text of the statement: a planner needs to know a limit."""
+    return bindparam(None, number, Integer, literal_execute=True)
+
+
+def _hex(value: SearchKey) -> str:
+    return (value.indexed + value.rest).hex()
+
+
+def _bytes(name: str) -> BindParameter[bytes]:
+    return bindparam(name, type_=LargeBinary)
+
+
+def _of_key(name: str, rows: FromClause) -> ColumnElement[bool]:
+    is_of_key: ColumnElement[bool] = rows.c.key == bindparam(f"{name}_key", type_=String)
+    return is_of_key
+
+
+def _bounds(
+    end: Bound | None, name: str, limit: bytes, search: Any, rest: Any, beyond: Any, within: Any
+) -> list[ColumnElement[bool]]:
+    """One end of a range of search keys; without one, the limit of their type.
+
+    Args:
+        end: The end.
+        name: Its name.
+        limit: The limit of the type.
+        search: The indexed part of the search keys.
+        rest: Their rest.
+        beyond: Compares with an end that is not in the range.
+        within: Compares with one that is.
+    """
+    if end is None:
+        # The tag of a type is its first search key; the bound above it belongs to the next type.
+        return [(within if beyond is op.gt else beyond)(search, literal(limit, LargeBinary))]
+    compare = within if end.inclusive else beyond
+    if end.value.is_whole:
+        return [compare(search, _bytes(name))]
+    further = compare(rest, _bytes(f"{name}_rest"))
+    return [within(search, _bytes(name)), or_(beyond(search, _bytes(name)), further)]

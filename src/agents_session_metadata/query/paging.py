@@ -1,0 +1,147 @@
+"""From the rows of a statement to sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias, cast
+
+from sqlalchemy import Connection, Result
+
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.storage.stored import decode_stored
+from agents_session_metadata.types import Metadata, SessionInfo
+from agents_session_metadata.values import SearchKey
+
+from .builder import MISSING
+from .logic import Condition
+from .ordering import Ordering, Position
+from .queries import Queries
+
+OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
+"""What is called with the error of each stored value that is not valid JSON."""
+
+
+class Found(NamedTuple):
+    """A session that was read.
+
+    Attributes:
+        info: The session, without the keys whose values are corrupt.
+        position: Its place in the order of the statement.
+        errors: One for each corrupt value.
+    """
+
+    info: SessionInfo
+    position: Position
+    errors: tuple[CorruptMetadataError, ...]
+
+    def checked(self, on_corrupt: OnCorrupt | None = None) -> SessionInfo:
+        """The session, after its corrupt values have been reported.
+
+        Raises:
+            CorruptMetadataError: If a value is corrupt and there is nothing to call.
+        """
+        for error in self.errors:
+            if on_corrupt is None:
+                raise error
+            on_corrupt(error)
+        return self.info
+
+
+def read_page(
+    connection: Connection,
+    queries: Queries,
+    condition: Condition,
+    ordering: Ordering,
+    *,
+    limit: int,
+    after: Position | None = None,
+    keys: Sequence[str] | None = None,
+    count_items: bool = False,
+) -> list[Found]:
+    """Read a page of sessions."""
+    ask = partial(
+        queries.page,
+        condition,
+        ordering,
+        limit=limit,
+        after=after,
+        keys=keys,
+        count_items=count_items,
+    )
+    pieces = 1
+    while True:
+        found = collect(connection.execute(*ask(pieces=pieces)), queries.dialect)
+        longest = _longest_tie(found, pieces * queries.dialect.sorted_bytes)
+        if not longest:
+            return found
+        # The database has sorted these by their beginnings, which are the same.
+        pieces = -(-longest // queries.dialect.sorted_bytes)
+
+
+def read_last(
+    connection: Connection,
+    queries: Queries,
+    condition: Condition,
+    *,
+    keys: Sequence[str] | None = None,
+    count_items: bool = False,
+) -> Found | None:
+    """Read the session that was active last."""
+    query = queries.last(condition, keys=keys, count_items=count_items)
+    found = collect(connection.execute(*query), queries.dialect)
+    return found[0] if found else None
+
+
+def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
+    """Put the rows of each session together, one for each of its keys."""
+    place = {name: index for index, name in enumerate(result.keys())}
+    found = []
+    for session_id, group in groupby(cast("Iterable[Any]", result), itemgetter(0)):
+        rows = list(group)
+        row = rows[0]
+        metadata: Metadata = {}
+        errors = []
+        # Key and value come last; a session without metadata has neither.
+        if "key" in place and row[-2] is not None:
+            # To sort them in the statement, a database would copy all values first.
+            rows.sort(key=itemgetter(-2))
+            for each in rows:
+                try:
+                    metadata[each[-2]] = decode_stored(session_id, each[-2], each[-1])
+                except CorruptMetadataError as error:  # noqa: PERF203  # one at a time
+                    errors.append(error)
+        info = SessionInfo(
+            session_id,
+            dialect.to_datetime(row[1]),
+            dialect.to_datetime(row[2]),
+            metadata,
+            row[place["item_count"]] if "item_count" in place else None,
+        )
+        found.append(Found(info, _position(session_id, row, place), tuple(errors)))
+    return found
+
+
+def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:
+    if "position" not in place:
+        return Position(session_id)
+    time = str(row[place["position"]])
+    if "position_key" not in place:
+        return Position(session_id, time)
+    indexed, rest = (bytes(row[place[name]]) for name in ("position_key", "position_rest"))
+    value = None if indexed in MISSING.values() else SearchKey(indexed, rest)
+    return Position(session_id, time, value)
+
+
+def _longest_tie(found: list[Found], compared: int) -> int:
+    """The bytes needed to sort values that differ only beyond so many bytes of their rest; or 0."""
+    longest = 0
+    for one, other in pairwise(each.position.value for each in found):
+        if one is None or other is None or one == other or one.indexed != other.indexed:
+            continue
+        if one.rest[:compared] == other.rest[:compared]:
+            longest = max(longest, len(one.rest), len(other.rest))
+    return longest

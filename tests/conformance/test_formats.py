@@ -1,0 +1,122 @@
+"""Formats that outlive a process: whoever changes one by accident fails here.
+
+Users hold cursors, and several versions of the package derive the same ids at once. A deliberate
+change raises the version of the format and is told in the changelog.
+"""
+
+from __future__ import annotations
+
+import base64
+import random
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from agents_session_metadata import InvalidCursorError, SessionCatalog
+from agents_session_metadata.dialects.sqlite import SQLite
+from agents_session_metadata.query.cursors import decode_cursor, encode_cursor
+from agents_session_metadata.query.filters import parse_filter
+from agents_session_metadata.query.ordering import Ordering, Position
+from agents_session_metadata.values import search_key
+from conformance import raw
+
+EVERY_CONDITION: dict[str, Any] = {
+    "owner_id": "u1",
+    "n": {"$gte": 1, "$lt": 2.5, "$ne": 2},
+    "é": {"$in": ["b", None, True, [1], {"a": "b"}], "$nin": ["x" * 600]},
+    "tags": {"$contains": "work", "$exists": True},
+    "title": {"$prefix": "My "},
+    "$session_id": {"$in": ["chat-1", "chat-2"], "$prefix": "chat"},
+    "$created_at": {"$gt": datetime(2026, 1, 1, tzinfo=timezone.utc)},
+    "$or": [{"a": 1}, {"b": {"$lte": 0}}],
+    "$not": {"$and": [{"c": 1}]},
+}
+TIME = "2026-01-02 03:04:05"
+CURSORS = {
+    "session_id": (Position("chat-1"), "AU97VEzoaeNyYg04sCZbo65bImNoYXQtMSJd"),
+    "-updated_at": (
+        Position("chat-1", TIME),
+        "Abmwme56UTXoztcII5lc6blbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiXQ",
+    ),
+    "created_at": (
+        Position("chat-é", TIME),
+        "AXIQCD9XhJfcCc_fGq9xKEpbImNoYXQtXHUwMGU5IiwiMjAyNi0wMS0wMiAwMzowNDowNSJd",
+    ),
+    "-title": (
+        Position("chat-1", TIME, search_key("My chat")),
+        "AfHh0euroYL-u_uH87e56H9bImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLCJRRTE1SUdOb1lYUT0iXQ",
+    ),
+    "title": (
+        Position("chat-1", TIME),
+        "ATCjl2IhYoxaMfgpx8qgHIRbImNoYXQtMSIsIjIwMjYtMDEtMDIgMDM6MDQ6MDUiLG51bGxd",
+    ),
+}
+
+
+def shuffled(value: Any, chance: random.Random) -> Any:
+    """The same filter, its keys and alternatives in another order."""
+    if isinstance(value, list):
+        return chance.sample([shuffled(each, chance) for each in value], len(value))
+    if isinstance(value, dict):
+        pairs = [(key, shuffled(each, chance)) for key, each in value.items()]
+        return dict(chance.sample(pairs, len(pairs)))
+    return value
+
+
+@pytest.mark.parametrize("order_by", CURSORS)
+def test_cursors_of_version_1(order_by):
+    position, literal = CURSORS[order_by]
+    ordering, dialect = Ordering.parse(order_by), SQLite()
+    for seed in range(5):
+        condition = parse_filter(shuffled(EVERY_CONDITION, random.Random(seed)))
+        assert encode_cursor(position, condition, ordering) == literal
+        assert decode_cursor(literal, condition, ordering, dialect) == position
+    for changed in ({**EVERY_CONDITION, "owner_id": "u2"}, {"owner_id": "u1"}):
+        with pytest.raises(InvalidCursorError):
+            decode_cursor(literal, parse_filter(changed), ordering, dialect)
+
+
+def test_bounds_in_another_order_are_the_same_question():
+    one, other = (
+        parse_filter({"n": dict(bounds)}).encoded()
+        for bounds in ([("$gt", 1), ("$gte", 2), ("$lt", 5)], [("$lt", 5), ("$gte", 2), ("$gt", 1)])
+    )
+    assert one == other
+
+
+async def test_cursors_and_ids_of_version_1_in_a_database(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    values = {"repo": "o/r", "pr": 42, "é": [1, {"a": None}], "long": "x" * 600}
+    session, created = await catalog.get_or_create_session(values, metadata={"n": 1})
+    assert (session.session_id, created) == ("5e3277757c60e6041ac362fc68ec4fa2", True)
+    scoped = catalog.scoped({"owner_id": "u1"})
+    session, _ = await scoped.get_or_create_session({"pr": 42})
+    assert session.session_id == "5a0ad3fc21fb023dd1d31c9810f8ad03"
+    # The id is taken, and its session has other values by now.
+    await scoped.set_metadata(session.session_id, {"pr": 43})
+    session, _ = await scoped.get_or_create_session({"pr": 42})
+    assert session.session_id == "14c6e6219308d4ab59e0185fe41ff563"
+    cursors = [
+        (await each.list_sessions(where, order_by="session_id", limit=1)).next_cursor
+        for each, where in ((catalog, None), (scoped, None), (scoped, {"pr": {"$gt": 1}}))
+    ]
+    assert cursors == [
+        "AW-Tg3m2A7F52jIS2fP9qNxbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+        "AU2-khMLYMGXwCfVF8mixa1bIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+        "AdXz0C9ZCGVUdupyTjv51zBbIjE0YzZlNjIxOTMwOGQ0YWI1OWUwMTg1ZmU0MWZmNTYzIl0",
+    ]
+
+
+async def test_sessions_and_cursors_of_0_1(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    # 0.1 derived another id; the session is found by its values.
+    await catalog.create_session("0" * 32, metadata={"pr": 42})
+    session, created = await catalog.get_or_create_session({"pr": 42})
+    assert (session.session_id, created) == ("0" * 32, False)
+    await raw.set_times(engine, "0" * 32)
+    old = base64.urlsafe_b64encode(bytes(16) + b'[null,"chat-1"]').decode().rstrip("=")
+    literal = "wVPVlbVC7cdfYXhkx90lr1tudWxsLCJjaGF0LTEiXQ"
+    for cursor in (old, literal):
+        with pytest.raises(InvalidCursorError):
+            await catalog.list_sessions(order_by="session_id", cursor=cursor)
