@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    CorruptMetadataError,
     MetadataLimits,
     SessionCatalog,
     SessionInfo,
@@ -93,7 +94,9 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
 
-    await catalog.list_sessions(order_by="title")
+    errors: list[CorruptMetadataError] = []
+    await catalog.list_sessions(order_by="-title", on_corrupt=errors.append)
+    await catalog.list_sessions(order_by=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await catalog.list_sessions(owner_id="u1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await catalog.list_sessions([("owner_id", "u1")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -57,7 +57,7 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_from_text = json.JSONDecoder(parse_constant=_refuse_constant).decode
+_from_text = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
 class SearchKey(NamedTuple):
@@ -175,10 +175,14 @@ def decode_value(text: Any) -> Any:
     """
     if not isinstance(text, str):
         raise ValueError("a stored value must be text")  # as other bad values
+    text = text.strip(" \t\n\r")
     try:
-        return _from_text(text)
+        value, end = _from_text(text)
     except RecursionError:
         raise ValueError("a stored value is nested too deep") from None
+    if end < len(text):
+        raise ValueError("a stored value must be one value")
+    return value
 
 
 def decode_elements(text: Any) -> tuple[SearchKey, ...]:

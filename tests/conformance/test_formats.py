@@ -7,6 +7,7 @@ change raises the version of the format and is told in the changelog.
 from __future__ import annotations
 
 import base64
+import json
 import random
 from datetime import datetime, timezone
 from typing import Any
@@ -120,3 +121,21 @@ async def test_sessions_and_cursors_of_0_1(engine):
     for cursor in (old, literal):
         with pytest.raises(InvalidCursorError):
             await catalog.list_sessions(order_by="session_id", cursor=cursor)
+
+
+async def test_an_export_record_of_format_1(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    record = {
+        "format": 1,
+        "session_id": "chat-é",
+        "created_at": "2026-01-02T03:04:05+00:00",
+        "updated_at": "2026-02-03T04:05:06+00:00",
+        "metadata": {"n": 1.5, "owner_id": "u1", "tags": ["a", None, True], "é": {"b": []}},
+        "items": [
+            {"created_at": "2026-01-02T03:04:05+00:00", "item": {"role": "user", "content": "é"}},
+            {"created_at": "2026-01-02T03:04:06+00:00", "text": "not JSON"},
+        ],
+    }
+    await catalog.import_sessions([record])
+    exported = [each async for each in catalog.export_sessions()]
+    assert json.dumps(exported) == json.dumps([record])

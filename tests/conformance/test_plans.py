@@ -80,6 +80,7 @@ def _questions(catalog: SessionCatalog, where: dict[str, Any]) -> dict[str, Any]
         "find": lambda: find(where),
         "count": lambda: catalog.count_sessions(where),
         "page": lambda: catalog.list_sessions(where, limit=20, keys=[]),
+        "by key": lambda: catalog.list_sessions(where, order_by="rank", limit=20, keys=[]),
         "values": lambda: catalog.count_values("status", where),
     }
 

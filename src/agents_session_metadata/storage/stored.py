@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import decode_value
 
 
-def decode_stored(session_id: str, key: str, text: Any) -> JSONValue:
+def decode_stored(session_id: str, key: str, text: Any) -> Any:
     """The value of a stored JSON text.
 
     Raises:

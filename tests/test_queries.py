@@ -1,0 +1,54 @@
+"""Statements are built once per shape."""
+
+from __future__ import annotations
+
+from agents_session_metadata.dialects.sqlite import SQLite
+from agents_session_metadata.query.filters import parse_filter
+from agents_session_metadata.query.ordering import Ordering
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.storage.tables import query_tables, table_names
+
+
+def queries() -> Queries:
+    return Queries(SQLite(), query_tables(table_names()), native_ids=True)
+
+
+def test_values_and_limits_do_not_change_a_statement():
+    asked = queries()
+
+    def pages(value: str, key: str, limit: int) -> list[object]:
+        where = parse_filter({"a": value, "$or": [{key: {"$gte": limit}}, {"b": value}]})
+        orders = Ordering.parse("-updated_at"), Ordering.parse(key)
+        pages = [asked.page(where, order, limit=limit) for order in orders]
+        found = asked.find(where, limit), asked.ids(where, after=None, limit=limit)
+        counted = asked.count_values(key, where, limit)
+        return [query.statement for query in (*pages, *found, counted)]
+
+    first = pages("x", "c", 1)
+    for others in (pages("y", "d", 2), pages("z", "e", 1_000)):
+        assert [id(each) for each in others] == [id(each) for each in first]
+
+
+def test_a_condition_in_two_places_has_parameters_of_each_place():
+    one, other = parse_filter({"a": 1}), parse_filter({"a": 2})
+    asked = queries()
+    both = parse_filter({"$or": [{"a": 1}, {"a": 1}]})
+    assert len(asked.count(type(both)((one, one))).parameters) == 4
+    statement, parameters = asked.count(type(both)((one, other)))
+    values = {name: value for name, value in parameters.items() if not name.endswith("_key")}
+    assert len(set(values.values())) == 2
+    assert statement is asked.count(type(both)((one, one))).statement
+
+
+def test_the_cache_evicts_the_oldest_statement(monkeypatch):
+    monkeypatch.setattr(Queries, "_CACHED", 3)
+    asked = queries()
+
+    def ask(conditions: int) -> object:
+        return asked.count(
+            parse_filter({f"k{number}": 1 for number in range(conditions)})
+        ).statement
+
+    kept = [ask(number) for number in range(3)]
+    ask(3)
+    assert [ask(2) is kept[2], ask(1) is kept[1], ask(0) is kept[0]] == [True, True, False]
