@@ -57,7 +57,10 @@ class MetadataLimitError(SessionMetadataError, ValueError):
         self.limit = limit
         self.key = key
         self.size = size
-        super().__init__(f"metadata key {quoted(key)}: {limit} is {allowed}, this makes {size}")
+        unit = {"max_keys": "keys", "max_key_length": "characters"}.get(limit, "bytes")
+        super().__init__(
+            f"metadata key {quoted(key)}: {size} {unit} exceed the limit of {allowed} (`{limit}`)"
+        )
 
 
 class InvalidFilterError(SessionMetadataError, ValueError):
