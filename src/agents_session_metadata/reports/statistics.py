@@ -122,7 +122,10 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
         return statistics_statement(builder, queries.dialect, queries.tables)
 
     found: Iterable[Any] = connection.execute(*queries.statistics(condition, build))
-    rows = list(found)
+    rows = [
+        (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
+        for kind, name, *numbers in found
+    ]
     for kind, name, *_ in rows:
         if kind == "status" and not _is_valid(name):
             values = queries.tables.metadata
@@ -148,9 +151,8 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
     by_status: dict[str, int] = {}
     totals: dict[str, Decimal] = {}
     tools: dict[str, ToolStatistics] = {}
-    for kind, found, first, second in rows:
+    for kind, name, first, second in rows:
         number, more = Decimal(first or 0), Decimal(second or 0)
-        name = found.decode() if isinstance(found, bytes) else found
         if kind == "sessions":
             sessions = int(number)
         elif kind == "status":
