@@ -394,7 +394,7 @@ class SessionCatalog:
         return await self._store.get_metadata(session_id, keys)
 
     async def set_metadata(
-        self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
+        self, session_id: str, values: Mapping[str, Any], *, must_exist: bool = False
     ) -> None:
         """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
         await self._store.set_metadata(session_id, values, must_exist=must_exist)

@@ -211,9 +211,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
     # ---- metadata ----
 
-    async def set_metadata(
-        self, values: Mapping[str, JSONValue], *, must_exist: bool = False
-    ) -> None:
+    async def set_metadata(self, values: Mapping[str, Any], *, must_exist: bool = False) -> None:
         """Store some keys and leave the others alone, in one transaction.
 
         Creates the session's row if there is none yet. An empty mapping writes nothing. Writing
