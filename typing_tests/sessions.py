@@ -69,8 +69,7 @@ async def metadata(session: SQLAlchemyMetadataSession, chat: Chat, facts: dict[s
     assert_type(await session.get_metadata(["title"]), dict[str, Any])
     assert_type(await session.get_metadata(keys=(key for key in "abc")), dict[str, Any])
     await session.set_metadata({"title": "My chat", "tags": ["work"], "size": 1, "more": None})
-    # To type checkers, the values of a TypedDict are any objects.
-    await session.set_metadata(chat)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await session.set_metadata(chat)
     await session.set_metadata(facts)
     assert_type(await session.delete_metadata(), int)
     assert_type(await session.delete_metadata({"title"}), int)
