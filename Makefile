@@ -22,12 +22,11 @@ help:  ## show this list
 demo: $(LIGHT)  ## run examples/quickstart.py
 	@$(BIN)/python examples/quickstart.py
 
-test: $(SDK)  ## run the tests; ARGS="-k words" chooses some
+test: $(SDK)  ## run the tests; ARGS="-m quick" gives a first answer
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-fuzz: $(DEV)  ## run the property tests with fifty times as many examples
-	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n auto --timeout 3600 \
-		tests/test_cli_fuzz.py tests/conformance/test_fuzz.py $(ARGS)
+fuzz: $(DEV)  ## run the tests that scale, with large counts and fifty times as many examples
+	@TEST_SCALE=full $(BIN)/python -m pytest -n auto --dist worksteal --timeout 7200 -m scaled $(ARGS)
 
 check: lint typecheck test  ## lint, typecheck and test
 

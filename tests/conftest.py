@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from scaling import scale
 from servers import (
     DATABASES,
     SHARED_DATABASES,
@@ -23,11 +23,23 @@ os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
 if directory := directory_in_memory():
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", directory)
 
-# A database's time is not the tested code's.
-settings.register_profile("databases", deadline=None)
-# For "make fuzz": what asks for a few examples gets fifty times as many.
-settings.register_profile("thorough", deadline=None, max_examples=5_000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "databases"))
+
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    for item in items:
+        if is_quick(item):
+            item.add_marker("quick")
+        if hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__):
+            item.add_marker("scaled")
+
+
+def is_quick(item: pytest.Function) -> bool:
+    """Whether a test belongs to the first answer: the promises, on SQLite, and the layout."""
+    if item.path.parent.name != "conformance":
+        return item.path.name == "test_architecture.py"
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    used = {each for each in parameters if each in DATABASES}
+    fastest = "sqlite-memory" if "database" in item.fixturenames else "sqlite-file"
+    return used <= {fastest} if used else "servers" not in item.fixturenames
 
 
 @pytest.fixture(scope="session")

@@ -202,7 +202,7 @@ def _run_program(
 ) -> None:
     for number, passed in enumerate((stdout, stderr), start=1):
         os.dup2(passed.detach(), number)
-    sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8") for n in (1, 2))  # noqa: SIM115
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)

@@ -10,9 +10,9 @@ import pytest
 from commands import run
 from conformance import corpus, junk
 from conformance.corpus import Corpus
-from conformance.junk import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata import SessionCatalog
 

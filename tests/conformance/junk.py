@@ -7,10 +7,8 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timezone
 from typing import Any
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
-from conformance import strategies
 from conformance.strategies import one_of
 
 # What has a meaning to some parser: of SQL, of its parameters, of JSON, of the filter language.
@@ -54,13 +52,6 @@ OPERATORS = [
     *["$and", "$or", "$not", "$session_id", "$created_at", "$updated_at", "$where", "$regex"],
 ]
 TIMES = ["2020-01-03T00:00:00+00:00", "2020-02-05T12:00:00Z", "2020-01-03", "0001-01-01T00+14:00"]
-
-
-def examples(few: int) -> settings:
-    """So many examples on a database, or with the profile "thorough" many times as many."""
-    return settings(
-        strategies.on_a_database, max_examples=max(1, few * settings.default.max_examples // 100)
-    )
 
 
 async def attempt(work: Awaitable[Any], *refusals: type[Exception]) -> tuple[Any, Any]:

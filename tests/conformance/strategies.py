@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-
-# One database serves all examples of a test; a slow server is no failure of a property.
-on_a_database = settings(
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 strings = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 integers = st.integers() | st.integers(min_value=-(10**400), max_value=10**400)

@@ -7,8 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata import (
     InvalidMetadataError,
@@ -16,7 +17,7 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionMetadataError,
 )
-from conformance import raw, strategies
+from conformance import raw
 
 TIME = "2020-01-01T00:00:00+00:00"
 MISSING: Any = object()
@@ -145,7 +146,7 @@ async def test_limits(catalog):
     assert (error.limit, error.key) == ("max_value_bytes", "a")
 
 
-@settings(strategies.on_a_database, max_examples=40)
+@examples(40)
 @given(case=st.sampled_from(range(len(CASES))), other=st.sampled_from(range(len(CASES))))
 async def test_two_things_wrong(catalog, case, other):
     (path, value), (other_path, other_value) = CASES[case], CASES[other]

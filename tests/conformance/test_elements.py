@@ -6,9 +6,10 @@ import asyncio
 import signal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from processes import Script, run_processes
+from scaling import examples
 from servers import SHARED_DATABASES
 
 from agents_session_metadata import SessionCatalog, TablesMissingError
@@ -132,7 +133,7 @@ async def test_under_names_of_ones_own(engine, database):
     assert await elements(engine, table) == before
 
 
-@settings(strategies.on_a_database, max_examples=25)
+@examples(25)
 @given(data=st.data())
 async def test_edits_leave_what_one_write_would(engine, data):
     catalog = SessionCatalog(engine, create_tables=True)

@@ -6,10 +6,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from scaling import examples
 
 from agents_session_metadata import SessionCatalog
-from conformance import raw, strategies
+from conformance import raw
 from conformance.corpus import VALUES, Corpus, filters
 
 OPERATORS_OF_ANYTHING = ("$eq", "$ne")
@@ -151,13 +152,13 @@ async def test_filters_that_are_easily_got_wrong(corpus):
     )
 
 
-@settings(strategies.on_a_database, max_examples=200)
+@examples(200)
 @given(where=filters())
 async def test_any_filter_agrees_with_plain_python(corpus, where):
     await corpus.check(where)
 
 
-@settings(strategies.on_a_database, max_examples=25)
+@examples(25)
 @given(where=filters())
 async def test_pages_agree_with_plain_python(corpus, where):
     walked = [info async for info in corpus.catalog.iter_sessions(where)]

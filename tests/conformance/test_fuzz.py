@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata import (
     InvalidCursorError,
@@ -20,7 +21,7 @@ from agents_session_metadata import (
 )
 from conformance import corpus, junk, raw, strategies
 from conformance.corpus import NAMES, Corpus
-from conformance.junk import attempt, examples
+from conformance.junk import attempt
 
 RECORD = {
     "format": 1,

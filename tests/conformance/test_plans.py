@@ -1,4 +1,4 @@
-"""What a selective question reads at 100,000 sessions: about what it selects, on every database."""
+"""What a selective question reads of many sessions: about what it selects, on every database."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from scaling import scale
 from servers import Database
 from sqlalchemy import event, insert
 
@@ -13,7 +14,7 @@ from agents_session_metadata import MetadataLimits, SessionCatalog
 from agents_session_metadata.storage.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
 
-SESSIONS = 100_000
+SESSIONS = scale(20_000, 100_000)
 CHUNK = 20_000
 
 
@@ -22,10 +23,10 @@ def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
     for number in range(start, start + CHUNK):
         session_id = f"s{number:06}"
         metadata = {
-            "owner_id": f"u{number % 1000}",
+            "owner_id": f"u{number % (SESSIONS // 100)}",
             "status": "active" if number % 10 < 7 else "done",
             "rank": number,
-            "tags": [f"g{number % 500}", *(["wide"] if number % 60 == 0 else [])],
+            "tags": [f"g{number % (SESSIONS // 200)}", *(["wide"] if number % 60 == 0 else [])],
         }
         sessions.append({"session_id": session_id})
         for key, value in encode_metadata(metadata, MetadataLimits()).items():
@@ -58,11 +59,11 @@ async def _load(database: Database) -> None:
 SELECTIVE: list[tuple[dict[str, Any], int]] = [
     ({"owner_id": "u7"}, 100),
     ({"owner_id": {"$in": ["u7", "u8", "u9"]}}, 300),
-    ({"owner_id": {"$prefix": "u99"}}, 1100),
+    ({"owner_id": {"$prefix": "u99"}}, scale(100, 1100)),
     ({"rank": {"$gte": 500, "$lt": 700}}, 200),
-    ({"rank": {"$gt": 99_800}}, 199),
+    ({"rank": {"$gt": SESSIONS - 200}}, 199),
     ({"tags": {"$contains": "g7"}}, 200),
-    ({"tags": {"$contains": "wide"}}, 1667),
+    ({"tags": {"$contains": "wide"}}, SESSIONS // 60 + 1),
     ({"$session_id": "s000007"}, 1),
     ({"$session_id": {"$in": ["s000007", "s000008"]}}, 2),
     ({"$session_id": {"$prefix": "s0001"}}, 100),

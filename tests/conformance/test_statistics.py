@@ -8,7 +8,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from scaling import examples
 from sqlalchemy import event
 
 from agents_session_metadata import (
@@ -260,7 +261,7 @@ async def with_a_good_one(catalog):
     return await catalog.create_session("any")
 
 
-@settings(strategies.on_a_database, max_examples=40)
+@examples(40)
 @given(
     metadata=strategies.st.fixed_dictionaries(
         {},

@@ -10,7 +10,8 @@ import unicodedata
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from scaling import examples
 
 from agents_session_metadata import InvalidMetadataError, SQLAlchemyMetadataSession
 from conformance import strategies
@@ -179,7 +180,7 @@ async def test_nasty_keys_stay_apart(session):
         assert len(await session.get_metadata()) == len(NASTY_KEYS) - left
 
 
-@settings(strategies.on_a_database, max_examples=60)
+@examples(60)
 @given(values=strategies.metadata)
 async def test_any_metadata_comes_back(session, values):
     await session.delete_metadata()
@@ -187,7 +188,7 @@ async def test_any_metadata_comes_back(session, values):
     assert spelled(await session.get_metadata()) == spelled(values)
 
 
-@settings(strategies.on_a_database, max_examples=60)
+@examples(60)
 @given(value=strategies.json_values)
 async def test_any_value_is_found_by_itself(session, value):
     await session.set_metadata({"a": value})
