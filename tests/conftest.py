@@ -14,6 +14,7 @@ from servers import (
     Servers,
     directory_in_memory,
     empty_database,
+    program,
 )
 
 # The SDK would send traces of the runs that the tests make.
@@ -47,6 +48,12 @@ def servers() -> Iterator[Servers]:
     servers = Servers()
     yield servers
     asyncio.run(servers.stop())
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The browser that is installed, for Playwright's `executable_path`."""
+    return program("chromium", "chromium-browser", "google-chrome")
 
 
 @pytest.fixture(params=DATABASES)

@@ -221,6 +221,15 @@ def _place(*, durable: bool) -> str | None:
     return None if durable else directory_in_memory()
 
 
+def program(*names: str) -> str:
+    """Finds the first of these programs; without any, skips the test, or fails it in CI."""
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        missing(f"{names[0]} is not installed")
+    return found
+
+
 class Servers:
     """The servers of one worker, each started when the first test asks for it."""
 
@@ -280,11 +289,7 @@ class Servers:
     def _mariadb(self) -> URL:
         if url := os.environ.get("TEST_MYSQL_URL"):
             return make_url(url).set(drivername="mysql+asyncmy")
-        mariadbd = shutil.which("mariadbd") or shutil.which("/usr/sbin/mariadbd")
-        if mariadbd is None:
-            missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-            missing("neither TEST_MYSQL_URL is set nor mariadbd on PATH")
-        server = MariaDB(mariadbd)
+        server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"))
         self._started.append(server)
         return server.url
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from typing import Any
 
 import pytest
 from proxy import proxy_to
@@ -334,7 +335,9 @@ def read_only(database):
         query = {"mode": "ro", "uri": "true"}
         return create_async_engine(url.set(database=f"file:{url.database}", query=query))
     if database.kind == "postgresql":
-        settings = {"default_transaction_read_only": "on"}
-        return create_async_engine(url, connect_args={"server_settings": settings})
+        settings: dict[str, Any] = {"server_settings": {"default_transaction_read_only": "on"}}
+        if url.get_driver_name() == "psycopg":
+            settings = {"options": "-c default_transaction_read_only=on"}
+        return create_async_engine(url, connect_args=settings)
     command = "SET SESSION TRANSACTION READ ONLY"
     return create_async_engine(url, connect_args={"init_command": command})

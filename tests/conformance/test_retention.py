@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from agents_session_metadata import InvalidFilterError, SessionCatalog
 from conformance import raw
-from conformance.killing import run_and_kill
+from conformance.killing import run_and_kill, until_alone
 
 TABLES = ["agent_sessions", "agent_messages", "agent_sessions_metadata"]
 DAY = timedelta(days=1)
@@ -281,7 +281,7 @@ async def test_a_crash_in_the_middle(shared_database):
     left = 151
     for batch_size, delay in ((1, 0.0), (2, 0.003), (3, 0.001)):
         await run_and_kill(DELETE_SLOWLY, [shared_database.url, batch_size], values=4, delay=delay)
-        await asyncio.sleep(0.3)  # a server may still be at the last statement it was sent
+        await until_alone(engine)
         await assert_whole(catalog, engine)
         before, left = left, len(await ids(catalog))
         assert 1 < left < before

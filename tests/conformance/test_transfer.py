@@ -20,7 +20,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
 )
 from conformance import corpus, raw
-from conformance.killing import run_and_kill
+from conformance.killing import run_and_kill, until_alone
 
 SECOND = timedelta(seconds=1)
 
@@ -390,7 +390,7 @@ async def test_a_crash_in_the_middle(shared_database):
     for delay in (0.0, 0.002, 0.005):
         arguments = [shared_database.url, arrived]
         await run_and_kill(IMPORT_SLOWLY, arguments, values=6, delay=delay)
-        await asyncio.sleep(0.3)  # a server may still be at the last statement it was sent
+        await until_alone(engine)
         page = await catalog.list_sessions(limit=1_000, count_items=True, order_by="session_id")
         for number, info in enumerate(page.sessions):
             assert info.session_id == f"chat {number:04}"
