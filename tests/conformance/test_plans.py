@@ -123,7 +123,8 @@ async def _captured(engine: Any, ask: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
     def before(_connection, _cursor, statement, parameters, *_):
-        found.append((statement, parameters))
+        # psycopg takes them by name.
+        found.append((statement, parameters if isinstance(parameters, dict) else tuple(parameters)))
 
     event.listen(engine.sync_engine, "before_cursor_execute", before)
     try:
@@ -166,7 +167,7 @@ async def _generic_plan_reads(engine: Any, statement: str, parameters: Any) -> i
     async with engine.connect() as connection:
         await connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
         explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}"
-        found = (await connection.exec_driver_sql(explain, tuple(parameters))).scalar_one()
+        found = (await connection.exec_driver_sql(explain, parameters)).scalar_one()
         await connection.exec_driver_sql("RESET plan_cache_mode")
     plan = json.loads(found) if isinstance(found, str) else found
     return _plan_reads(plan[0]["Plan"])
@@ -185,6 +186,6 @@ async def _plan(database: Database, engine: Any, ask: Any) -> str:
     lines = []
     for statement, parameters in await _captured(engine, ask):
         async with engine.connect() as connection:
-            found = await connection.exec_driver_sql(f"{explain} {statement}", tuple(parameters))
+            found = await connection.exec_driver_sql(f"{explain} {statement}", parameters)
             lines += [" ".join(map(str, row)) for row in found]
     return "\n".join(lines)
