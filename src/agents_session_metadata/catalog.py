@@ -14,20 +14,18 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .dialects.urls import create_engine, shown_url
 from .errors import (
-    CorruptMetadataError,
     InvalidFilterError,
     SessionExistsError,
-    SessionMetadataError,
     SessionNotFoundError,
 )
 from .keys import AGENT, normalize_agent
 from .maintenance.retention import delete_matching, expired
-from .maintenance.transfer import OnConflict, export_record, fork, import_record
+from .maintenance.transfer import BATCH, Import, OnConflict, fork, read_records
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
 from .query.derived_ids import derived_id
 from .query.filters import Where, parse_values
-from .query.logic import All, Condition
+from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position
 from .query.paging import Found, OnCorrupt, read_last, read_page
 from .query.queries import Queries, Query
@@ -707,20 +705,29 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
-        async for info in self.iter_sessions(where, keys=[]):
-            read = partial(self._read_record, condition, info.session_id)
-            record, errors = await self._store.database.read_snapshot(read)
-            for error in errors:
-                if on_corrupt is None:
-                    raise error
-                on_corrupt(error)
-            if record is not None:
-                yield record
+        after: Position | None = None
+        size = 1
+        while True:
+            read = partial(read_records, self._store, condition, after, size)
+            found, records = await self._store.database.read_snapshot(read)
+            if records is None:
+                size = len(found) // 2
+                continue
+            for each, record in zip(found, records, strict=True):
+                each.checked(on_corrupt)
+                if not each.errors:
+                    yield record
+            if len(found) < size:
+                return
+            after, size = found[-1].position, min(2 * size, BATCH)
 
     async def import_sessions(
         self,
         records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
         on_conflict: OnConflict = "error",
+        *,
+        on_invalid: Callable[[Exception], object] | None = None,
+        progress: Callable[[int], object] | None = None,
     ) -> int:
         """Write records that `export_sessions` gave, here or on any other database.
 
@@ -731,6 +738,9 @@ class SessionCatalog:
             records: The records.
             on_conflict: What to do about a session that exists: stop with an error, skip the
                 record, or replace the session.
+            on_invalid: Called with the error of each record that cannot be written; the record is
+                skipped and the import goes on. Without it, the error is raised.
+            progress: Called after each transaction with the number of records done so far.
 
         Returns:
             The number of sessions written.
@@ -748,17 +758,14 @@ class SessionCatalog:
             raise ValueError(
                 f"on_conflict must be 'error', 'skip' or 'replace', not {on_conflict!r}"
             )
-        ensure_ascii = self._session_arguments["ensure_ascii"]
-        position = written = 0
-        async for record in _each(records):
-            position += 1
-            try:
-                work = import_record(self._store, record, on_conflict, ensure_ascii=ensure_ascii)
-                written += await self._store.database.write(work)
-            except (SessionMetadataError, ValueError) as error:
-                error.args = (f"record {position} (index {position - 1}): {error}",)
-                raise
-        return written
+        importing = Import(
+            self._store,
+            on_conflict,
+            ensure_ascii=self._session_arguments["ensure_ascii"],
+            on_invalid=on_invalid,
+            progress=progress,
+        )
+        return await importing.run(records)
 
     # ---- inside ----
 
@@ -768,16 +775,6 @@ class SessionCatalog:
     async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
         check_id_type(session_id)
         return await self._store.create(session_id, self._store.encode_new(metadata))
-
-    def _read_record(
-        self, condition: Condition, session_id: str, connection: Connection, queries: Queries
-    ) -> tuple[dict[str, Any] | None, Sequence[CorruptMetadataError]]:
-        """A session as a record, if it is still there and matches, and what is corrupt in it."""
-        wanted = All((condition, IdIn((session_id,))))
-        found = read_page(connection, queries, wanted, WALK, limit=1)
-        if not found or found[0].errors:
-            return None, found[0].errors if found else ()
-        return export_record(self._store, found[0].info, connection), ()
 
     async def _scalars(self, query: Callable[[Queries], Query]) -> Sequence[Any]:
         return await self._store.database.read(
@@ -797,14 +794,3 @@ class SessionCatalog:
         return await database.read(
             lambda connection, queries: read_last(connection, queries, condition, **options)
         )
-
-
-async def _each(
-    records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
-) -> AsyncIterator[Mapping[str, Any]]:
-    if isinstance(records, AsyncIterable):
-        async for record in records:
-            yield record
-    else:
-        for record in records:
-            yield record

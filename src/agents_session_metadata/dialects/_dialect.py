@@ -65,6 +65,8 @@ class Dialect:
     """Above so many values, a list may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """Bytes of a long binary value that ORDER BY takes into account."""
+    rows_per_insert: ClassVar[int] = 1
+    """Rows with computed columns that one INSERT takes, where the driver sends each by itself."""
     index_if_not_exists: ClassVar[bool] = True
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Errors of a CREATE that another process won."""

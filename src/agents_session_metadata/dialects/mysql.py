@@ -127,6 +127,7 @@ class MySQL(Dialect):
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
+    rows_per_insert = 50
     index_if_not_exists = False
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready

@@ -2,116 +2,221 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Connection, bindparam, insert, literal, select, update
+from sqlalchemy import Connection, insert, literal, select
+from sqlalchemy.exc import IntegrityError
 
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import (
-    InvalidMetadataError,
     SessionExistsError,
+    SessionMetadataError,
     SessionNotFoundError,
 )
+from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.ordering import WALK, Position
+from agents_session_metadata.query.paging import Found, read_page
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.bulk import (
+    NewSession,
+    delete_sessions,
+    insert_sessions,
+    lock_sessions,
+    read_histories,
+)
 from agents_session_metadata.storage.rows import check_id
-from agents_session_metadata.types import JSONValue, SessionInfo
-from agents_session_metadata.values import EncodedValue, encode_metadata, is_text
+from agents_session_metadata.types import JSONValue
+from agents_session_metadata.values import encode_metadata, is_text
 
-FORMAT = 1
-"""The version of the records that this module writes, and the newest that it reads."""
+from .records import FORMAT, dump_item, invalid, parse_record
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does about a session that exists."""
-Record: TypeAlias = "dict[str, Any]"
-_RECORD = ("format", "session_id", "created_at", "updated_at", "metadata", "items")
-_ITEM = ("created_at", "item", "text")
+
+BATCH = 250
+"""Sessions that are written in one transaction, or read as of one moment, at most.
+
+Batches begin with one session and grow: what is wrong with all of them shows at once, and large
+sessions are not read by the hundred.
+"""
+_BATCH_SIZE = 2**21
+"""Characters of history and metadata after which a batch is written."""
+_BATCH_ITEMS = 2_500
+"""Items that are read at a time, unless one session has more."""
 
 
-@dataclass(frozen=True)
-class _Session:
-    """A record that was understood, with times as the database stores them."""
-
-    session_id: str
-    created_at: Any
-    updated_at: Any
-    metadata: dict[str, EncodedValue]
-    items: list[tuple[Any, str]]
-
-
-def export_record(store: ScopedStore, info: SessionInfo, connection: Connection) -> Record:
-    """A session as a record; its history is read."""
-    messages, dialect = store.database.tables.messages, store.database.dialect
-    found: Any = connection.execute(
-        select(dialect.utc(messages.c.created_at), messages.c.message_data)
-        .where(messages.c.session_id == info.session_id)
-        .order_by(messages.c.created_at, messages.c.id)
-    )
-    return {
-        "format": FORMAT,
-        "session_id": info.session_id,
-        "created_at": info.created_at.isoformat(),
-        "updated_at": info.updated_at.isoformat(),
-        "metadata": info.metadata,
-        "items": [
-            {"created_at": dialect.to_datetime(at).isoformat(), **_item_of(text)}
-            for at, text in found
-        ],
-    }
+def read_records(
+    store: ScopedStore,
+    condition: Condition,
+    after: Position | None,
+    size: int,
+    connection: Connection,
+    queries: Queries,
+) -> tuple[list[Found], list[dict[str, Any]] | None]:
+    """Read the next sessions, and their records unless that is too much at a time."""
+    found = read_page(connection, queries, condition, WALK, limit=size, after=after)
+    database = store.database
+    most = None if len(found) == 1 else _BATCH_ITEMS
+    ids = [each.info.session_id for each in found]
+    histories = read_histories(connection, database.tables, database.dialect, ids, most)
+    if histories is None:
+        return found, None
+    return found, [
+        {
+            "format": FORMAT,
+            "session_id": each.info.session_id,
+            "created_at": each.info.created_at.isoformat(),
+            "updated_at": each.info.updated_at.isoformat(),
+            "metadata": each.info.metadata,
+            "items": [dump_item(at, text) for at, text in histories.get(each.info.session_id, ())],
+        }
+        for each in found
+    ]
 
 
-def import_record(
-    store: ScopedStore, record: object, on_conflict: OnConflict, *, ensure_ascii: bool
-) -> Callable[[Connection, Queries], bool]:
-    """Check a record, and give the work that writes it and says whether it did.
+class Import:
+    """Writes records, many in one transaction, as if each had one of its own.
 
-    Raises:
-        InvalidMetadataError: If the record, or metadata in it, is not understood.
-        MetadataLimitError: If its metadata exceeds a limit.
-        ScopeError: If its metadata contradicts the scope.
-        ValueError: If its id cannot carry metadata.
+    Args:
+        store: Where to.
+        on_conflict: What to do about a session that exists.
+        ensure_ascii: Whether items are stored as ASCII.
+        on_invalid: Called with the error of each record that cannot be written, which is then
+            skipped; None raises the error.
+        progress: Called after each transaction with the number of records done.
     """
-    session = _parse(store, record, ensure_ascii=ensure_ascii)
-    tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
-    def run(connection: Connection, _: Queries) -> bool:
-        if not rows.create(connection, session.session_id, session.metadata):
-            if on_conflict == "error":
-                raise SessionExistsError(session.session_id)
-            if on_conflict == "skip":
-                connection.rollback()
-                return False
-            if not store.delete_locked(connection, session.session_id):
-                raise SessionNotFoundError(session.session_id)
-            rows.create(connection, session.session_id, session.metadata)
-        times = update(tables.sessions).where(
-            tables.sessions.c.session_id == bindparam("of_session")
-        )
-        connection.execute(
-            times.values(
-                created_at=dialect.stored_by("created"), updated_at=dialect.stored_by("updated")
-            ),
-            {
-                "of_session": session.session_id,
-                "created": session.created_at,
-                "updated": session.updated_at,
-            },
-        )
-        if session.items:
-            message = insert(tables.messages).values(
-                session_id=session.session_id,
-                message_data=bindparam("text"),
-                created_at=dialect.stored_by("at"),
-            )
-            connection.execute(message, [{"text": text, "at": at} for at, text in session.items])
-        return True
+    def __init__(
+        self,
+        store: ScopedStore,
+        on_conflict: OnConflict,
+        *,
+        ensure_ascii: bool,
+        on_invalid: Callable[[Exception], object] | None,
+        progress: Callable[[int], object] | None,
+    ) -> None:
+        self._store = store
+        self._on_conflict = on_conflict
+        self._ensure_ascii = ensure_ascii
+        self._on_invalid = on_invalid
+        self._progress = progress
+        self._batch: dict[str, tuple[int, NewSession]] = {}
+        self._size, self._limit = 0, 1
+        self.written = 0
 
-    return run
+    async def run(
+        self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> int:
+        """Write all records; return how many were written."""
+        position = 0
+        try:
+            async for record in _each(records):
+                position += 1
+                try:
+                    session = self._parse(record)
+                except (SessionMetadataError, ValueError) as error:
+                    self._refuse(position, error)
+                    continue
+                if session.session_id in self._batch:
+                    await self._flush()
+                self._batch[session.session_id] = (position, session)
+                self._size += session.size
+                if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
+                    await self._flush()
+                    self._limit = min(BATCH, max(1, position // 4))
+                    self._tell(position)
+        except Exception:
+            # Records before the one that failed are in, whatever failed.
+            await self._flush()
+            raise
+        await self._flush()
+        self._tell(position)
+        return self.written
+
+    async def _flush(self) -> None:
+        batch, self._batch, self._size = list(self._batch.values()), {}, 0
+        if not batch:
+            return
+        # If one of them conflicts, with a session that exists or with another writer, none is in.
+        with suppress(SessionMetadataError, IntegrityError):
+            self.written += await self._write([session for _, session in batch])
+            return
+        for position, session in batch:
+            await self._write_one(position, session)
+
+    async def _write_one(self, position: int, session: NewSession) -> None:
+        try:
+            try:
+                self.written += await self._write([session])
+            except IntegrityError:  # Another writer was first; now the session is seen.
+                self.written += await self._write([session])
+        except SessionMetadataError as error:
+            self._refuse(position, error)
+
+    async def _write(self, sessions: list[NewSession]) -> int:
+        return await self._store.database.write(self._writing(sessions))
+
+    def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
+        store = self._store
+        tables, dialect = store.database.tables, store.database.dialect
+        ids = sorted(session.session_id for session in sessions)
+
+        def write(connection: Connection, _: Queries) -> int:
+            existing = lock_sessions(connection, tables, dialect, ids)
+            if existing and self._on_conflict == "error":
+                raise SessionExistsError(min(existing))
+            if existing and self._on_conflict == "replace":
+                for session_id in sorted(existing):
+                    if not store.admits(connection, session_id):
+                        raise SessionNotFoundError(session_id)
+                delete_sessions(connection, tables, dialect, sorted(existing))
+                existing = set()
+            new = [session for session in sessions if session.session_id not in existing]
+            insert_sessions(connection, tables, dialect, new)
+            return len(new)
+
+        return write
+
+    def _parse(self, record: object) -> NewSession:
+        parsed = parse_record(record)
+        metadata = self._store.encode_new(parsed.metadata)
+        check_id(parsed.session_id)
+        items = []
+        for index, item in enumerate(parsed.items):
+            path = f"$.items[{index}]"
+            text = item.stored_text(path, ensure_ascii=self._ensure_ascii)
+            if not is_text(text):
+                raise invalid(path, "must be text that UTF-8 can encode, without NUL")
+            items.append((self._time(item.created_at, f"{path}.created_at"), text))
+        return NewSession(
+            parsed.session_id,
+            self._time(parsed.created_at, "$.created_at"),
+            self._time(parsed.updated_at, "$.updated_at"),
+            metadata,
+            items,
+        )
+
+    def _time(self, moment: datetime, path: str) -> Any:
+        """A time as the database stores it."""
+        try:
+            return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
+        except OverflowError:
+            raise invalid(path, "is outside the range of times") from None
+        except ValueError as error:
+            raise invalid(path, str(error)) from None
+
+    def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:
+        error.args = (f"record {position} (index {position - 1}): {error}",)
+        if self._on_invalid is None:
+            raise error
+        self._on_invalid(error)
+
+    def _tell(self, position: int) -> None:
+        if self._progress is not None:
+            self._progress(position)
 
 
 def fork(
@@ -154,97 +259,12 @@ def fork(
     return run
 
 
-def _parse(store: ScopedStore, record: object, *, ensure_ascii: bool) -> _Session:
-    fields = _object(record, "$")
-    version = fields.get("format")
-    if type(version) is not int or version != FORMAT:
-        raise _invalid("$.format", f"is {version!r}; this version reads format {FORMAT}")
-    _only(fields, _RECORD, "$")
-    session_id = fields.get("session_id")
-    if not isinstance(session_id, str):
-        raise _invalid("$.session_id", "must be a string")
-    metadata = _object(fields.get("metadata"), "$.metadata")
-    encoded = store.encode_new(metadata)
-    check_id(session_id)
-    items = fields.get("items")
-    if not isinstance(items, list):
-        raise _invalid("$.items", "must be a list")
-    dialect = store.database.dialect
-    return _Session(
-        session_id,
-        _time(fields.get("created_at"), "$.created_at", dialect),
-        _time(fields.get("updated_at"), "$.updated_at", dialect),
-        encoded,
-        [
-            _parse_item(item, f"$.items[{index}]", dialect, ensure_ascii=ensure_ascii)
-            for index, item in enumerate(items)
-        ],
-    )
-
-
-def _parse_item(
-    item: object, path: str, dialect: Dialect, *, ensure_ascii: bool
-) -> tuple[Any, str]:
-    fields = _object(item, path)
-    _only(fields, _ITEM, path)
-    at = _time(fields.get("created_at"), f"{path}.created_at", dialect)
-    if ("item" in fields) == ("text" in fields):
-        raise _invalid(path, "must have either an item or a text")
-    text = fields.get("text")
-    if "item" in fields:
-        try:
-            text = json.dumps(
-                fields["item"], ensure_ascii=ensure_ascii, separators=(",", ":"), allow_nan=False
-            )
-        except (TypeError, ValueError, RecursionError):
-            raise _invalid(f"{path}.item", "must be JSON") from None
-    if not isinstance(text, str) or not is_text(text):
-        raise _invalid(path, "must be text that UTF-8 can encode, without NUL")
-    return at, text
-
-
-def _item_of(text: str) -> dict[str, Any]:
-    # The SDK passes over rows that are not JSON; a copy of the database keeps them.
-    try:
-        return {"item": json.loads(text, parse_constant=_finite, parse_float=_finite)}
-    except (ValueError, RecursionError):
-        return {"text": text}
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
-
-
-def _object(value: object, path: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _invalid(path, f"must be an object, not {type(value).__name__}")
-    return dict(value)
-
-
-def _only(fields: Mapping[str, Any], known: Collection[str], path: str) -> None:
-    for name in fields:
-        if name not in known:
-            raise _invalid(path, f"has a field {name!r}, which no record has")
-
-
-def _time(value: object, path: str, dialect: Dialect) -> Any:
-    """A time as the database stores it."""
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        moment = None
-    if moment is None or moment.utcoffset() is None:
-        raise _invalid(path, "must be a time in ISO 8601 with its offset from UTC")
-    try:
-        return dialect.time_to_store(moment.astimezone(timezone.utc))
-    except OverflowError:
-        raise _invalid(path, "is outside the range of times") from None
-    except ValueError as error:
-        raise _invalid(path, str(error)) from None
-
-
-def _invalid(path: str, problem: str) -> InvalidMetadataError:
-    return InvalidMetadataError(problem, key="record", path=path)
+async def _each(
+    records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+) -> AsyncIterator[Mapping[str, Any]]:
+    if isinstance(records, AsyncIterable):
+        async for record in records:
+            yield record
+    else:
+        for record in records:
+            yield record

@@ -1,0 +1,148 @@
+"""The record that an export writes and an import reads: one session as JSON.
+
+Format 1, field by field:
+
+| field | meaning |
+|---|---|
+| `format` | 1, the version of this format |
+| `session_id` | the session's id |
+| `created_at`, `updated_at` | ISO 8601 times with an offset from UTC |
+| `metadata` | an object: every stored key with its value |
+| `items` | a list: the history, oldest first |
+| `items[].created_at` | when the item was written, ISO 8601 with an offset |
+| `items[].item` | the item, as the SDK's `get_items()` returns it |
+| `items[].text` | in place of `item`: the stored text of a row that is not JSON |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from agents_session_metadata.errors import InvalidMetadataError
+
+FORMAT = 1
+"""The version of the records that this package writes and reads."""
+
+_MISSING: Any = object()
+
+
+def _iso_time(value: object) -> object:
+    # Pydantic also takes numbers, and text that spells one, as seconds since 1970.
+    if not isinstance(value, str) or not re.match(r"\d{4}-\d\d-\d\d", value):
+        raise ValueError("must be an ISO 8601 time with an offset from UTC")
+    return value
+
+
+def _plain(value: object) -> object:
+    """Any mapping as a dict."""
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+Time = Annotated[AwareDatetime, BeforeValidator(_iso_time), Field(strict=False)]
+
+
+class Item(BaseModel):
+    """One item of a history."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    created_at: Time
+    item: Any = _MISSING
+    text: str | None = None
+
+    def stored_text(self, path: str, *, ensure_ascii: bool) -> str:
+        """The item as the text of a row.
+
+        Raises:
+            InvalidMetadataError: If the item is not JSON.
+        """
+        if (self.item is _MISSING) == (self.text is None):
+            raise invalid(path, "must have either `item` or `text`")
+        if self.text is not None:
+            return self.text
+        try:
+            return json.dumps(
+                self.item, ensure_ascii=ensure_ascii, separators=(",", ":"), allow_nan=False
+            )
+        except (TypeError, ValueError, RecursionError):
+            raise invalid(f"{path}.item", "must be JSON") from None
+
+
+class Record(BaseModel):
+    """One session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    session_id: str
+    created_at: Time
+    updated_at: Time
+    metadata: Annotated[dict[Any, Any], BeforeValidator(_plain)]
+    items: list[Annotated[Item, BeforeValidator(_plain)]]
+
+
+def parse_record(record: object) -> Record:
+    """Check the form of a record.
+
+    Raises:
+        InvalidMetadataError: If it is not one, naming the first field that is wrong.
+    """
+    fields = _plain(record)
+    if isinstance(fields, dict) and "format" not in fields and {"role", "type"} & fields.keys():
+        raise invalid(
+            "$", "is an item of a history, not a record; a record is what `export` writes"
+        )
+    try:
+        return Record.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise invalid(_path(first["loc"]), _problem(first)) from None
+
+
+def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
+    """One row of a history as an item of a record."""
+    # The SDK skips rows that are not JSON; a copy of the database keeps them.
+    try:
+        item = {"item": json.loads(text, parse_constant=_finite, parse_float=_finite)}
+    except (ValueError, RecursionError):
+        item = {"text": text}
+    return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
+
+
+def invalid(path: str, problem: str) -> InvalidMetadataError:
+    """The error of a record that is wrong at a path, such as `$.items[2].created_at`."""
+    return InvalidMetadataError(problem, key="record", path=path)
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+
+
+def _problem(error: Any) -> str:
+    """What Pydantic found, in the words of this package."""
+    kind, given = error["type"], type(error["input"]).__name__
+    if error["loc"] == ("format",) and kind != "missing":
+        return f"is {error['input']!r}; this version reads format {FORMAT}"
+    return {
+        "missing": "is missing",
+        "extra_forbidden": "is not a field of a record",
+        "model_type": f"must be an object, not {given}",
+        "dict_type": f"must be an object, not {given}",
+        "list_type": f"must be a list, not {given}",
+        "string_type": f"must be a string, not {given}",
+        "string_unicode": "must be text that UTF-8 can encode",
+    }.get(kind, "must be an ISO 8601 time with an offset from UTC")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
