@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .quoting import escaped, quoted
+from .values import MetadataSizeError, MetadataValueError
 
 
 class SessionMetadataError(Exception):
@@ -29,7 +30,7 @@ def _restored(
     return error
 
 
-class InvalidMetadataError(SessionMetadataError, ValueError):
+class InvalidMetadataError(SessionMetadataError, MetadataValueError):
     """A metadata key or value cannot be stored. Raised before anything is written.
 
     Attributes:
@@ -41,10 +42,10 @@ class InvalidMetadataError(SessionMetadataError, ValueError):
         self.key = key
         self.path = path
         where = f" at {escaped(path)}" if path != "$" else ""
-        super().__init__(f"metadata key {quoted(key)}{where}: {problem}")
+        ValueError.__init__(self, f"metadata key {quoted(key)}{where}: {problem}")
 
 
-class MetadataLimitError(SessionMetadataError, ValueError):
+class MetadataLimitError(SessionMetadataError, MetadataSizeError):
     """A limit of `MetadataLimits` was exceeded. Nothing was written.
 
     Attributes:
@@ -58,8 +59,9 @@ class MetadataLimitError(SessionMetadataError, ValueError):
         self.key = key
         self.size = size
         unit = {"max_keys": "keys", "max_key_length": "characters"}.get(limit, "bytes")
-        super().__init__(
-            f"metadata key {quoted(key)}: {size} {unit} exceed the limit of {allowed} (`{limit}`)"
+        ValueError.__init__(
+            self,
+            f"metadata key {quoted(key)}: {size} {unit} exceed the limit of {allowed} (`{limit}`)",
         )
 
 

@@ -7,8 +7,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
-JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
-"""What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
+from . import values
+from .errors import InvalidMetadataError, MetadataLimitError
+from .values import MAX_KEY_LENGTH as MAX_KEY_LENGTH  # noqa: PLC0414  # re-exported
+from .values import JSONValue as JSONValue  # noqa: PLC0414  # re-exported
 
 Metadata: TypeAlias = "dict[str, Any]"
 """The metadata of one session as it is read. Its values are `JSONValue`s, which the reader knows
@@ -17,37 +19,23 @@ more about than a type checker."""
 OnClear: TypeAlias = Literal["delete", "keep"]
 """What `clear_session()` does: end the session, or empty its history only."""
 
-MAX_KEY_LENGTH = 255
-"""Characters that the key column holds."""
-
 
 @dataclass(frozen=True)
-class MetadataLimits:
-    """How much metadata one session may carry.
+class MetadataLimits(values.MetadataLimits):
+    """How much metadata one session may have.
 
     Attributes:
-        max_keys: Keys a session.
-        max_key_length: Characters a key; 255 at most, the width of the column.
-        max_value_bytes: Bytes a value, counted as compact JSON text in UTF-8 with non-ASCII
+        max_keys: Keys per session.
+        max_key_length: Characters per key; at most 255, the width of the column.
+        max_value_bytes: Bytes per value, counted as compact JSON text in UTF-8 with non-ASCII
             characters unescaped.
 
     Raises:
         ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
     """
 
-    max_keys: int = 100
-    max_key_length: int = MAX_KEY_LENGTH
-    max_value_bytes: int = 65_536
-
-    def __post_init__(self) -> None:
-        for name in ("max_keys", "max_key_length", "max_value_bytes"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name} must be a positive integer, not {number!r}")
-        if self.max_key_length > MAX_KEY_LENGTH:
-            raise ValueError(
-                f"max_key_length must be {MAX_KEY_LENGTH} at most, not {self.max_key_length}"
-            )
+    value_error = InvalidMetadataError
+    size_error = MetadataLimitError
 
 
 @dataclass(frozen=True)

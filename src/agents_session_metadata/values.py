@@ -1,10 +1,12 @@
-"""JSON values: what may be stored, its text, and the search key that stands for it in an index.
+"""JSON values: which are allowed, their text, and the search key that represents them in an index.
 
-A search key is a byte string: a type tag and an encoding that sorts, byte by byte, as the values
-do. One binary column with one index then serves equality, ranges, prefixes and counting, on every
-database and without collations: numbers of any size compare as the decimals that their JSON text
-spells, strings by code point. The first `SEARCH_KEY_BYTES` of it are indexed; what is longer goes
-on in a second column that equality and order use as well.
+A search key is a byte string: a type tag, then an encoding whose byte order is the order of the
+values. One indexed binary column serves equality, ranges, prefixes and counting on every database,
+independent of collations. Numbers of any size compare as the decimals in their JSON text, strings
+compare by code point. The first `SEARCH_KEY_BYTES` bytes are indexed; a second column holds the
+rest, and equality and order use both.
+
+This module imports only the standard library and knows nothing of sessions or databases.
 
 | value | encoding after the tag |
 |---|---|
@@ -20,10 +22,14 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from .errors import InvalidMetadataError, MetadataLimitError
-from .types import JSONValue, MetadataLimits
+JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
+"""What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
+
+MAX_KEY_LENGTH = 255
+"""Characters that the key column holds."""
 
 SEARCH_KEY_BYTES = 512
 """Indexed bytes of a search key: the most that fits every database's index beside an id and a
@@ -60,6 +66,70 @@ def _refuse_constant(name: str) -> None:
 _from_text = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
 
 
+class MetadataValueError(ValueError):
+    """A metadata key or value cannot be stored. Raised before anything is written.
+
+    Attributes:
+        key: The metadata key concerned.
+        path: The place inside the value, such as `$.a[2]`; `$` is the value itself.
+    """
+
+    def __init__(self, problem: str, *, key: object, path: str = "$") -> None:
+        self.key = key
+        self.path = path
+        where = f" at {path}" if path != "$" else ""
+        super().__init__(f"metadata key {shown(key)}{where}: {problem}")
+
+
+class MetadataSizeError(ValueError):
+    """A limit of `MetadataLimits` was exceeded. Nothing was written.
+
+    Attributes:
+        limit: The name of the limit, such as `max_value_bytes`.
+        key: The first metadata key that exceeds it.
+        size: The size that was found, in the unit of the limit.
+    """
+
+    def __init__(self, limit: str, *, key: str, size: int, allowed: int) -> None:
+        self.limit = limit
+        self.key = key
+        self.size = size
+        super().__init__(f"metadata key {shown(key)}: {limit} is {allowed}, this makes {size}")
+
+
+@dataclass(frozen=True)
+class MetadataLimits:
+    """How much metadata one session may have.
+
+    Attributes:
+        max_keys: Keys per session.
+        max_key_length: Characters per key; at most 255, the width of the column.
+        max_value_bytes: Bytes per value, counted as compact JSON text in UTF-8 with non-ASCII
+            characters unescaped.
+
+    Raises:
+        ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
+    """
+
+    max_keys: int = 100
+    max_key_length: int = MAX_KEY_LENGTH
+    max_value_bytes: int = 65_536
+
+    # What the functions of this module raise. A subclass can derive errors of its own.
+    value_error: ClassVar[type[MetadataValueError]] = MetadataValueError
+    size_error: ClassVar[type[MetadataSizeError]] = MetadataSizeError
+
+    def __post_init__(self) -> None:
+        for name in ("max_keys", "max_key_length", "max_value_bytes"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name} must be a positive integer, not {number!r}")
+        if self.max_key_length > MAX_KEY_LENGTH:
+            raise ValueError(
+                f"max_key_length must be {MAX_KEY_LENGTH} at most, not {self.max_key_length}"
+            )
+
+
 class SearchKey(NamedTuple):
     """A search key as it is stored: the indexed part, and what is longer."""
 
@@ -86,8 +156,8 @@ def encode_metadata(
     """Check metadata and encode it, key by key, in the order of the keys.
 
     Raises:
-        InvalidMetadataError: If a key or value cannot be stored.
-        MetadataLimitError: If a limit is exceeded.
+        MetadataValueError: If a key or value cannot be stored.
+        MetadataSizeError: If a limit is exceeded.
         TypeError: If `values` is not a mapping.
     """
     if not isinstance(values, Mapping):
@@ -98,7 +168,7 @@ def encode_metadata(
         encoded[name] = encode_value(name, value, limits)
     if len(encoded) > limits.max_keys:
         first_over = sorted(encoded)[limits.max_keys]
-        raise MetadataLimitError(
+        raise limits.size_error(
             "max_keys", key=first_over, size=len(encoded), allowed=limits.max_keys
         )
     return dict(sorted(encoded.items()))
@@ -108,9 +178,9 @@ def check_key(key: object, limits: MetadataLimits) -> str:
     """Return a metadata key as a plain string, or raise what is wrong with it."""
     problem = key_problem(key)
     if problem is not None or not isinstance(key, str):
-        raise InvalidMetadataError(problem or "", key=key)
+        raise limits.value_error(problem or "", key=key)
     if len(key) > limits.max_key_length:
-        raise MetadataLimitError(
+        raise limits.size_error(
             "max_key_length", key=key, size=len(key), allowed=limits.max_key_length
         )
     return str.__str__(key)
@@ -135,21 +205,21 @@ def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedV
     """Check one value and encode it.
 
     Raises:
-        InvalidMetadataError: If it is not JSON as this package defines it.
-        MetadataLimitError: If its JSON text is longer than allowed.
+        MetadataValueError: If it is not a JSON value.
+        MetadataSizeError: If its JSON text is longer than allowed.
     """
-    return encode_text(key, value, json_text(key, value), limits)
+    return encode_text(key, value, json_text(key, value, limits), limits)
 
 
-def json_text(key: str, value: JSONValue) -> str:
+def json_text(key: str, value: JSONValue, limits: MetadataLimits) -> str:
     """Check one value and give its JSON text, which is the same for the same value.
 
     Raises:
-        InvalidMetadataError: If it is not JSON as this package defines it.
+        MetadataValueError: If it is not a JSON value.
     """
     problem = value_problem(value)
     if problem is not None:
-        raise InvalidMetadataError(problem[1], key=key, path=problem[0])
+        raise limits.value_error(problem[1], key=key, path=problem[0])
     return _to_text(value)
 
 
@@ -157,11 +227,11 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
     """Encode a value that has been checked and has this text.
 
     Raises:
-        MetadataLimitError: If the text is longer than allowed.
+        MetadataSizeError: If the text is longer than allowed.
     """
     size = len(text.encode())
     if size > limits.max_value_bytes:
-        raise MetadataLimitError(
+        raise limits.size_error(
             "max_value_bytes", key=key, size=size, allowed=limits.max_value_bytes
         )
     return EncodedValue(text, search_key(value), tuple(_elements(value)))
@@ -226,6 +296,15 @@ def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
     if tag == NUMBER:
         return _decode_number(body)
     return {NULL: None, FALSE: False, TRUE: True}[tag]
+
+
+def shown(name: object) -> str:
+    """A name as an error message shows it: quoted, escaped, and shortened if it is long."""
+    try:
+        text = ascii(name)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"a long {type(name).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _problem(value: object, depth: int) -> tuple[str, str] | None:
