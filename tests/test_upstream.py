@@ -1,187 +1,242 @@
-"""The patch for the SDK: made of our sources, by rules that match, into code that stands alone.
+"""The contribution to the SDK: its size, its patches, and that both classes share one database.
 
-"make upstream" applies it to the newest release and runs the SDK's own checks and tests there.
+`make upstream` also runs the SDK's own checks and tests with it.
 """
 
 from __future__ import annotations
 
 import ast
-import os
-import re
+import asyncio
+import importlib
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import agents
+import agents.extensions.memory
 import pytest
+from agents.extensions.memory import SQLAlchemySession
+from conformance import raw
 
-from contrib.upstream.core import MEMORY, PACKAGE, generate_core
-from contrib.upstream.package import Package, build
-from contrib.upstream.rules import EXPORTS, RuleError
-from contrib.upstream.sdk import CLASS, MODULE, SourceTree, insert
-from contrib.upstream.suite_rules import PLACE, TESTS
+from agents_session_metadata import SQLAlchemyMetadataSession
+from contrib.upstream import build
 
-RUFF = Path(sys.executable).with_name("ruff")
-ROOT = Path(__file__).parents[1]
-PATCHES = """
-import sys
-from pathlib import Path
-from contrib.upstream.package import build
-from contrib.upstream.sdk import SourceTree
-
-package = build(SourceTree(Path(sys.argv[1])), Path(sys.argv[2]))
-sys.stdout.buffer.write("".join(change.patch for change in package.changes).encode())
-"""
-BESIDE_THE_SDK = """
-import asyncio, sys
-import agents.extensions.memory as memory
-
-memory.__path__.append(sys.argv[1])
-from agents.extensions.memory import sqlalchemy_metadata_session as generated
-
-async def main():
-    session = generated.SQLAlchemyMetadataSession.from_url(
-        "chat", url="sqlite+aiosqlite:///:memory:", create_tables=True
-    )
-    await session.set_metadata({"owner": "u", "tags": ["a"]})
-    await session.add_items([{"role": "user", "content": "hello"}])
-    where = {"owner": "u", "tags": {"$contains": "a"}}
-    assert await session.find_sessions_by_metadata(where) == ["chat"]
-    await session.clear_session()
-    assert await session.get_metadata() == {}
-    await session.engine.dispose()
-
-asyncio.run(main())
-assert not [name for name in sys.modules if name.startswith("agents_session_metadata")]
-assert isinstance(generated.session_tables(), generated.SessionTables)
-"""
-
-
-@pytest.fixture(scope="module")
-def archive() -> Path:
-    found = list((Path(sys.prefix) / "sdk-tests").glob("openai_agents-*.tar.gz"))
-    assert len(found) == 1, 'the SDK\'s source distribution is not there: run "make test"'
-    return found[0]
-
-
-@pytest.fixture(scope="module")
-def package(archive: Path) -> Package:
-    return build(SourceTree(archive), RUFF)
-
-
-def source_files(package: Package) -> dict[str, str]:
-    return {path: text for path, text in package.files.items() if path.startswith("src/")}
-
-
-def run(code: str, *arguments: object, **variables: str) -> bytes:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, **variables}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout
-
-
-def test_the_patches_are_the_same_each_time(package, archive):
-    patches = "".join(change.patch for change in package.changes)
-    assert run(PATCHES, archive, RUFF, PYTHONHASHSEED="1") == patches.encode()
-
-
-def test_the_code_stands_alone(package, archive, tmp_path):
-    files = {path: text for path, text in package.files.items() if path.endswith(".py")}
-    assert len(files) > 25
-    for path, text in files.items():
-        compile(text, path, "exec")
-        assert "agents_session_metadata" not in text, path
-    for path, text in source_files(package).items():
-        for node in ast.walk(ast.parse(text)):
-            modules = []
-            if isinstance(node, ast.Import):
-                modules = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                modules = [str(node.module)]
-            for module in modules:
-                known = {*sys.stdlib_module_names, "sqlalchemy", "typing_extensions"}
-                assert module.partition(".")[0] in known, path
-    for path, text in {**files, **SourceTree(archive).read("pyproject.toml")}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    for check in (["check"], ["format", "--check"]):
-        command = [RUFF, *check, "--no-cache", tmp_path]
-        found = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert found.returncode == 0, found.stdout
-    run(BESIDE_THE_SDK, tmp_path / MEMORY)
-
-
-def test_the_exports_are_those_that_are_wanted(package):
-    def value_of(text: str, name: str) -> object:
-        for node in ast.parse(text).body:
-            targets = getattr(node, "targets", [getattr(node, "target", None)])
-            if [getattr(target, "id", None) for target in targets] == [name]:
-                return ast.literal_eval(node.value)
-        raise LookupError(name)
-
-    public = package.files[f"{MEMORY}/{MODULE}.py"]
-    memory = package.files[f"{MEMORY}/__init__.py"]
-    assert value_of(public, "__all__") == sorted(EXPORTS)
-    assert set(EXPORTS) <= set(value_of(memory, "__all__"))
-    lazy = value_of(memory, "_LAZY_EXPORTS")
-    assert {name for name, (module, _) in lazy.items() if module == f".{MODULE}"} == set(EXPORTS)
-    assert package.files["tests/extensions/memory/test_memory_imports.py"].count(f'"{CLASS}"') == 1
-
-
-def test_our_tests_come_along(package):
-    suite = package.suite
-    assert suite.tests.keys() == TESTS.keys()
-    assert sum(map(len, suite.tests.values())) > 3 * sum(map(len, suite.left_out.values()))
-    for name in ("session", "limits", "compaction"):
-        assert len(suite.left_out[f"test_{name}"]) < 2
-
-
-def test_our_tests_pass_there(package, archive, tmp_path):
-    """`make upstream` runs them too, in an environment of the SDK's own."""
-    shutil.copytree(Path(agents.__file__).parent, tmp_path / "src" / "agents")
-    sdk = SourceTree(archive).read("pyproject.toml", "tests/__init__.py")
-    for path, text in {**sdk, **package.files}.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", PLACE]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src")}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-
-
-def test_the_texts_are_filled_in(package):
-    for text in package.texts.values():
-        assert not re.search(r"@\w+@", text)
-    assert f"`{MEMORY}/{MODULE}.py`" in package.texts["pull-request.md"]
-
-
-@pytest.mark.parametrize(
-    ("module", "old", "new", "error"),
-    [
-        ("session", "def _in_store(", "def _of_store(", "dropped: .*_in_store"),
-        ("store", "self.scope.check(values)", "self.scope.check(dict(values))", "found 0 times"),
-        ("store", "Upsert keys of a session", "Upsert keys, in scope or not,", "speaks of"),
-        ("rows", "from .dialect_base import", "from .catalog import", "in no target: catalog.D"),
-        ("filters", "NOTHING = AnyOf", "NOTHING.x = 1\nNOTHING = AnyOf", "no rule for NOTHING.x"),
-    ],
+TABLES = (
+    "agent_sessions_metadata_elements",
+    "agent_sessions_metadata",
+    "agent_messages",
+    "agent_sessions",
 )
-def test_a_rule_that_no_longer_matches_is_an_error(tmp_path, module, old, new, error):
-    package = tmp_path / "package"
-    shutil.copytree(PACKAGE, package)
-    text = (package / f"{module}.py").read_text(encoding="utf-8")
-    assert old in text
-    (package / f"{module}.py").write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(RuleError, match=error):
-        generate_core(package)
+METADATA = {
+    "owner": "user_1",
+    "count": 10**400,
+    "half": 0.5,
+    "flag": True,
+    "none": None,
+    "tags": ["work", 1, True, None, "work", 2.5, ["nested"]],
+    "profile": {"straße": "東京", "null": None},
+    "long": "x" * 2000,
+    "trailing space ": "Ä",
+}
+POSTGRESQL_SCHEMA = [
+    """
+    SELECT table_name, column_name, data_type, collation_name, character_maximum_length,
+        is_nullable, column_default
+    FROM information_schema.columns WHERE table_schema = 'public' ORDER BY 1, ordinal_position
+    """,
+    "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1",
+    """
+    SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+    WHERE connamespace = 'public'::regnamespace ORDER BY 1
+    """,
+]
 
 
-def test_an_anchor_must_be_there_just_once():
-    assert insert("a\nb\n", ["x"], path="file", after="a") == "a\nx\nb\n"
-    assert insert("a\nb\n", ["x"], path="file", before="b") == "a\nx\nb\n"
-    for text in ("b\n", "a\na\n"):
-        with pytest.raises(RuleError, match="file"):
-            insert(text, ["x"], path="file", after="a")
+@pytest.fixture(scope="session")
+def contributed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The contributed class, imported as if the installed SDK had it."""
+    folder = tmp_path_factory.mktemp("contributed")
+    for path in build.SOURCE_PLACE.glob("*.py"):
+        shutil.copyfile(path, folder / path.name)
+    shutil.copyfile(build.VALUES, folder / build.COPIED.name)
+    agents.extensions.memory.__path__.append(str(folder))
+    module = importlib.import_module("agents.extensions.memory.sqlalchemy_metadata_session")
+    assert Path(str(module.__file__)).parent == folder
+    return module.SQLAlchemyMetadataSession
+
+
+def count_lines(*paths: Path) -> int:
+    return sum(len(path.read_text("utf-8").splitlines()) for path in paths)
+
+
+def added_lines(folder: str) -> int:
+    """Lines that the edits add to the SDK's own files in a folder."""
+    count, inside = 0, False
+    for line in build.EDITS.read_text("utf-8").splitlines():
+        if line.startswith("+++ "):
+            inside = line.startswith(f"+++ b/{folder}/")
+        else:
+            count += inside and line.startswith("+")
+    return count
+
+
+def test_the_contribution_stays_small():
+    own = {path: file for path, file in build.new_files().items() if file != build.VALUES}
+    for folder in ("src", "tests"):
+        new = [file for path, file in own.items() if path.startswith(f"{folder}/")]
+        assert count_lines(*new) + added_lines(folder) <= 700, folder
+    tools = [path for path in build.EDITS.parent.iterdir() if path.is_file()]
+    docs = [file for path, file in own.items() if path.startswith("docs/")]
+    assert count_lines(*tools, *docs, Path(__file__)) <= 900
+
+
+def test_the_copied_module_needs_only_the_standard_library():
+    for node in ast.walk(ast.parse(build.VALUES.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level
+            assert str(node.module).partition(".")[0] in sys.stdlib_module_names
+        elif isinstance(node, ast.Import):
+            assert {alias.name for alias in node.names} <= sys.stdlib_module_names
+
+
+def test_the_patches_apply_to_the_installed_release(tmp_path):
+    (archive,) = (Path(sys.prefix) / "sdk-tests").glob("openai_agents-*.tar.gz")
+    draft, tree = tmp_path / "draft", tmp_path / "tree"
+    for folder in (draft, tree):
+        build.unpack(archive, folder, only=build.edited_files())
+    patches = build.write_patches(draft, tmp_path / "out")
+    build.git(tree, "init", "--quiet")
+    for patch in patches:
+        build.git(tree, "apply", "--whitespace=error-all", str(patch))
+    for path, source in build.new_files().items():
+        assert (tree / path).read_bytes() == source.read_bytes()
+    for path in tree.rglob("*.py"):
+        ast.parse(path.read_text("utf-8"))
+    changed = {
+        line[6:] for line in patches[0].read_text("utf-8").splitlines() if line[:4] == "+++ "
+    }
+    assert str(build.COPIED) in changed
+    assert not [path for path in changed if path.startswith(build.DOCS)]
+
+
+@pytest.mark.parametrize("creator", ["package", "contribution"])
+async def test_each_class_reads_what_the_other_writes(database, contributed, creator):
+    engine = database.engine()
+    package = partial(SQLAlchemyMetadataSession, engine=engine)
+    contribution = partial(contributed, engine=engine)
+    create = package if creator == "package" else contribution
+    await create("first", create_tables=True).set_metadata({"tags": ["work"]})
+
+    for write, read in ((package, contribution), (contribution, package)):
+        writer, reader = write("chat"), read("chat")
+        await writer.add_items([raw.message("hello")])
+        await writer.set_metadata(METADATA)
+        found = await reader.get_metadata()
+        assert found == METADATA
+        assert {key: type(found[key]) for key in found} == {
+            key: type(METADATA[key]) for key in METADATA
+        }
+        for key, value in METADATA.items():
+            assert await reader.find_sessions_by_metadata(key, value) == ["chat"]
+        assert await reader.find_sessions_by_metadata({"owner": "user_1", "flag": 1}) == []
+        assert await reader.find_sessions_by_metadata({"tags": ["work"], "flag": True}) == []
+        # Written the other way, all stored bytes are the same.
+        writer_of_copy = read("copy")
+        await writer_of_copy.set_metadata(METADATA)
+        for table in TABLES[:2]:
+            assert await stored(engine, table, "chat") == await stored(engine, table, "copy")
+        await writer_of_copy.clear_session()
+
+        def change(metadata: dict[str, Any]) -> None:
+            metadata["tags"] = ["home", "work"]
+            metadata["profile"] = ["now a list"]
+            del metadata["owner"]
+
+        after = await reader.edit_metadata(change)
+        assert after == await writer.get_metadata()
+        in_work = await package("any").find_sessions_by_metadata({"tags": {"$contains": "home"}})
+        assert in_work == ["chat"]
+        await writer.set_metadata({"tags": "no list"})
+        assert await writer.delete_metadata(["profile", "nope"]) == 1
+        await writer.clear_session()
+        assert await reader.get_metadata() == {}
+        assert await raw.metadata_rows(engine) == await count_rows_of(engine, "first")
+        await reader.set_metadata({"title": "anew"})
+        assert await writer.get_metadata() == {"title": "anew"}
+        await SQLAlchemySession("chat", engine=engine).clear_session()
+        assert await reader.get_metadata(["title"]) == {"title": None}
+
+
+async def test_both_classes_make_the_same_tables(database, contributed):
+    engine = database.engine()
+    for with_history in (False, True):
+        made = []
+        for kind in (SQLAlchemyMetadataSession, contributed):
+            if with_history:
+                await create_sdk_tables(engine)
+            session = kind("chat", engine=engine, create_tables=True)
+            assert await session.get_metadata() == {}
+            made.append(await schema(engine))
+            for table in TABLES:
+                await raw.execute(engine, f"DROP TABLE {table}")
+        assert made[0] == made[1]
+
+
+async def test_editors_of_both_classes_take_turns(database, contributed):
+    engine = database.engine()
+    await contributed("other", engine=engine, create_tables=True).get_items()
+
+    def count(metadata: dict[str, Any]) -> None:
+        metadata["count"] = metadata.get("count", 0) + 1
+        metadata["tags"] = [*metadata.get("tags", []), metadata["count"]]
+
+    kinds = (SQLAlchemyMetadataSession, contributed)
+    sessions = [kinds[number % 2]("chat", engine=engine) for number in range(16)]
+    await asyncio.gather(
+        *(session.edit_metadata(count) for session in sessions),
+        *(session.add_items([raw.message("hello")]) for session in sessions),
+    )
+    assert await sessions[0].get_metadata() == {"count": 16, "tags": list(range(1, 17))}
+    assert len(await sessions[1].get_items()) == 16
+
+
+async def stored(engine, table: str, session_id: str) -> list[tuple[Any, ...]]:
+    rows = await raw.execute(
+        engine, f"SELECT * FROM {table} WHERE session_id = :session_id", session_id=session_id
+    )
+    times = {"session_id", "created_at", "updated_at"}
+    return sorted(
+        tuple((name, value) for name, value in row._mapping.items() if name not in times)
+        for row in rows
+    )
+
+
+async def count_rows_of(engine, *session_ids: str) -> int:
+    counts = [
+        await raw.count_rows(engine, table, session_id)
+        for table in TABLES[:2]
+        for session_id in session_ids
+    ]
+    return sum(counts)
+
+
+async def create_sdk_tables(engine) -> None:
+    if engine.dialect.name != "mysql":
+        await SQLAlchemySession("chat", engine=engine, create_tables=True).get_items()
+        return
+    statements = raw.SDK_TABLES_ON_MYSQL.format(
+        length=300, charset="utf8mb4", collation="utf8mb4_general_ci"
+    )
+    for statement in statements.split(";"):
+        await raw.execute(engine, statement)
+
+
+async def schema(engine) -> list[Any]:
+    """Everything that the database says of its tables, indexes, constraints and triggers."""
+    if engine.dialect.name == "sqlite":
+        rows = await raw.execute(engine, "SELECT name, sql FROM sqlite_master ORDER BY name")
+        return [(name, (sql or "").replace('"', "").split()) for name, sql in rows]
+    if engine.dialect.name == "postgresql":
+        return [await raw.execute(engine, statement) for statement in POSTGRESQL_SCHEMA]
+    return [(await raw.execute(engine, f"SHOW CREATE TABLE {table}"))[0][1] for table in TABLES]

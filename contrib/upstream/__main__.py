@@ -1,63 +1,158 @@
-"""`make upstream`: the patches and texts for the SDK, applied to its newest release and tested.
+"""`make upstream`: write the patches, apply them to the SDK's newest release, run its checks.
 
-`python -m contrib.upstream [--archive FILE] [--only-write]`
+`python -m contrib.upstream [--archive FILE]`
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import re
 import shutil
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from .environment import ROOT, download
-from .package import Package, build
-from .sdk import SourceTree
-from .verify import Verification
+from .build import ROOT, edited_files, git, new_files, unpack, write_patches
+from .environment import download, prepare
 
 BUILD = ROOT / "build" / "upstream"
+TREE, OUT, LOGS = BUILD / "tree", BUILD / "out", BUILD / "logs"
+CLASS = "agents.extensions.memory:SQLAlchemyMetadataSession"
+MEMORY_TESTS = ("tests/memory", "tests/extensions/memory")
+SESSION_TESTS = (
+    "tests/extensions/memory/test_sqlalchemy_session.py",
+    "tests/memory/test_sqlalchemy_compaction.py",
+)
+"""The SDK's tests of `SQLAlchemySession`, which the subclass passes in its place."""
 
 
 def main() -> int:
-    """Make everything, say what was done, and give the exit code."""
+    """Write the patches, apply and check them, and return the exit code."""
+    start = time.monotonic()
     parser = argparse.ArgumentParser(prog="contrib.upstream", description=__doc__)
-    parser.add_argument("--archive", type=Path, help="a source distribution that is here already")
-    parser.add_argument("--only-write", action="store_true", help="write the files, check nothing")
-    options = parser.parse_args()
-    tree = SourceTree(options.archive) if options.archive else download(BUILD / "sdist")
-    if options.only_write:
-        write(build(tree, Path(sys.executable).with_name("ruff")))
-        return 0
-    checks = Verification(tree, BUILD, ROOT / ".venv" / "upstream")
-    package = build(tree, checks.ruff)
-    patches = write(package)
-    checks.baseline()
-    if checks.apply(package, patches):
-        checks.check()
-    print("\nNot run, and why:")
-    print("    the rest of the SDK's tests: nothing in them uses what the patches change")
-    print("    pyright of the whole tree: it needs all of the SDK's optional packages")
-    for note in checks.notes:
-        print(f"    {note}")
-    print(f"\n{'FAILED: ' + ', '.join(checks.failures) if checks.failures else 'All is well.'}")
-    return 1 if checks.failures else 0
+    parser.add_argument("--archive", type=Path, help="a source distribution to use")
+    archive = parser.parse_args().archive or download(BUILD / "sdist")
+    for old in (TREE, OUT, LOGS, BUILD / "draft"):
+        shutil.rmtree(old, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+
+    unpack(archive, BUILD / "draft")
+    patches = write_patches(BUILD / "draft", OUT)
+    unpack(archive, TREE)
+    git(TREE, "init", "--quiet")  # Otherwise git takes the tree for a part of this repository.
+    for patch in patches:
+        git(TREE, "apply", "--whitespace=error-all", str(patch))
+        print(f"wrote and applied {patch.relative_to(ROOT)}")
+    print(f"{archive.name}: {git(TREE, 'apply', '--numstat', *map(str, patches))}", end="")
+
+    programs = prepare(ROOT / ".venv" / "upstream", TREE)
+    print(f"prepared after {time.monotonic() - start:.0f} s", flush=True)
+    failed = run_checks(Checks(programs))
+    print(f"{'FAILED: ' + ', '.join(failed) if failed else 'All checks passed'}", end="")
+    print(f" ({time.monotonic() - start:.0f} s in all)")
+    return 1 if failed else 0
 
 
-def write(package: Package) -> list[Path]:
-    """Write the patches and texts, and give the paths of the patches."""
-    folder = BUILD / "out"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    files = {**{change.name: change.patch for change in package.changes}, **package.texts}
-    for name, text in files.items():
-        (folder / name).write_text(text, "utf-8")
-        print(f"wrote {(folder / name).relative_to(ROOT)}")
-    tests, left = package.suite.tests, package.suite.left_out
-    print(f"{sum(map(len, tests.values()))} tests of ours come along; these stay away:")
-    for name, names in left.items():
-        if names:
-            print(f"    {name}: {', '.join(one.removeprefix('test_') for one in names)}")
-    return [folder / change.name for change in package.changes]
+class Checks:
+    """The commands that the SDK's maintainers run, on the files that the patches touch.
+
+    Args:
+        programs: The folder of the environment's programs.
+    """
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        touched = [*edited_files(), *new_files()]
+        self._files = [path for path in touched if path.endswith(".py")]
+
+    def commands(self) -> dict[str, Callable[[], str]]:
+        """Return the checks, the longest first. Each returns a summary or raises `CheckError`."""
+        config = TREE / "pyrightconfig.upstream.json"
+        config.write_text(
+            json.dumps({"extends": "./pyrightconfig.json", "include": self._files}), "utf-8"
+        )
+        swapped = {
+            "PYTHONPATH": str(ROOT / "tests"),
+            "PYTEST_PLUGINS": "sdk_plugin",
+            "SDK_SUITE_CLASS": CLASS,
+            "SDK_SUITE_REPORT": str(LOGS / "session-tests.json"),
+        }
+        session_tests = f"session tests with {CLASS.partition(':')[2]}"
+        return {
+            "memory tests": lambda: self._pytest("memory tests", *MEMORY_TESTS),
+            session_tests: lambda: self._pytest(session_tests, *SESSION_TESTS, **swapped),
+            "mypy": lambda: self._mypy("mypy", "src"),
+            "pyright": lambda: self._run("pyright", "pyright", "-p", config.name),
+            "ruff check": lambda: self._run("ruff check", "ruff", "check", *self._files),
+            "ruff format": lambda: self._run(
+                "ruff format", "ruff", "format", "--check", *self._files
+            ),
+        }
+
+    def _pytest(self, name: str, *paths: str, **variables: str) -> str:
+        options = ["-q", "-rsfE", "-p", "no:cacheprovider"]
+        return self._run(name, "python", "-m", "pytest", *options, *paths, **variables)
+
+    def _mypy(self, name: str, *arguments: str) -> str:
+        """Run mypy as the SDK does, and judge only the files that the patches touch.
+
+        The SDK's other files import optional packages that are not installed here.
+        """
+        output = self._output(name, "mypy", *arguments)[1]
+        summary = output.rstrip().rpartition("\n")[2]
+        ours = [line for line in output.splitlines() if line.startswith(tuple(self._files))]
+        if ours or not re.match(r"Success|Found \d+ errors?", summary):
+            raise CheckError("\n".join(ours) or output)
+        return f"no errors in these files; all of src: {summary}"
+
+    def _run(self, name: str, *command: str, **variables: str) -> str:
+        code, output = self._output(name, *command, **variables)
+        if code:
+            raise CheckError(output)
+        return output.rstrip().rpartition("\n")[2].strip("= ")
+
+    def _output(
+        self, name: str, program: str, *arguments: str, **variables: str
+    ) -> tuple[int, str]:
+        path = f"{self._programs}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            [str(self._programs / program), *arguments],
+            cwd=TREE,
+            env={**os.environ, "PATH": path, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        (LOGS / f"{name.replace(' ', '-')}.txt").write_text(done.stdout, "utf-8")
+        return done.returncode, done.stdout
+
+
+class CheckError(Exception):
+    """A check failed. The message is its output."""
+
+
+def run_checks(checks: Checks) -> list[str]:
+    """Run all checks, two at a time, and return the names of those that failed."""
+
+    def run(name: str, check: Callable[[], str]) -> bool:
+        start = time.monotonic()
+        try:
+            summary, passed = check(), True
+        except CheckError as error:
+            summary, passed = str(error), False
+        seconds = time.monotonic() - start
+        print(f"{'ok' if passed else 'FAILED'}: {name} ({seconds:.0f} s): {summary}", flush=True)
+        return passed
+
+    with ThreadPoolExecutor(2) as pool:
+        results = {name: pool.submit(run, name, check) for name, check in checks.commands().items()}
+    return [name for name, result in results.items() if not result.result()]
 
 
 if __name__ == "__main__":
