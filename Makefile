@@ -93,7 +93,7 @@ compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the
 
 .PHONY: upstream
 
-upstream: $(DEV)  ## make the patch for the SDK, apply it to the newest release and run its checks
+upstream: $(DEV)  ## write the patches for the SDK, apply them to its newest release, run its checks
 	@$(BIN)/python -m contrib.upstream $(ARGS)
 
 # ---- release ----
