@@ -392,5 +392,5 @@ async def test_many_sessions_create_the_tables_at_once(tmp_path: Path):
 async def test_other_databases_are_refused():
     engine = create_async_engine("sqlite+aiosqlite:///:memory:")
     engine.dialect.name = "oracle"
-    with pytest.raises(ValueError, match="got 'oracle'"):
+    with pytest.raises(ValueError, match="got oracle"):
         make_session(engine)

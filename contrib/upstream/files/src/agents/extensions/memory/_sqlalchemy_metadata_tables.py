@@ -84,8 +84,8 @@ def lock_or_create_session(dialect: Dialect, sessions: Table, session_id: str) -
     """
     values = {"session_id": session_id}
     if dialect.name in _MYSQL:
-        same = {"session_id": sessions.c.session_id}
-        return mysql.insert(sessions).values(values).on_duplicate_key_update(same)
+        new = mysql.insert(sessions).values(values)
+        return new.on_duplicate_key_update(session_id=sessions.c.session_id)
     if dialect.name == "postgresql":
         statement = postgresql.insert(sessions).values(values)
         same = {"session_id": statement.excluded.session_id}
@@ -100,7 +100,9 @@ def upsert_rows(dialect: Dialect, rows: Table) -> Insert:
     if dialect.name in _MYSQL:
         new = mysql.insert(rows)
         return new.on_duplicate_key_update({name: new.inserted[name] for name in replaced} | now)
-    statement = (postgresql if dialect.name == "postgresql" else sqlite).insert(rows)
+    statement: postgresql.Insert | sqlite.Insert = (
+        postgresql.insert(rows) if dialect.name == "postgresql" else sqlite.insert(rows)
+    )
     return statement.on_conflict_do_update(
         index_elements=["session_id", "key"],
         set_={name: statement.excluded[name] for name in replaced} | now,

@@ -108,19 +108,14 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             ValueError: If the engine is for another database.
         """
         if engine.dialect.name not in SUPPORTED_DIALECTS:
-            raise ValueError(
-                "SQLAlchemyMetadataSession supports SQLite, PostgreSQL, MySQL and MariaDB, "
-                f"got {engine.dialect.name!r}"
-            )
+            supported = ", ".join(SUPPORTED_DIALECTS)
+            raise ValueError(f"the database must be one of {supported}, got {engine.dialect.name}")
         super().__init__(session_id, engine=engine, sessions_table=sessions_table, **kwargs)
         self._rows, self._elements = define_metadata_tables(
             self._sessions, metadata_table or derived_name(sessions_table, "_metadata")
         )
         self._metadata_limits = metadata_limits or MetadataLimits()
 
-    # ------------------------------------------------------------------
-    # Metadata
-    # ------------------------------------------------------------------
     async def set_metadata(self, values: Mapping[str, JSONValue]) -> None:
         """Store metadata in one transaction. Other keys stay as they are.
 
