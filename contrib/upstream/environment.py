@@ -6,7 +6,6 @@ import hashlib
 import re
 import subprocess
 import sys
-import venv
 from pathlib import Path
 
 from .build import ROOT
@@ -45,13 +44,26 @@ def prepare(folder: Path, tree: Path) -> Path:
     mark = hashlib.sha256("\n".join([pins, *TOOLS, EXTRAS, str(tree)]).encode()).hexdigest()
     if stamp.exists() and stamp.read_text("utf-8") == mark:
         return programs
-    venv.create(folder, clear=True, with_pip=True)
+    uv = str(Path(sys.executable).with_name("uv"))
+    subprocess.run(
+        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, folder], check=True
+    )
     constraints = folder / "constraints.txt"
     constraints.write_text(pins, "utf-8")
-    pip = [str(programs / "python"), *_PIP, "install", "--constraint", str(constraints)]
-    subprocess.run([*pip, "hatchling", "editables"], check=True)
+    python = str(programs / "python")
+    install = [
+        uv,
+        "pip",
+        "install",
+        "--quiet",
+        "--python",
+        python,
+        "--constraint",
+        str(constraints),
+    ]
+    subprocess.run([*install, "hatchling", "editables"], check=True)
     sdk = ["--no-build-isolation", "--editable", f"{tree}[{EXTRAS}]"]
-    subprocess.run([*pip, *sdk, *TOOLS], check=True)
+    subprocess.run([*install, *sdk, *TOOLS], check=True)
     stamp.write_text(mark, "utf-8")
     return programs
 
