@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata import SessionCatalog, SessionInfo
 from conformance import raw, strategies
 from conformance.corpus import Corpus
-from conformance.junk import examples
 from conformance.oracle import decimal, is_number
 
 LONG = ["z" * 3_000 + end for end in ("", "a", "é", "\U00010000", "\uffff", "b" * 2_000)]
