@@ -1,0 +1,211 @@
+"""Retention, forks, export and import."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+from agents_session_metadata.errors import (
+    SessionNotFoundError,
+)
+from agents_session_metadata.maintenance.retention import delete_matching, expired
+from agents_session_metadata.maintenance.transfer import (
+    BATCH,
+    Import,
+    OnConflict,
+    fork,
+    read_records,
+)
+from agents_session_metadata.query.filters import Where
+from agents_session_metadata.query.ordering import Position
+from agents_session_metadata.query.paging import OnCorrupt
+from agents_session_metadata.storage.rows import check_id_type
+from agents_session_metadata.types import (
+    JSONValue,
+)
+from agents_session_metadata.values import (
+    is_text,
+)
+
+from .part import CatalogPart
+from .questions import LONGEST_PAGE
+
+if TYPE_CHECKING:
+    from agents_session_metadata.session import SQLAlchemyMetadataSession
+
+
+class Moving(CatalogPart):
+    """Deletes, copies, exports and imports sessions."""
+
+    async def delete_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        inactive_for: timedelta | None = None,
+        dry_run: bool = False,
+        batch_size: int = 500,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Delete matching sessions, in short transactions.
+
+        Filter and activity are checked again under the lock of each batch, so a session that wakes
+        up is spared. After a crash, run it again. Metadata is no activity, and reading is none.
+
+        Args:
+            where: A filter; may be left out only if `inactive_for` is given or the catalog is
+                scoped.
+            inactive_for: Delete only what has been inactive for at least so long. With
+                `timedelta(0)` age does not matter, and a session whose time lies in the future is
+                deleted too.
+            dry_run: Count, delete nothing.
+            batch_size: Sessions a transaction, 1 to 1,000.
+            progress: Called after each batch with the number deleted so far.
+
+        Returns:
+            The number of sessions deleted, or that would be.
+
+        Raises:
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `inactive_for` is no timedelta.
+            ValueError: If there is neither a filter nor an age, the age is negative, or
+                `batch_size` is out of bounds.
+        """
+        condition = self._store.condition(where)
+        if not where and inactive_for is None and not self._store.scope:
+            raise ValueError(
+                "delete_sessions needs a filter or inactive_for; it does not delete everything"
+            )
+        if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
+            raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {batch_size!r}")
+        condition = expired(condition, inactive_for)
+        if dry_run:
+            counts = await self._scalars(lambda queries: queries.count(condition))
+            return int(counts[0])
+        return await delete_matching(
+            self._store, condition, batch_size=batch_size, progress=progress
+        )
+
+    async def fork_session(
+        self,
+        session_id: str,
+        new_id: str | None = None,
+        *,
+        metadata: Mapping[str, JSONValue] | None = None,
+    ) -> SQLAlchemyMetadataSession:
+        """Copy a session's history and metadata, in one transaction.
+
+        A history written through `EncryptedSession` cannot be read under another id: its key is
+        derived from the id.
+
+        Args:
+            session_id: The session to copy.
+            new_id: The copy's id; a random one by default.
+            metadata: Keys to set in the copy.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the new id is taken.
+            SessionNotFoundError: If there is no such session.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If the new id cannot carry metadata.
+        """
+        name = str(uuid.uuid4()) if new_id is None else new_id
+        check_id_type(session_id)
+        work = fork(self._store, session_id, name, metadata or {})
+        if not is_text(session_id):
+            raise SessionNotFoundError(session_id)
+        await self._store.database.write(work)
+        return self.session(name)
+
+    async def export_sessions(
+        self, where: Where | None = None, *, on_corrupt: OnCorrupt | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Give matching sessions as JSON-ready records, one at a time.
+
+        A record has the session's id, times, metadata and items, all as of one moment, and the
+        version of its format. An encrypted history stays encrypted.
+
+        Args:
+            where: A filter; every session by default.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is left out.
+
+        Yields:
+            The records, for `import_sessions`.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        condition = self._condition(where)
+        after: Position | None = None
+        size = 1
+        while True:
+            read = partial(read_records, self._store, condition, after, size)
+            found, records = await self._store.database.read_snapshot(read)
+            if records is None:
+                size = len(found) // 2
+                continue
+            for each, record in zip(found, records, strict=True):
+                each.checked(on_corrupt)
+                if not each.errors:
+                    yield record
+            if len(found) < size:
+                return
+            after, size = found[-1].position, min(2 * size, BATCH)
+
+    async def import_sessions(
+        self,
+        records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        on_conflict: OnConflict = "error",
+        *,
+        on_invalid: Callable[[Exception], object] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Write records that `export_sessions` gave, here or on any other database.
+
+        Each record is one transaction. A broken record, or a conflict, stops the import; its error
+        names the record's position, and those before it are in.
+
+        Args:
+            records: The records.
+            on_conflict: What to do about a session that exists: stop with an error, skip the
+                record, or replace the session.
+            on_invalid: Called with the error of each record that cannot be written; the record is
+                skipped and the import goes on. Without it, the error is raised.
+            progress: Called after each transaction with the number of records done so far.
+
+        Returns:
+            The number of sessions written.
+
+        Raises:
+            InvalidMetadataError: If a record, or metadata in it, is not understood.
+            MetadataLimitError: If metadata exceeds a limit.
+            ScopeError: If metadata contradicts the scope.
+            SessionExistsError: If a session exists and `on_conflict` is `"error"`.
+            SessionNotFoundError: If a session to be replaced exists outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If an id cannot carry metadata, or `on_conflict` is none of the three.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ValueError(
+                f"on_conflict must be 'error', 'skip' or 'replace', not {on_conflict!r}"
+            )
+        importing = Import(
+            self._store,
+            on_conflict,
+            ensure_ascii=self._session_arguments["ensure_ascii"],
+            on_invalid=on_invalid,
+            progress=progress,
+        )
+        return await importing.run(records)

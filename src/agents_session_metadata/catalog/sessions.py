@@ -1,0 +1,215 @@
+"""Single sessions of a catalog."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from agents_session_metadata.errors import (
+    SessionExistsError,
+)
+from agents_session_metadata.keys import AGENT, normalize_agent
+from agents_session_metadata.query.conditions import IdIn, equality
+from agents_session_metadata.query.derived_ids import derived_id
+from agents_session_metadata.query.filters import Where, parse_values
+from agents_session_metadata.query.ordering import WALK
+from agents_session_metadata.query.paging import OnCorrupt
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.rows import check_id_type, storable_keys
+from agents_session_metadata.types import (
+    JSONValue,
+    Metadata,
+    SessionInfo,
+)
+from agents_session_metadata.values import (
+    encode_metadata,
+    is_text,
+)
+
+from .part import CatalogPart
+
+if TYPE_CHECKING:
+    from agents_session_metadata.session import SQLAlchemyMetadataSession
+
+_DERIVED_IDS = 1000
+
+
+class SingleSessions(CatalogPart):
+    """One session at a time, by its id or by what identifies it."""
+
+    async def create_session(
+        self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> SQLAlchemyMetadataSession:
+        """Create a session, its row and metadata in one transaction.
+
+        Args:
+            session_id: Its id; a random one by default.
+            metadata: Its metadata; the scope's values are added.
+
+        Returns:
+            The session.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the id is taken, within the scope or outside.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+            ValueError: If the id cannot carry metadata.
+        """
+        name = str(uuid.uuid4()) if session_id is None else session_id
+        if not await self._create(name, metadata or {}):
+            raise SessionExistsError(name)
+        return self.session(name)
+
+    async def get_or_create_session(
+        self, values: Mapping[str, JSONValue], *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> tuple[SQLAlchemyMetadataSession, bool]:
+        """The most recently active session with these values, or a new one with them.
+
+        Its id is derived from the values, and the primary key decides between concurrent callers:
+        however many ask at once, in however many processes, one session is created.
+
+        Args:
+            values: Plain values by key, a business key such as `{"repo": "o/r", "pr": 42}`.
+            metadata: More metadata for a new session; a found one stays as it is.
+
+        Returns:
+            The session, and whether it was created.
+
+        Raises:
+            InvalidFilterError: If a key cannot exist or a value is not plain JSON.
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the values contradict the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `values` is not a mapping.
+            ValueError: If there is no value, or `metadata` contradicts `values`.
+        """
+        wanted = parse_values(values, "values")
+        scope, limits = self._store.scope, self._store.limits
+        scope.check(wanted)
+        more = encode_metadata(metadata or {}, limits)
+        for key, encoded in encode_metadata(wanted, limits).items():
+            if key in more and more[key].search != encoded.search:
+                raise ValueError(f"metadata and values have different values for {quoted(key)}")
+        together = {**(metadata or {}), **wanted}
+        encode_metadata({**together, **scope.values}, limits)
+        condition = scope.restrict(equality(wanted))
+        search = encode_metadata({**wanted, **scope.values}, limits)
+        name = ""
+        for attempt in range(_DERIVED_IDS):
+            last = await self._last(condition, keys=[])
+            if last is not None:
+                return self.session(last.info.session_id), False
+            # If the id is taken and the session does not match, it had the values once: every
+            # caller goes on to the next id.
+            name = derived_id(search, attempt)
+            if await self._create(name, together):
+                return self.session(name), True
+        raise SessionExistsError(name)
+
+    async def get_session(
+        self,
+        session_id: str,
+        *,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> SessionInfo | None:
+        """One session with its metadata.
+
+        Args:
+            session_id: Its id.
+            keys: The metadata keys to return; every stored one by default.
+            count_items: Whether to count the items of its history.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
+                valid JSON, instead of raising it; the session is returned without these keys.
+
+        Returns:
+            The session, or None if there is none.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        wanted = storable_keys(keys)
+        check_id_type(session_id)
+        if not is_text(session_id):
+            return None
+        condition = self._store.scope.restrict(IdIn((session_id,)))
+        found = await self._page(condition, WALK, limit=1, keys=wanted, count_items=count_items)
+        return found[0].checked(on_corrupt) if found else None
+
+    async def last_session(
+        self, where: Where | None = None, *, count_items: bool = False
+    ) -> SessionInfo | None:
+        """The session that was active last.
+
+        The SDK's clock ticks in whole seconds on SQLite, MariaDB and MySQL. Among sessions of the
+        same tick it is the one with the newest message.
+
+        Args:
+            where: A filter. A plain string under `agent` is normalised: `@ai-engineer` finds
+                `ai-engineer`.
+            count_items: Whether to count the items of its history.
+
+        Returns:
+            The session, or None if none matches.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
+            where = {**where, AGENT: normalize_agent(where[AGENT])}
+        condition = self._condition(where)
+        found = await self._last(condition, count_items=count_items)
+        return None if found is None else found.checked()
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Delete a session: history, row and metadata.
+
+        Args:
+            session_id: Its id.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        check_id_type(session_id)
+        return is_text(session_id) and await self._store.delete(session_id)
+
+    async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
+        """As `SQLAlchemyMetadataSession.get_metadata`, by id: for sessions behind a wrapper."""
+        return await self._store.get_metadata(session_id, keys)
+
+    async def set_metadata(
+        self, session_id: str, values: Mapping[str, Any], *, must_exist: bool = False
+    ) -> None:
+        """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
+        await self._store.set_metadata(session_id, values, must_exist=must_exist)
+
+    async def edit_metadata(
+        self,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool = False,
+    ) -> Metadata:
+        """As `SQLAlchemyMetadataSession.edit_metadata`, by id."""
+        return await self._store.edit_metadata(session_id, change, must_exist=must_exist)
+
+    async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
+        """As `SQLAlchemyMetadataSession.delete_metadata`, by id."""
+        return await self._store.delete_metadata(session_id, keys)
+
+    async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
+        check_id_type(session_id)
+        return await self._store.create(session_id, self._store.encode_new(metadata))
