@@ -5,43 +5,42 @@
 agree on are constants in `agents_session_metadata.keys`. Every error that the package raises on its
 own account is a `SessionMetadataError`.
 
-The SDK takes longer to import than all of this package. What needs it is imported when it is asked
-for, so that the command line need not wait.
+Importing the package loads nothing else: SQLAlchemy and the SDK take longer to import than most
+commands take to run. Each name is imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .catalog import SessionCatalog
-from .errors import (
-    CorruptMetadataError,
-    InvalidCursorError,
-    InvalidFilterError,
-    InvalidMetadataError,
-    InvalidPhaseError,
-    MetadataLimitError,
-    ScopeError,
-    SessionExistsError,
-    SessionMetadataError,
-    SessionNotFoundError,
-    TablesMissingError,
-    UnsupportedDialectError,
-)
-from .keys import normalize_agent
-from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
-from .storage.tables import SessionTables, session_tables
-from .types import (
-    MetadataLimits,
-    SessionInfo,
-    SessionPage,
-    Statistics,
-    ToolStatistics,
-    ValueCount,
-)
-
 if TYPE_CHECKING:
+    from .catalog import SessionCatalog
+    from .errors import (
+        CorruptMetadataError,
+        InvalidCursorError,
+        InvalidFilterError,
+        InvalidMetadataError,
+        InvalidPhaseError,
+        MetadataLimitError,
+        ScopeError,
+        SessionExistsError,
+        SessionMetadataError,
+        SessionNotFoundError,
+        TablesMissingError,
+        UnsupportedDialectError,
+    )
+    from .keys import normalize_agent
+    from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
     from .runs.tracking import ModelPrice, SessionTracker
     from .session import SQLAlchemyMetadataSession
+    from .storage.tables import SessionTables, session_tables
+    from .types import (
+        MetadataLimits,
+        SessionInfo,
+        SessionPage,
+        Statistics,
+        ToolStatistics,
+        ValueCount,
+    )
 
 __all__ = [
     "CorruptMetadataError",
@@ -75,20 +74,47 @@ __all__ = [
     "session_tables",
 ]
 
-_BUILT_ON_THE_SDK = {
-    "ModelPrice": "runs.tracking",
-    "SQLAlchemyMetadataSession": "session",
-    "SessionTracker": "runs.tracking",
+_MODULES = {
+    "catalog": ["SessionCatalog"],
+    "errors": [
+        "CorruptMetadataError",
+        "InvalidCursorError",
+        "InvalidFilterError",
+        "InvalidMetadataError",
+        "InvalidPhaseError",
+        "MetadataLimitError",
+        "ScopeError",
+        "SessionExistsError",
+        "SessionMetadataError",
+        "SessionNotFoundError",
+        "TablesMissingError",
+        "UnsupportedDialectError",
+    ],
+    "keys": ["normalize_agent"],
+    "runs.lifecycle": ["PhaseChange", "ResumeDecision", "ResumePolicy", "SessionLifecycle"],
+    "runs.tracking": ["ModelPrice", "SessionTracker"],
+    "session": ["SQLAlchemyMetadataSession"],
+    "storage.tables": ["SessionTables", "session_tables"],
+    "types": [
+        "MetadataLimits",
+        "SessionInfo",
+        "SessionPage",
+        "Statistics",
+        "ToolStatistics",
+        "ValueCount",
+    ],
 }
-"""Public names by the modules that need the SDK."""
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # Else every name would be there for type checkers.
+if not TYPE_CHECKING:  # A type checker would accept every name.
 
     def __getattr__(name: str) -> Any:
-        if name not in _BUILT_ON_THE_SDK:
+        if name in _MODULES:
+            return import_module(f".{name}", __name__)
+        if name not in _MODULE_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{_BUILT_ON_THE_SDK[name]}", __name__), name)
+        value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
         globals()[name] = value
         return value
 
