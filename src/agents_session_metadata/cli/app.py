@@ -1,22 +1,84 @@
-"""All commands together."""
+"""All commands together, each imported when it is needed."""
 
 from __future__ import annotations
 
-from . import admin as cli_admin
-from . import lifecycle as cli_lifecycle
-from . import sessions as cli_sessions
-from .command import app
+from importlib import import_module
+from typing import Annotated, Any
 
-__all__ = ["COMMANDS", "app"]
+import typer
+from typer.core import TyperGroup
 
-COMMANDS = (
-    *("list", "show", "get", "set", "unset", "count", "values", "last"),
-    *("start", "phase", "resume-check", "finish"),
-    *("delete", "cleanup", "export", "import"),
-    *("ddl", "doctor", "mcp"),
+from .command import build, hide_flag_types
+from .output import printable
+
+COMMANDS = {
+    **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
+    **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
+    **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
+    **dict.fromkeys(("ddl", "doctor", "mcp"), "admin"),
+}
+"""The commands in the order of the help, with the modules that define them."""
+
+
+class _Commands(TyperGroup):
+    """Imports the module of a command when the command is named, and all for the help."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer passes it
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            import_module(f".{COMMANDS[cmd_name]}", __package__)
+            self.commands[cmd_name] = build(cmd_name)
+        elif cmd_name not in COMMANDS:
+            for name in COMMANDS:  # Typer suggests similar names.
+                self.get_command(ctx, name)
+        return self.commands.get(cmd_name)
+
+    def get_params(self, ctx: Any) -> Any:
+        return hide_flag_types(super().get_params(ctx))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Typer quotes what was typed.
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = printable(message)  # type: ignore[attr-defined]  # Typer's own
+            raise
+
+
+app: typer.Typer = typer.Typer(
+    cls=_Commands,
+    name="agent-sessions",
+    help="Manage the metadata of OpenAI Agents SDK sessions: find, change, delete, move.",
+    epilog=(
+        "Data goes to stdout, messages go to stderr. Exit codes: 0 success, 1 error or nothing "
+        "found, 2 usage error, 130 interrupted."
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-"""The commands, in the order of their help."""
 
-_MODULES = (cli_sessions, cli_lifecycle, cli_admin)  # importing them adds their commands
 
-app.registered_commands.sort(key=lambda each: COMMANDS.index(each.name or ""))
+def _print_version(value: bool) -> None:  # Typer calls it so
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"agent-sessions {version('agents-session-metadata')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[  # its callback prints it
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Nothing else happens before a command."""

@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.keys import PHASE
-from agents_session_metadata.runs.lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
-from agents_session_metadata.types import Metadata
-
-from .command import command, explain
+from . import command as registry
+from .command import place_of
 from .options import (
     Failure,
     JsonOption,
     MetaOption,
-    Place,
     SessionArgument,
-    is_asked,
+    checked,
+    is_interactive,
     parse_json,
     parse_pairs,
     standard_input,
     usage,
 )
-from .output import printable, say, shown, write, write_json
+from .output import colored, nothing, printable, say, shown, write, write_json
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agents_session_metadata.catalog import SessionCatalog
+    from agents_session_metadata.runs.lifecycle import ResumeDecision, ResumePolicy
+    from agents_session_metadata.types import Metadata
+
+    from .connection import Calls, Place
+
+command = partial(registry.command, panel="Lifecycle")
+
+_RESUME_TIMEOUT = 5.0
 _REASONS = {
     "not_found": "there is no such session",
     "not_ready": "it is marked as not ready",
-    "not_resumable_phase": "its phase is not one to resume in",
+    "not_resumable_phase": "its phase does not allow it",
     "too_old": "it has been idle for too long",
     "too_many_errors": "it has recorded too many errors",
     "resumable": "all conditions hold",
@@ -43,7 +51,7 @@ _FIELDS = ("session_id", "max_idle_minutes", "max_errors", "phases")
 
 @dataclass(frozen=True)
 class _Session:
-    """What a lifecycle needs of a session, without the SDK's, which takes long to import."""
+    """What a lifecycle needs of a session, without the SDK, which takes long to import."""
 
     session_id: str
     catalog: SessionCatalog
@@ -53,182 +61,216 @@ class _Session:
 
 
 @command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
-async def start(
-    place: Place,
-    *,
+def start(
+    ctx: typer.Context,
     session: Annotated[
-        str | None, typer.Argument(metavar="[SESSION]", help="Its id; made when left out.")
+        str | None, typer.Argument(metavar="SESSION", help="The session id; default: a new one.")
     ] = None,
+    *,
     agent: Annotated[str, typer.Option(help="The agent's name.")],
-    purpose: Annotated[str | None, typer.Option(help="Why it is started.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="Why the agent starts.")] = None,
     meta: MetaOption = None,
     as_json: JsonOption = False,
-) -> int:
-    """Begin work in a session and print the session's id."""
+) -> None:
+    """Start work in a session and print the session id."""
+    from agents_session_metadata.keys import normalize_agent
+
+    if not normalize_agent(agent):
+        usage(f"--agent must be the name of an agent, got '{printable(agent)}'")
     name = session if session is not None else str(uuid.uuid4())
     more = parse_pairs(meta, "--meta")
-    async with place.catalog() as catalog:
-        metadata = await SessionLifecycle(_Session(name, catalog)).start(agent, purpose, more)
+    with place_of(ctx).open() as (catalog, wait):
+        from agents_session_metadata.runs.lifecycle import SessionLifecycle
+        from agents_session_metadata.storage.rows import check_id
+
+        checked(check_id, name)
+        metadata = wait(SessionLifecycle(_Session(name, catalog)).start(agent, purpose, more))
     if as_json:
         write_json({"session_id": name, "metadata": metadata})
     else:
         write(printable(name))
-    return 0
 
 
 @command("phase", "phase chat-1 approval --meta ready=true")
-async def phase(
-    place: Place,
-    *,
+def phase(
+    ctx: typer.Context,
     session: SessionArgument,
     phase: Annotated[str | None, typer.Argument(help="The phase to enter.")] = None,
+    *,
     meta: MetaOption = None,
     error: Annotated[str | None, typer.Option(help="Record an error with this message.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Move a session to a phase, or record an error; with neither, print its phase."""
+    from agents_session_metadata.keys import PHASE
+
     more = parse_pairs(meta, "--meta")
     if phase is None and more:
-        usage("--meta goes with a phase; to store metadata alone there is `set`")
-    async with place.catalog() as catalog:
-        metadata = await _existing(catalog, session, as_json=as_json)
+        usage("--meta needs a phase; use the command set to store metadata only")
+    with place_of(ctx).open() as (catalog, wait):
+        from agents_session_metadata.runs.lifecycle import SessionLifecycle
+
+        found = _existing(catalog, wait, session, as_json=as_json)
+        if found is None:
+            return 1
+        metadata = found
         lifecycle = SessionLifecycle(_Session(session, catalog))
         if error is not None:
-            metadata = await lifecycle.record_error(error)
+            metadata = wait(lifecycle.record_error(error))
         if phase is not None:
-            metadata = await lifecycle.enter(phase, more)
+            metadata = wait(lifecycle.enter(phase, more))
     stored = metadata.get(PHASE)
     asks = phase is None and error is None
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
     elif asks and isinstance(stored, str):
-        write(shown(stored))
+        write(colored(shown(stored)))
     if asks and not isinstance(stored, str):
-        raise Failure(f"session {shown(session)} has no phase")
+        return nothing(f"session {shown(session)} has no phase")
     return 0
 
 
 @command("finish", "finish chat-1 completed --summary 'the build is green'")
-async def finish(
-    place: Place,
-    *,
+def finish(
+    ctx: typer.Context,
     session: SessionArgument,
     outcome: Annotated[str, typer.Argument(help="completed, failed or abandoned.")],
-    summary: Annotated[str | None, typer.Option(help="What came out of it.")] = None,
+    *,
+    summary: Annotated[str | None, typer.Option(help="The result, in a sentence.")] = None,
     as_json: JsonOption = False,
 ) -> int:
     """End the work of a session."""
-    async with place.catalog() as catalog:
-        await _existing(catalog, session, as_json=as_json)
-        metadata = await SessionLifecycle(_Session(session, catalog)).finish(outcome, summary)
+    with place_of(ctx).open() as (catalog, wait):
+        from agents_session_metadata.runs.lifecycle import SessionLifecycle
+
+        if _existing(catalog, wait, session, as_json=as_json) is None:
+            return 1
+        lifecycle = SessionLifecycle(_Session(session, catalog))
+        metadata = wait(lifecycle.finish(outcome, summary))
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
     return 0
 
 
 @command("resume-check", "resume-check chat-1 --max-idle-minutes 10")
-async def resume_check(
-    place: Place,
+def resume_check(
+    ctx: typer.Context,
+    session: Annotated[
+        str | None, typer.Argument(metavar="SESSION", help="The session id.")
+    ] = None,
     *,
-    session: Annotated[str | None, typer.Argument(metavar="[SESSION]")] = None,
     max_idle_minutes: Annotated[
-        float | None, typer.Option(help="It must have been idle for less; 30 by default.")
+        float | None, typer.Option(help="Longest idle time, in minutes; default: 30.")
     ] = None,
     max_errors: Annotated[
-        int | None, typer.Option(help="It must have recorded fewer; 3 by default.")
+        int | None, typer.Option(help="Resume only with fewer errors; default: 3.")
     ] = None,
     phases: Annotated[
-        list[str] | None, typer.Option("--phase", help="A phase to resume in; repeatable.")
+        list[str] | None,
+        typer.Option("--phase", help="A phase that allows resuming; repeatable."),
     ] = None,
     as_json: JsonOption = False,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read a JSON request.")] = False,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Read a JSON request from standard input.")
+    ] = False,
 ) -> int:
     """Decide whether a session may be resumed: exit code 0 if it may, 1 if not.
 
-    With --stdin, or without SESSION when standard input is no terminal, a JSON request is read
-    there, and the answer is JSON: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3,
-    "phases": ["approval"]}, all but the id optional. A request that is not understood, or a
-    database that does not answer, gives {"error": "..."}, with exit code 2 or 1.
+    With --stdin, or without SESSION if standard input is not a terminal, the command reads a JSON
+    request: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3, "phases":
+    ["approval"]}. All fields but the id are optional, and options replace them. The answer is JSON;
+    for a request that is invalid (exit code 2), or if the database does not answer (exit code 1),
+    it is {"error": "..."}.
     """
-    options = (max_idle_minutes, max_errors, phases)
-    if not stdin and (session is not None or is_asked()):
+    place = place_of(ctx)
+    if place.timeout is None:
+        place = replace(place, timeout=_RESUME_TIMEOUT)
+    given = {
+        "max_idle_minutes": max_idle_minutes,
+        "max_errors": max_errors,
+        "phases": phases or None,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    if not stdin and (session is not None or is_interactive()):
         if session is None:
             usage("pass a SESSION, or a JSON request on standard input")
-        given = [None if each is None or each == [] else each for each in options]
-        decision = await _decide(place, _Request(session, _policy(*given)))
+        decision = _decide(place, session, _policy(options))
         if as_json:
             write_json(_answer(session, decision))
         else:
             _tell(session, decision)
         return 0 if decision.should_resume else 1
     try:
-        if session is not None or any(options):
-            usage("a request on standard input says everything; pass no SESSION and no conditions")
+        if session is not None:
+            usage("pass a SESSION or a request on standard input, not both")
         request = _read_request(standard_input().read())
-        decision = await _decide(place, request)
-    except Exception as error:
-        failure = error if isinstance(error, Failure) else explain(error, place)
-        if failure is None:
-            raise
-        write_json({"error": failure.sentence})
-        raise failure from None
-    write_json(_answer(request.session_id, decision))
+        name = request.pop("session_id")
+        decision = _decide(place, name, _policy({**request, **options}))
+    except Failure as failure:
+        write_json({"error": failure.message})
+        raise
+    write_json(_answer(name, decision))
     return 0 if decision.should_resume else 1
 
 
-@dataclass(frozen=True)
-class _Request:
-    session_id: str
-    policy: ResumePolicy
-
-
-def _read_request(text: str) -> _Request:
-    """Understand a JSON request.
+def _read_request(text: bytes) -> dict[str, Any]:
+    """A JSON request, with the fields that are given.
 
     Raises:
-        Failure: If it is not understood.
+        Failure: If it is invalid.
     """
-    fields = parse_json(text, "the request")
+    try:
+        fields = parse_json(text.decode("utf-8-sig"), "the request")
+    except UnicodeDecodeError as error:
+        usage(f"the request is not valid UTF-8: {error}")
     if not isinstance(fields, dict):
         usage("the request must be a JSON object")
     for name in fields:
         if name not in _FIELDS:
-            usage(f"the request has an unknown field {name!r}; there are {', '.join(_FIELDS)}")
+            usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
     session_id, idle, errors, phases = (fields.get(name) for name in _FIELDS)
     if not isinstance(session_id, str):
         usage("the request needs a session_id, a string")
     if idle is not None and (isinstance(idle, bool) or not isinstance(idle, (int, float))):
         usage("max_idle_minutes must be a number")
     if errors is not None and type(errors) is not int:
-        usage("max_errors must be a whole number")
+        usage("max_errors must be an integer")
     if phases is not None and not (
         isinstance(phases, list) and all(isinstance(each, str) for each in phases)
     ):
         usage("phases must be a list of strings")
-    return _Request(session_id, _policy(idle, errors, phases))
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _policy(idle: Any, errors: Any, phases: Any) -> ResumePolicy:
+def _policy(conditions: dict[str, Any]) -> ResumePolicy:
+    from agents_session_metadata.runs.lifecycle import ResumePolicy
+
     chosen: dict[str, Any] = {}
-    if idle is not None:
+    if "max_idle_minutes" in conditions:
+        idle = conditions["max_idle_minutes"]
         try:
             chosen["max_idle"] = timedelta(minutes=idle)
         except (OverflowError, ValueError):
-            usage(f"max_idle_minutes is out of bounds: {idle}")
+            _out_of_range("max_idle_minutes", idle)
+    if "max_errors" in conditions:
+        chosen["max_errors"] = conditions["max_errors"]
+    if "phases" in conditions:
+        chosen["phases"] = frozenset(conditions["phases"])
+    return checked(lambda: ResumePolicy(**chosen))
+
+
+def _out_of_range(name: str, number: object) -> NoReturn:
     try:
-        if errors is not None:
-            chosen["max_errors"] = errors
-        if phases is not None:
-            chosen["phases"] = frozenset(phases)
-        return ResumePolicy(**chosen)
-    except ValueError as error:
-        usage(str(error))
+        usage(f"{name} is out of range: {number}")
+    except ValueError:  # an integer of more digits than Python writes
+        usage(f"{name} is out of range")
 
 
-async def _decide(place: Place, request: _Request) -> ResumeDecision:
-    async with place.catalog() as catalog:
-        session = _Session(request.session_id, catalog)
-        return await SessionLifecycle(session, request.policy).resume_decision()
+def _decide(place: Place, session: str, policy: ResumePolicy) -> ResumeDecision:
+    from agents_session_metadata.runs.lifecycle import SessionLifecycle
+
+    with place.open() as (catalog, wait):
+        return wait(SessionLifecycle(_Session(session, catalog), policy).resume_decision())
 
 
 def _answer(session: str, decision: ResumeDecision) -> dict[str, Any]:
@@ -258,17 +300,14 @@ def _tell(session: str, decision: ResumeDecision) -> None:
     )
 
 
-async def _existing(catalog: SessionCatalog, session: str, *, as_json: bool) -> Metadata:
-    """The metadata of a session that is to be moved; a misspelt id must not make a session.
-
-    With `as_json`, the answer is null where there is none.
-
-    Raises:
-        Failure: If there is no such session.
-    """
-    info = await catalog.get_session(session)
-    if info is None:
-        if as_json:
-            write_json(None)
-        raise Failure(f"there is no session {shown(session)}; `start` begins one")
-    return info.metadata
+def _existing(
+    catalog: SessionCatalog, wait: Calls, session: str, *, as_json: bool
+) -> Metadata | None:
+    """The metadata of a session that is to be moved; a misspelled id must not create a session."""
+    info = wait(catalog.get_session(session))
+    if info is not None:
+        return info.metadata
+    if as_json:
+        write_json(None)
+    nothing(f"there is no session {shown(session)}; the command start creates one")
+    return None

@@ -1,232 +1,102 @@
-"""What the command line takes: options, JSON, `key=value`, and the database that they name."""
+"""What commands take: options that several share, JSON, and `key=value`."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from io import TextIOWrapper
-from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
-from sqlalchemy import URL
-from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
-from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.dialects.urls import (
-    DRIVERS,
-    EXTRAS,
-    create_engine,
-    with_driver,
-)
-from agents_session_metadata.scope import own_store
-from agents_session_metadata.storage.tables import TableNames, table_names
+from .output import printable, quoted
 
-from .output import shown
-
-INPUT_ENCODING = "utf-8-sig"
-"""UTF-8; a byte order mark before it is none of the text."""
-
-UNDECODED = "surrogateescape"
-"""What is done with bytes that are not UTF-8."""
+T = TypeVar("T")
 
 
-class Failure(Exception):  # noqa: N818  # it also stands for nothing found
-    """Ends a command with a sentence on stderr."""
+class Failure(typer.BadParameter):
+    """Ends a command with an error, shown as Typer shows its own.
+
+    Args:
+        sentence: The error.
+        code: The exit code; 2 is for usage errors.
+    """
 
     def __init__(self, sentence: str, code: int = 1) -> None:
-        self.sentence = sentence
-        self.code = code
-        super().__init__(sentence)
+        super().__init__(printable(sentence))
+        self.exit_code = code
+
+    def format_message(self) -> str:
+        """The sentence, without the prefix of a bad parameter."""
+        return self.message
 
 
 def usage(sentence: str) -> NoReturn:
-    """End a command that was not understood."""
+    """End a command with a usage error.
+
+    Raises:
+        Failure: Always.
+    """
     raise Failure(sentence, 2)
 
 
-UrlOption = Annotated[
-    str | None,
-    typer.Option(
-        "--url",
-        envvar="AGENT_SESSIONS_URL",
-        help="The database, such as sqlite:///chat.db or postgresql://user@host/name.",
-        show_envvar=True,
-    ),
-]
-ScopeOption = Annotated[
-    list[str] | None,
-    typer.Option("--scope", metavar="KEY=VALUE", help="See only sessions with this value."),
-]
-NoScopeOption = Annotated[list[str] | None, typer.Option("--scope", hidden=True)]
-SessionsTableOption = Annotated[
-    str, typer.Option("--sessions-table", help="Name of the SDK's sessions table.")
-]
-MessagesTableOption = Annotated[
-    str, typer.Option("--messages-table", help="Name of the SDK's messages table.")
-]
-MetadataTableOption = Annotated[
-    str | None,
-    typer.Option("--metadata-table", help="Name of the metadata table.", show_default=False),
-]
-CreateTablesOption = Annotated[
-    bool, typer.Option("--create-tables", help="Create missing tables first.")
-]
+def checked(check: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that checks an argument from the command line.
+
+    Raises:
+        Failure: If it raises a ValueError: a usage error.
+    """
+    try:
+        return check(*arguments)
+    except ValueError as error:
+        usage(str(error))
+
 
 WhereOption = Annotated[
-    str | None, typer.Option("--where", metavar="JSON", help="A filter, as in the library.")
+    str | None,
+    typer.Option("--where", metavar="JSON", help="Only sessions that match this filter."),
 ]
 FilterMetaOption = Annotated[
     list[str] | None,
     typer.Option("--meta", metavar="KEY=VALUE", help="Only sessions with this value; repeatable."),
+]
+ActiveOption = Annotated[
+    bool, typer.Option("--active", help="Only sessions whose status is active.")
 ]
 MetaOption = Annotated[
     list[str] | None,
     typer.Option(
         "--meta",
         metavar="KEY=VALUE",
-        help="Metadata to store; a value that is JSON is taken as JSON, else as a string.",
+        help="Metadata to store; repeatable. VALUE is parsed as JSON; "
+        "if it is not valid JSON, it is stored as a string.",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-JsonLinesOption = Annotated[bool, typer.Option("--jsonl", help="Print a JSON document a line.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id.")]
-
-
-@dataclass(frozen=True)
-class Place:
-    """The database and tables that a command works on, and the scope that it stays in."""
-
-    url: str | None = None
-    scope: list[str] | None = None
-    sessions_table: str = "agent_sessions"
-    messages_table: str = "agent_messages"
-    metadata_table: str | None = None
-    create_tables: bool = False
-
-    @property
-    def names(self) -> TableNames:
-        """The names of the tables.
-
-        Raises:
-            Failure: If one could not be printed.
-        """
-        for name in (self.sessions_table, self.messages_table, self.metadata_table or ""):
-            if not name.isprintable():
-                usage(f"the name of a table must be printable, not {name!r}")
-        return table_names(self.sessions_table, self.messages_table, self.metadata_table)
-
-    def refuse_scope(self, command: str) -> None:
-        """Refuse a scope for a command that sees no sessions.
-
-        Raises:
-            Failure: If there is one.
-        """
-        if self.scope:
-            usage(f"{command} looks at tables, not at sessions; leave --scope out")
-
-    def database_url(self) -> URL:
-        """The URL, with a driver.
-
-        Raises:
-            Failure: If there is none, or it is not understood.
-        """
-        if not self.url:
-            usage("no database is given; pass --url or set AGENT_SESSIONS_URL")
-        try:
-            url = with_driver(self.url)
-        except ValueError as error:
-            usage(str(error))
-        if url.get_backend_name() not in DRIVERS:
-            name = url.get_backend_name()
-            usage(f"database {name!r} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL")
-        return url
-
-    def engine(self, **engine_options: Any) -> AsyncEngine:
-        """An engine; whoever asks for it disposes it.
-
-        Args:
-            **engine_options: Arguments for `create_async_engine`.
-
-        Raises:
-            Failure: If the database is not given, not understood, without a driver or, a file, not
-                there.
-        """
-        url = self.database_url()
-        if not self.create_tables:
-            refuse_missing_file(url)
-        try:
-            return create_engine(url, engine_options)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] in EXTRAS:
-                raise Failure(str(error)) from None
-        except (NoSuchModuleError, InvalidRequestError):
-            pass  # No driver of that name, or none for asyncio.
-        except ArgumentError:
-            usage("the URL is not understood; write it like sqlite:///folder/name.db")
-        usage(
-            f"{url.drivername} is no driver for asyncio that is installed; use one of "
-            f"{', '.join(sorted({*DRIVERS.values(), 'postgresql+psycopg'}))}"
-        )
-
-    @asynccontextmanager
-    async def catalog(self, **engine_options: Any) -> AsyncIterator[SessionCatalog]:
-        """The catalog, bound to the scope; its engine is disposed at the end.
-
-        Args:
-            **engine_options: Arguments for `create_async_engine`.
-
-        Raises:
-            Failure: If there is no engine, or the scope is not understood.
-        """
-        scope = parse_pairs(self.scope, "--scope")
-        names = self.names
-        engine = self.engine(**engine_options)
-        store = own_store(engine, names, create_tables=self.create_tables)
-        catalog = SessionCatalog._sharing(store, ensure_ascii=True)
-        try:
-            bound = catalog.scoped(scope) if scope else catalog
-        except ValueError as error:
-            usage(f"--scope: {error}")
-        try:
-            yield bound
-        finally:
-            await engine.dispose()
-
-
-def refuse_missing_file(url: URL) -> None:
-    """SQLite would make an empty database of a misspelt name."""
-    name = url.database or ":memory:"
-    if url.get_backend_name() != "sqlite" or name == ":memory:" or name.startswith("file:"):
-        return
-    if not Path(name).exists():
-        raise Failure(
-            f"there is no file {name}; check --url, or make the database with --create-tables"
-        )
+JsonLinesOption = Annotated[bool, typer.Option("--jsonl", help="Print one JSON document per line.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session id.")]
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Read JSON that a person typed.
+    """Parse JSON that a person typed.
 
     Raises:
-        Failure: If it is no JSON; NaN, infinities and keys given twice are none.
+        Failure: If it is not valid JSON, or contains NaN, an infinity or a duplicate key.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        usage(f"{what} is not JSON: {error}")
+        usage(f"{what} is not valid JSON: {error}")
 
 
 def parse_value(text: str, what: str = "the value") -> Any:
-    """A value after `key=`: JSON when it is valid JSON, else the string itself.
+    """A value after `key=`: JSON if it is valid JSON, otherwise the string itself.
 
     Raises:
-        Failure: If it is JSON and no value: too long a number, nested too deep, a key given twice.
+        Failure: If it is JSON that cannot be a value: a number that is too long, nesting that is
+            too deep, a duplicate key.
     """
     try:
         json.loads(text, parse_constant=_refuse_constant, parse_int=str)
@@ -238,24 +108,24 @@ def parse_value(text: str, what: str = "the value") -> Any:
 
 
 def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Read repeated `key=value`.
+    """Parse repeated `key=value`.
 
     Raises:
-        Failure: If one has no `=`, or a key comes twice.
+        Failure: If one has no `=`, or a key is given twice.
     """
     values: dict[str, Any] = {}
     for pair in pairs or ():
         key, separator, text = pair.partition("=")
         if not separator or not key:
-            usage(f"{option} takes key=value, not {pair!r}")
+            usage(f"{option} takes KEY=VALUE, got {quoted(pair)}")
         if key in values:
-            usage(f"{option} names {key!r} twice")
-        values[key] = parse_value(text, f"{option} {shown(key)}")
+            usage(f"{option} names the key {quoted(key)} twice")
+        values[key] = parse_value(text, f"{option} {key}")
     return values
 
 
 def parse_where(where: str | None, pairs: Sequence[str] | None) -> dict[str, Any] | None:
-    """One filter out of `--where` and `--meta`; None without either."""
+    """One filter from `--where` and `--meta`; None without either."""
     parts: list[Any] = []
     if where is not None:
         parts.append(parse_json(where, "--where"))
@@ -265,65 +135,84 @@ def parse_where(where: str | None, pairs: Sequence[str] | None) -> dict[str, Any
     return parts[0] if len(parts) == 1 else {"$and": parts}
 
 
+def both(*conditions: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A filter that requires all of the given ones; None stands for every session."""
+    given = [each for each in conditions if each is not None]
+    return {"$and": given} if len(given) > 1 else given[0] if given else None
+
+
+def newer(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those of some options that a method knows."""
+    known = inspect.signature(method).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
 def refuse_both(*, as_json: bool, as_lines: bool) -> None:
-    """Refuse two forms of one answer.
+    """Refuse two output formats at once.
 
     Raises:
-        Failure: If both are wanted.
+        Failure: If both are given.
     """
     if as_json and as_lines:
         usage("pass --json or --jsonl, not both")
 
 
-def standard_input() -> TextIO:
-    """Standard input, as UTF-8.
-
-    A byte that is not UTF-8 breaks the record that it is in, not those that are read with it.
+def standard_input() -> BinaryIO:
+    """Standard input, as bytes.
 
     Raises:
         Failure: If it is closed.
     """
     if sys.stdin is None:
-        raise Failure("standard input is closed; send something to it")
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(encoding=INPUT_ENCODING, errors=UNDECODED)
-    return sys.stdin
+        raise Failure("standard input is closed")
+    return sys.stdin.buffer
 
 
-def is_asked() -> bool:
-    """Whether somebody sits at standard input."""
+def is_interactive() -> bool:
+    """Whether somebody can answer on standard input."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
+def require_answer(*, yes: bool) -> None:
+    """Refuse to start something that will ask a question when nobody can answer.
+
+    Raises:
+        Failure: If standard input is not a terminal and `--yes` is missing.
+    """
+    if not yes and not is_interactive():
+        usage("this command asks for confirmation and standard input is not a terminal; pass --yes")
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is lost, unless told not to.
+    """Ask for confirmation, unless `--yes` was given.
 
     Raises:
         Failure: If nobody can be asked, or the answer is no.
     """
     require_answer(yes=yes)
-    if not yes and not typer.confirm(question, err=True):
+    if yes:
+        return
+    from rich.console import Console
+    from rich.prompt import Confirm
+    from rich.text import Text
+
+    if not Confirm.ask(Text(printable(question)), default=False, console=Console(stderr=True)):
         raise Failure("nothing was changed")
 
 
-def require_answer(*, yes: bool) -> None:
-    """Refuse to begin what will ask when nobody can answer.
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; `json.loads` would drop all but the last of duplicate keys.
 
     Raises:
-        Failure: If standard input is no terminal and `--yes` is missing.
+        ValueError: If a key is given twice.
     """
-    if not yes and not is_asked():
-        usage("this would ask first, and standard input is no terminal; pass --yes")
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} is given twice")
+        raise ValueError(f"duplicate key {quoted(twice)}")
     return found
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")

@@ -1,87 +1,133 @@
-"""What the command line prints: data on stdout, words and progress on stderr."""
+"""What commands print: data on stdout, messages and progress on stderr.
+
+Rich is imported for tables and progress only; most commands print neither.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from agents_session_metadata import keys
-from agents_session_metadata.types import SessionInfo
+if TYPE_CHECKING:
+    from agents_session_metadata.types import SessionInfo
 
 _LONGEST_CELL = 1000
-_NARROWEST = 4
-_GAP = 3
-
-
-class OutputError(OSError):
-    """What is written to takes no more."""
-
-
-@contextmanager
-def output_to(file: IO[str]) -> Iterator[None]:
-    """Write: what fails here is the output, and not the database.
-
-    Raises:
-        OutputError: If it fails.
-    """
-    try:
-        yield
-    except OSError as error:
-        name = "standard output" if file is sys.stdout else file.name
-        raise OutputError(error.errno, error.strerror, name) from None
-
-
-def say(sentence: str) -> None:
-    """Write words to stderr, on one line."""
-    with suppress(OSError):  # There is nobody to tell.
-        sys.stderr.write(f"{printable(sentence)}\n")
-
-
-def write(text: str) -> None:
-    """Write a line of data to stdout."""
-    with output_to(sys.stdout):
-        sys.stdout.write(f"{text}\n")
-
-
-def write_json(document: Any, *, indent: int | None = 2) -> None:
-    """Write a JSON document to stdout, in ASCII: it may hold what no encoding can write."""
-    write(json.dumps(document, indent=indent))
+_PIPE_WIDTH = 10_000
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_COLORS = {
+    **dict.fromkeys(("failed", "error"), "red"),
+    **dict.fromkeys(("active", "completed"), "green"),
+    **dict.fromkeys(("abandoned", "warning"), "yellow"),
+}
 
 
 def printable(text: str, kept: str = "") -> str:
-    """Text without what could steer a terminal.
+    """Text without control characters, lone surrogates and bidirectional controls.
 
     Args:
         text: The text.
-        kept: What is left as it is besides.
+        kept: Control characters to leave as they are.
 
     Returns:
-        The text, on one line unless a line's end is kept.
+        The text with the others escaped.
     """
-    if text.isprintable():
-        return text
-    return "".join(
-        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode()
-        for each in text
-    )
+
+    def escaped(match: re.Match[str]) -> str:
+        found = match.group()
+        return found if found in kept else found.encode("unicode_escape").decode()
+
+    return _UNSAFE.sub(escaped, text)
+
+
+def quoted(text: str) -> str:
+    """Text in quotes, for messages."""
+    return f"'{printable(text)}'"
 
 
 def shown(value: Any) -> str:
     """A value on one line: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = " ".join(printable(text, "\n\t").split())
+    text = printable(re.sub(r"[ \n\t]+", " ", text).strip())
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: `1 session`, `2 sessions`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def say(sentence: str, color: str | None = None) -> None:
+    """Write a message to stderr, on one line."""
+    typer.secho(printable(sentence), fg=color, err=True)
+
+
+def nothing(sentence: str) -> int:
+    """Say that nothing was found; the exit code for it."""
+    say(sentence, "yellow")
+    return 1
+
+
+def write(text: str) -> None:
+    """Write a line of data to stdout."""
+    sys.stdout.write(f"{text}\n")
+
+
+def write_json(document: Any, *, indent: int | None = 2) -> None:
+    """Write a JSON document to stdout, in ASCII, which every encoding can express."""
+    write(json.dumps(document, indent=indent))
+
+
+class Records:
+    """Writes records one at a time: one per line, or as the elements of a JSON list.
+
+    Args:
+        file: Where to.
+        as_list: Whether they are elements of a list.
+        opening: What comes before a list.
+    """
+
+    def __init__(self, file: IO[str], *, as_list: bool, opening: str = "[") -> None:
+        self._file = file
+        self._as_list = as_list
+        self._opening = opening
+        self.count: int = 0
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Write a record."""
+        if self._as_list:
+            self._file.write(",\n" if self.count else f"{self._opening}\n")
+        self._file.write(json.dumps(record) + ("" if self._as_list else "\n"))
+        self.count += 1
+
+    def close(self, closing: str = "]") -> None:
+        """Write what comes after a list."""
+        if self._as_list:
+            self._file.write(f"\n{closing}\n" if self.count else f"{self._opening}{closing}\n")
+
+
+class Corrupt:
+    """Reports stored values that are not valid JSON, one line each; the command goes on."""
+
+    def __init__(self) -> None:
+        self.exit_code: int = 0
+
+    def __call__(self, error: Exception) -> None:
+        self.exit_code = 1
+        say(str(error), "red")
+
+
+def colored(text: str) -> str:
+    """A word, in its color if stdout is a terminal."""
+    color = _COLORS.get(text.strip())
+    return typer.style(text, fg=color) if color and sys.stdout.isatty() else text
 
 
 def age(moment: datetime, now: datetime | None = None) -> str:
@@ -115,52 +161,58 @@ def record_of(info: SessionInfo) -> dict[str, Any]:
 def write_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, folded: bool = False
 ) -> None:
-    """Write a table, cut to the width of the terminal; its first column stays whole.
+    """Write a table that fits the terminal; the first column is cut last.
 
     Args:
         header: The names of the columns.
         rows: The rows.
-        folded: Whether long texts go on in further lines, instead of being cut.
+        folded: Whether long texts continue on further lines, instead of being cut.
     """
-    console = Console(file=sys.stdout, highlight=False)
-    names, *cells = [[printable(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    room = console.width - _GAP * (len(widths) - 1)
-    # The widest gives way, until all fit; ids and keys only when they take half of the room.
-    while sum(widths) > room:
-        others = widths[1:] if widths[0] <= console.width // 2 else widths
-        widest = max(others)
-        if widest <= _NARROWEST:
-            break
-        widths[widths.index(widest, len(widths) - len(others))] -= 1
-    # No terminal is too narrow: the lines are wrapped there.
-    console.width = max(console.width, sum(widths) + _GAP * (len(widths) - 1))
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width; nothing is cut there.
+    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    console = Console(file=sys.stdout, highlight=False, width=wide)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for position, (name, width) in enumerate(zip(names, widths, strict=True)):
-        folds = folded or position == 0
-        table.add_column(
-            Text(name), width=width, overflow="fold" if folds else "ellipsis", no_wrap=not folds
-        )
-    for row in cells:
-        table.add_row(*map(Text, row))
-    with output_to(sys.stdout):
-        console.print(table)
+    for position, name in enumerate(header):
+        first = position == 0
+        width = max(console.width // 2, 1) if first else None
+        table.add_column(Text(printable(name)), no_wrap=first, max_width=width)
+    for row in rows:
+        cells = []
+        for position, text in enumerate(row):
+            folds = folded or position == 0
+            cells.append(
+                Text(
+                    printable(text),
+                    style=_COLORS.get(text, "") if position else "",
+                    overflow="fold" if folds else "ellipsis",
+                    no_wrap=not folds,
+                )
+            )
+        table.add_row(*cells)
+    console.print(table)
 
 
 def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None) -> None:
     """Write sessions as a table: the well-known keys, or those chosen."""
+    from agents_session_metadata import keys
+
     columns = list(chosen) if chosen is not None else [keys.TITLE, keys.AGENT, keys.STATUS]
     if chosen is None:
         columns = [key for key in columns if any(key in info.metadata for info in sessions)]
-    counted = any(info.item_count is not None for info in sessions)
-    header = ["session", *columns, *(["items"] if counted else []), "active"]
+    has_counts = any(info.item_count is not None for info in sessions)
+    header = ["session", *columns, *(["items"] if has_counts else []), "active"]
     if chosen is None:
         header.append("metadata")
     rows = []
     for info in sessions:
         row = [info.session_id]
         row += [shown(info.metadata[key]) if key in info.metadata else "" for key in columns]
-        if counted:
+        if has_counts:
             row.append(str(info.item_count))
         row.append(age(info.updated_at))
         if chosen is None:
@@ -177,7 +229,7 @@ def write_metadata(metadata: Mapping[str, Any]) -> None:
 
 
 def write_session(info: SessionInfo) -> None:
-    """Write all about one session."""
+    """Write everything about one session."""
     write(f"session  {printable(info.session_id)}")
     write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.created_at)})")
     write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.updated_at)})")
@@ -189,32 +241,53 @@ def write_session(info: SessionInfo) -> None:
 
 
 class Counter:
-    """Shows how far long work has come, on a terminal; else nothing."""
+    """How far long work has come; shown on a terminal."""
 
-    def __init__(self, progress: Progress | None, task: Any = None) -> None:
-        self._progress = progress
+    def __init__(self, bar: Any = None, task: Any = None) -> None:
+        self._bar = bar
         self._task = task
         self.count: int = 0
 
-    def reach(self, count: int) -> None:
-        """So many are done."""
+    def reach(self, count: int, *, completed: int | None = None) -> None:
+        """So many are done.
+
+        Args:
+            count: How many.
+            completed: How much of the total that is, if the total counts something else.
+        """
         self.count = count
-        if self._progress is not None:
-            self._progress.update(self._task, completed=count)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=count if completed is None else completed)
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Counter]:
-    """Show progress on stderr while work goes on."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Counter(None)
+def progress(
+    what: str, total: int | None = None, *, output: IO[str] | None = None
+) -> Iterator[Counter]:
+    """Show progress on stderr, with an estimate of the time left if there is a total.
+
+    Args:
+        what: What is being done.
+        total: What it counts up to.
+        output: Where data is written meanwhile; on a terminal, no bar is mixed into it.
+    """
+    if not sys.stderr.isatty() or (output is not None and output.isatty()):
+        yield Counter()
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        TaskProgressColumn(show_speed=True),
+        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         yield Counter(bar, bar.add_task(what, total=total))

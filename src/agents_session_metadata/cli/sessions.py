@@ -1,34 +1,38 @@
-"""The commands about single sessions and about lists of them."""
+"""The commands that read and change the metadata of sessions."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from agents_session_metadata.keys import AGENT, STATUS, normalize_agent
-from agents_session_metadata.query.filters import Where
-from agents_session_metadata.types import SessionInfo
-
-from .command import command
+from . import command as registry
+from .command import place_of
 from .options import (
+    ActiveOption,
     Failure,
     FilterMetaOption,
     JsonLinesOption,
     JsonOption,
     MetaOption,
-    Place,
     SessionArgument,
     WhereOption,
-    YesOption,
-    confirm,
+    both,
+    checked,
+    newer,
     parse_pairs,
     parse_where,
     refuse_both,
     usage,
 )
 from .output import (
+    Corrupt,
+    Records,
+    counted,
+    nothing,
     printable,
     record_of,
     say,
@@ -41,93 +45,121 @@ from .output import (
     write_table,
 )
 
+if TYPE_CHECKING:
+    from agents_session_metadata.query.ordering import OrderBy
+    from agents_session_metadata.types import SessionInfo
+
+command = partial(registry.command, panel="Sessions")
+
+_ACTIVE = {"status": "active"}
+_PAGE, _LONG_PAGE = 20, 1000
+
 KeysOption = Annotated[
     list[str] | None,
-    typer.Option("--key", help="Bring only this metadata key, as a column; repeatable."),
+    typer.Option("--key", help="Print only this metadata key, as a column; repeatable."),
 ]
-CountItemsOption = Annotated[bool, typer.Option("--count-items", help="Count history items.")]
 
 
 @command("list", "list --meta owner_id=u1 --active --limit 5")
-async def list_(
-    place: Place,
+def list_(
+    ctx: typer.Context,
     *,
     where: WhereOption = None,
     meta: FilterMetaOption = None,
-    active: Annotated[bool, typer.Option("--active", help="Only those of status active.")] = False,
+    active: ActiveOption = False,
     order_by: Annotated[
-        str, typer.Option(help="updated_at, created_at or session_id; with - for descending.")
+        str, typer.Option(help="updated_at, created_at or session_id; - for descending.")
     ] = "-updated_at",
-    limit: Annotated[int, typer.Option(help="Sessions a page, 1 to 1,000.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="Where the page before ended.")] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Every page; with --jsonl, in constant memory.")
-    ] = False,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, max=_LONG_PAGE, help="Sessions per page.", show_default="20"),
+    ] = None,
+    cursor: Annotated[
+        str | None, typer.Option(help="Continue after the page that printed this cursor.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Print every page.")] = False,
     keys: KeysOption = None,
-    count_items: CountItemsOption = False,
+    count_items: Annotated[bool, typer.Option("--count-items", help="Count items.")] = False,
     as_json: JsonOption = False,
     as_lines: JsonLinesOption = False,
 ) -> int:
-    """List sessions, most recently active first."""
+    """List sessions, most recently active first.
+
+    With --all, pages are printed as they are read, each as a table of its own.
+    """
     refuse_both(as_json=as_json, as_lines=as_lines)
-    condition = _with_status(parse_where(where, meta), active=active)
-    async with place.catalog() as catalog:
-        sessions: list[SessionInfo] = []
-        next_cursor = cursor
+    condition = both(_ACTIVE if active else None, parse_where(where, meta))
+    corrupt = Corrupt()
+    records = Records(sys.stdout, as_list=as_json, opening='{"sessions": [')
+    found = 0
+    with place_of(ctx).open() as (catalog, wait):
+        from agents_session_metadata.query.ordering import Ordering
+
+        checked(Ordering.parse, order_by)
         while True:
-            page = await catalog.list_sessions(
-                condition,
-                order_by=order_by,
-                limit=limit,
-                cursor=next_cursor,
-                keys=keys,
-                count_items=count_items,
+            page = wait(
+                catalog.list_sessions(
+                    condition,
+                    order_by=cast("OrderBy", order_by),
+                    limit=limit or (_LONG_PAGE if every else _PAGE),
+                    cursor=cursor,
+                    keys=keys,
+                    count_items=count_items,
+                    **newer(catalog.list_sessions, on_corrupt=corrupt),
+                )
             )
-            next_cursor = page.next_cursor
-            if as_lines:
+            found += len(page.sessions)
+            if as_json or as_lines:
                 for info in page.sessions:
-                    write_json(record_of(info), indent=None)
-            found = bool(sessions or page.sessions)
-            sessions = page.sessions if as_lines else [*sessions, *page.sessions]
-            if not every or next_cursor is None:
+                    records.add(record_of(info))
+            elif page.sessions:
+                write_sessions(page.sessions, keys)
+            cursor = page.next_cursor
+            if not every or cursor is None:
                 break
-    if as_json:
-        records = [record_of(info) for info in sessions]
-        write_json({"sessions": records, "next_cursor": next_cursor})
-    elif sessions and not as_lines:
-        write_sessions(sessions, keys)
+    records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
     if not found:
-        raise Failure("no session matches")
-    if next_cursor is not None and not as_json:
-        say(f"there are more; go on with --cursor {next_cursor}")
-    return 0
+        return corrupt.exit_code or nothing("no session matches")
+    if cursor is not None and not as_json:
+        say(f"there are more sessions; continue with --cursor {cursor}")
+    return corrupt.exit_code
 
 
 @command("show", "show chat-1")
-async def show(place: Place, *, session: SessionArgument, as_json: JsonOption = False) -> int:
+def show(ctx: typer.Context, session: SessionArgument, *, as_json: JsonOption = False) -> int:
     """Show one session: times, number of items, metadata."""
-    async with place.catalog() as catalog:
-        info = await catalog.get_session(session, count_items=True)
+    corrupt = Corrupt()
+    with place_of(ctx).open() as (catalog, wait):
+        info = wait(
+            catalog.get_session(
+                session, count_items=True, **newer(catalog.get_session, on_corrupt=corrupt)
+            )
+        )
     _write_found(info, as_json=as_json)
-    if info is None:
-        raise _not_found(session)
-    return 0
+    return corrupt.exit_code if info is not None else nothing(_missing(session))
 
 
 @command("get", "get chat-1 title")
-async def get(
-    place: Place,
-    *,
+def get(
+    ctx: typer.Context,
     session: SessionArgument,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="The keys; all by default.")
+    ] = None,
+    *,
     as_json: JsonOption = False,
 ) -> int:
     """Print metadata: the value of one key, or some keys, or all of them.
 
-    One key prints its bare value. With --json, missing keys are null.
+    For one key, the bare value is printed. With --json, missing keys are null.
     """
-    async with place.catalog() as catalog:
-        info = await catalog.get_session(session, keys=keys or None)
+    corrupt = Corrupt()
+    with place_of(ctx).open() as (catalog, wait):
+        info = wait(
+            catalog.get_session(
+                session, keys=keys or None, **newer(catalog.get_session, on_corrupt=corrupt)
+            )
+        )
     stored = info.metadata if info is not None else {}
     if as_json:
         write_json({key: stored.get(key) for key in keys} if keys else stored)
@@ -138,145 +170,148 @@ async def get(
     elif stored:
         write_metadata(stored)
     if info is None:
-        raise _not_found(session)
-    if not stored:
-        raise Failure(f"session {shown(session)} has no {', '.join(keys) if keys else 'metadata'}")
-    return 0
+        return nothing(_missing(session))
+    if not stored and not corrupt.exit_code:
+        what = ", ".join(keys) if keys else "metadata"
+        return nothing(f"session {shown(session)} has no {what}")
+    return corrupt.exit_code
 
 
 @command("set", "set chat-1 title='My chat' tags='[\"work\"]'")
-async def set_(
-    place: Place,
-    *,
+def set_(
+    ctx: typer.Context,
     session: SessionArgument,
-    pairs: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE")] = None,
+    pairs: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Metadata to store.")
+    ] = None,
+    *,
     meta: MetaOption = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the session if it does not exist.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> int:
-    """Store metadata, and leave other keys alone.
+    """Store metadata keys; other keys stay.
 
-    A value that is valid JSON is stored as JSON (7, true, null, ["a"]), any other as a string. For
-    the string 7 write '"7"'. A session that does not exist yet is made.
+    A value that is valid JSON is stored as JSON (7, true, null), any other as a string. For the
+    string 7, write '"7"'. A session that does not exist is an error without --create.
     """
     values = parse_pairs([*(pairs or ()), *(meta or ())], "set")
     if not values:
-        usage("nothing to set; pass key=value")
-    async with place.catalog() as catalog:
-        await catalog.set_metadata(session, values)
+        usage("nothing to set; pass KEY=VALUE")
+    with place_of(ctx).open() as (catalog, wait):
+        from agents_session_metadata.errors import SessionNotFoundError
+        from agents_session_metadata.storage.rows import check_id
+
+        checked(check_id, session)
+        if not create and wait(catalog.get_session(session, keys=[])) is None:
+            return nothing(f"{_missing(session)}; pass --create to create it")
+        try:
+            wait(
+                catalog.set_metadata(
+                    session, values, **newer(catalog.set_metadata, must_exist=not create)
+                )
+            )
+        except Failure as failure:
+            if isinstance(failure.__cause__, SessionNotFoundError):
+                more = "" if create else "; pass --create to create it"
+                raise Failure(f"{_missing(session)}{more}") from None
+            raise
+        if as_json:
+            metadata = wait(catalog.get_metadata(session))
+            write_json({"session_id": session, "metadata": metadata})
     return 0
 
 
 @command("unset", "unset chat-1 tags")
-async def unset(
-    place: Place,
-    *,
+def unset(
+    ctx: typer.Context,
     session: SessionArgument,
-    keys: Annotated[list[str] | None, typer.Argument(metavar="KEY")] = None,
+    keys: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY", help="The keys to remove.")
+    ] = None,
+    *,
     every: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
+    as_json: JsonOption = False,
 ) -> int:
     """Remove metadata keys; the history stays."""
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
-    async with place.catalog() as catalog:
-        removed = await catalog.delete_metadata(session, None if every else keys)
+    with place_of(ctx).open() as (catalog, wait):
+        removed = wait(catalog.delete_metadata(session, None if every else keys))
+    if as_json:
+        write_json({"session_id": session, "removed": removed})
     if not removed:
-        raise Failure(f"session {shown(session)} has nothing to remove")
-    say(f"removed {removed}")
+        return nothing(f"session {shown(session)} has no such metadata")
+    if not as_json:
+        say(f"removed {counted(removed, 'key')}")
     return 0
 
 
 @command("count", 'count --where \'{"tags": {"$contains": "work"}}\'')
-async def count(
-    place: Place,
+def count(
+    ctx: typer.Context,
     *,
     where: WhereOption = None,
     meta: FilterMetaOption = None,
-    active: Annotated[bool, typer.Option("--active", help="Only those of status active.")] = False,
+    active: ActiveOption = False,
     as_json: JsonOption = False,
-) -> int:
-    """Print how many sessions match. None is an answer, not a failure."""
-    condition = _with_status(parse_where(where, meta), active=active)
-    async with place.catalog() as catalog:
-        number = await catalog.count_sessions(condition)
+) -> None:
+    """Print the number of matching sessions; 0 is not an error."""
+    condition = both(_ACTIVE if active else None, parse_where(where, meta))
+    with place_of(ctx).open() as (catalog, wait):
+        number = wait(catalog.count_sessions(condition))
     if as_json:
         write_json({"count": number})
     else:
         write(str(number))
-    return 0
 
 
 @command("values", "values tags --limit 10")
-async def values(
-    place: Place,
-    *,
+def values(
+    ctx: typer.Context,
     key: Annotated[str, typer.Argument(help="A metadata key.")],
+    *,
     where: WhereOption = None,
     meta: FilterMetaOption = None,
-    limit: Annotated[int, typer.Option(help="How many values at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of values.")] = 20,
     as_json: JsonOption = False,
 ) -> int:
-    """Count the sessions that carry each value of a key; elements of lists count one by one."""
-    async with place.catalog() as catalog:
-        counts = await catalog.count_values(key, parse_where(where, meta), limit=limit)
+    """Count the sessions per value of a key; list elements count one by one."""
+    condition = parse_where(where, meta)
+    with place_of(ctx).open() as (catalog, wait):
+        counts = wait(catalog.count_values(key, condition, limit=limit))
     if as_json:
         write_json([{"value": each.value, "count": each.count} for each in counts])
     elif counts:
-        rows = [(shown(each.value), f"{each.count:,}") for each in counts]
-        write_table((key, "sessions"), rows)
-    if not counts:
-        raise Failure(f"no session has a value under {shown(key)}")
-    return 0
+        write_table((key, "sessions"), [(shown(each.value), f"{each.count:,}") for each in counts])
+    return 0 if counts else nothing(f"no session has a value for {shown(key)}")
 
 
 @command("last", "last --agent @ai-engineer")
-async def last(
-    place: Place,
+def last(
+    ctx: typer.Context,
     *,
-    agent: Annotated[str | None, typer.Option(help="The agent's name; @ may be there.")] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="The agent's name, with or without a leading @.")
+    ] = None,
     where: WhereOption = None,
     meta: FilterMetaOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show the session that was active last, of an agent or of all that match."""
-    condition: Where | None = parse_where(where, meta)
-    if agent is not None:
-        of_agent = {AGENT: normalize_agent(agent)}
-        condition = {"$and": [of_agent, condition]} if condition is not None else of_agent
-    async with place.catalog() as catalog:
-        info = await catalog.last_session(condition, count_items=True)
+    """Show the most recently active session, of an agent or of all that match."""
+    from agents_session_metadata.keys import AGENT, normalize_agent
+
+    of_agent = None if agent is None else {AGENT: normalize_agent(agent)}
+    condition = both(of_agent, parse_where(where, meta))
+    with place_of(ctx).open() as (catalog, wait):
+        info = wait(catalog.last_session(condition, count_items=True))
     _write_found(info, as_json=as_json)
-    if info is None:
-        raise Failure(
-            "no session matches" if agent is None else f"agent {shown(agent)} has no session"
-        )
-    return 0
-
-
-@command("delete", "delete chat-1 --yes")
-async def delete(
-    place: Place,
-    *,
-    sessions: Annotated[list[str], typer.Argument(metavar="SESSION")],
-    yes: YesOption = False,
-) -> int:
-    """Delete sessions: history, metadata and all."""
-    what = shown(sessions[0]) if len(sessions) == 1 else f"{len(sessions)} sessions"
-    confirm(f"Delete {what}, history and all?", yes=yes)
-    async with place.catalog() as catalog:
-        deleted = [session for session in sessions if await catalog.delete_session(session)]
-    for session in sessions:
-        if session not in deleted:
-            say(f"there is no session {shown(session)}")
-    if not deleted:
-        return 1
-    say(f"deleted {len(deleted)}")
-    return 0
-
-
-def _with_status(where: dict[str, Any] | None, *, active: bool) -> dict[str, Any] | None:
-    if not active:
-        return where
-    status = {STATUS: "active"}
-    return status if where is None else {"$and": [status, where]}
+    if info is not None:
+        return 0
+    return nothing(
+        "no session matches" if agent is None else f"agent {shown(agent)} has no session"
+    )
 
 
 def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
@@ -286,5 +321,5 @@ def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
         write_session(info)
 
 
-def _not_found(session: str) -> Failure:
-    return Failure(f"there is no session {shown(session)}")
+def _missing(session: str) -> str:
+    return f"there is no session {shown(session)}"

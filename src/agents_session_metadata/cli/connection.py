@@ -1,0 +1,406 @@
+"""The database that a command works on, and how it waits for it.
+
+Commands are plain functions. An event loop runs only while one of them waits for the database, so
+that Ctrl-C between two calls is an ordinary KeyboardInterrupt, and within one a cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from . import exit_at_once
+from .options import Failure, checked, parse_pairs, usage
+from .output import printable, quoted
+
+if sys.version_info >= (3, 11):
+    from asyncio import Runner
+else:
+    from ._runner import Runner
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from agents_session_metadata.catalog import SessionCatalog
+    from agents_session_metadata.storage.tables import TableNames
+
+T = TypeVar("T")
+
+DRIVERS = {
+    "sqlite": "sqlite+aiosqlite",
+    "postgresql": "postgresql+asyncpg",
+    "postgres": "postgresql+asyncpg",  # as some hosts write it
+    "mysql": "mysql+asyncmy",
+    "mariadb": "mariadb+asyncmy",
+}
+"""The drivers for URLs that name none."""
+EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
+"""The extras that install the drivers."""
+_DRIVER_MODULES = {*EXTRAS, "pymysql", "sqlite3", "aiomysql"}
+_MALFORMED = "the URL is malformed; write it like postgresql://user:password@host/name"
+_BATCH, _BATCH_SECONDS = 200, 0.05
+_PANEL = "Database options"
+
+abandoned: bool = False
+"""Whether something may still wait for a database that did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The database and tables that a command works on, and the scope that it is restricted to."""
+
+    url: str | None
+    scope: list[str]
+    sessions_table: str
+    messages_table: str
+    metadata_table: str | None
+    create_tables: bool
+    timeout: float | None
+
+    @property
+    def names(self) -> TableNames:
+        """The names of the tables.
+
+        Raises:
+            Failure: If one cannot be printed, or two are the same.
+        """
+        from agents_session_metadata.storage.tables import table_names
+
+        names = (self.sessions_table, self.messages_table, self.metadata_table)
+        for name in names:
+            if not (name or "").isprintable():
+                usage(f"the name of a table must be printable, got {quoted(name or '')}")
+        return checked(table_names, *names)
+
+    def database_url(self) -> URL:
+        """The URL, with a driver.
+
+        Raises:
+            Failure: If there is none, or it is malformed. No message repeats a password.
+        """
+        from sqlalchemy import make_url
+        from sqlalchemy.exc import ArgumentError
+
+        if not self.url:
+            usage("no database is given; pass --url or --url-file, or set AGENT_SESSIONS_URL")
+        try:
+            url = make_url(self.url)
+        except (ArgumentError, ValueError):
+            usage(_MALFORMED)
+        backend = url.get_backend_name()
+        if backend not in DRIVERS:
+            usage(
+                f"database {quoted(backend)} is not supported; "
+                "use SQLite, PostgreSQL, MariaDB or MySQL"
+            )
+        # Of user:p@ss@host, SQLAlchemy takes ss@host for the host, and errors would show it.
+        if "@" in (url.host or "") or (backend != "sqlite" and "@" in (url.database or "")):
+            usage("the URL has an unescaped @ in the user name or the password; write it as %40")
+        return url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
+
+    def engine(self, **engine_options: Any) -> AsyncEngine:
+        """An engine, which the caller disposes.
+
+        Raises:
+            Failure: If the database is not given, its driver is not installed, or its file does not
+                exist.
+        """
+        from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
+        from sqlalchemy.ext.asyncio import create_async_engine
+
+        url = self.database_url()
+        if not self.create_tables:
+            _refuse_missing_file(url)
+        try:
+            return create_async_engine(url, **engine_options)
+        except ModuleNotFoundError as error:
+            extra = EXTRAS.get((error.name or "").partition(".")[0])
+            if extra is not None:
+                raise Failure(
+                    f"the driver {error.name} is not installed; install it with: "
+                    f"pip install 'agents-session-metadata[{extra}]'"
+                ) from None
+        except (NoSuchModuleError, InvalidRequestError):
+            pass  # No driver of that name, or none for asyncio.
+        except ArgumentError:
+            usage("the URL is malformed; write it like sqlite:///folder/name.db")
+        drivers = ", ".join(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
+        usage(f"{url.drivername} is not an installed asyncio driver; use one of {drivers}")
+
+    @contextmanager
+    def connect(self, **engine_options: Any) -> Iterator[tuple[AsyncEngine, Calls]]:
+        """An engine, disposed at the end, and the way to wait for what it does.
+
+        Raises:
+            Failure: If there is no such engine.
+        """
+        engine, calls = self.engine(**engine_options), Calls(self)
+        if signal.getsignal(signal.SIGINT) is exit_at_once:
+            # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield engine, calls
+        finally:
+            calls.close(engine)
+
+    @contextmanager
+    def open(self, **engine_options: Any) -> Iterator[tuple[SessionCatalog, Calls]]:
+        """The catalog, restricted to the scope, and the way to wait for its answers.
+
+        Raises:
+            Failure: If there is no engine, or the scope is invalid.
+        """
+        from agents_session_metadata.catalog import SessionCatalog
+        from agents_session_metadata.storage.store import own_store
+
+        scope, names = parse_pairs(self.scope, "--scope"), self.names
+        with self.connect(**engine_options) as (engine, calls):
+            store = own_store(engine, names, create_tables=self.create_tables)
+            catalog = SessionCatalog._sharing(store, ensure_ascii=True)
+            yield checked(catalog.scoped, scope) if scope else catalog, calls
+
+
+class Calls:
+    """Waits for coroutines: `wait(catalog.get_session("chat-1"))`.
+
+    Ctrl-C cancels the coroutine and raises KeyboardInterrupt. Errors become failures.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._runner = Runner()
+        self._progressed = False
+        self._gave_up = False
+
+    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine.
+
+        Raises:
+            Failure: If it raises, or there is no answer within the time limit.
+        """
+        try:
+            return self._runner.run(self._limited(work))
+        except Failure:
+            raise
+        except Exception as error:
+            failure = explain(error, self._place)
+            if failure is None:
+                raise
+            raise failure from error
+
+    def without_limit(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of a coroutine that does more than ask the database; errors pass through."""
+        return self._runner.run(work)
+
+    def batches(self, source: AsyncIterator[T]) -> Iterator[list[T]]:
+        """The elements of an asynchronous iterator, a few at a time."""
+
+        async def some() -> list[T]:
+            found: list[T] = []
+            end = asyncio.get_running_loop().time() + _BATCH_SECONDS
+            async for each in source:
+                found.append(each)
+                if len(found) >= _BATCH or asyncio.get_running_loop().time() > end:
+                    break
+            return found
+
+        while batch := self(some()):
+            yield batch
+
+    def progressed(self) -> None:
+        """Start the time limit again: the database has answered."""
+        self._progressed = True
+
+    def close(self, engine: AsyncEngine) -> None:
+        """Dispose the engine, unless something may still wait for it."""
+        if not self._gave_up:
+            try:
+                self._runner.run(engine.dispose())
+            finally:
+                self._runner.close()
+
+    async def _limited(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._place.timeout is None:
+            return await work
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                self._progressed = False
+                await asyncio.wait({task}, timeout=self._place.timeout)
+                if not task.done() and not self._progressed:
+                    self._give_up()
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        return task.result()
+
+    def _give_up(self) -> None:
+        global abandoned  # noqa: PLW0603  # `main` then ends the process, whatever goes on in it
+        abandoned = self._gave_up = True
+        raise Failure(
+            f"the database at {shown_url(self._place.database_url())} "
+            f"did not answer within {self._place.timeout:g} s"
+        )
+
+
+def place_from_options(
+    url: Annotated[
+        str | None,
+        typer.Option(
+            envvar="AGENT_SESSIONS_URL",
+            help="Database URL, such as sqlite:///chat.db. It is visible in the process list: put a "
+            "URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
+            show_envvar=True,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    url_file: Annotated[
+        Path | None,
+        typer.Option(help="Read the database URL from this file.", rich_help_panel=_PANEL),
+    ] = None,
+    scope: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Restrict the command to sessions with this value; repeatable. VALUE is parsed as "
+            "JSON: 123 means the number; for the string, write '\"123\"' with its quotes.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    create_tables: Annotated[
+        bool,
+        typer.Option(
+            "--create-tables", help="Create missing tables first.", rich_help_panel=_PANEL
+        ),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Fail if the database does not answer for this long. Default: 5 for resume-check, "
+            "no limit for other commands.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    sessions_table: Annotated[
+        str, typer.Option(help="Name of the SDK's sessions table.", rich_help_panel=_PANEL)
+    ] = "agent_sessions",
+    messages_table: Annotated[
+        str, typer.Option(help="Name of the SDK's messages table.", rich_help_panel=_PANEL)
+    ] = "agent_messages",
+    metadata_table: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the metadata table. Default: the sessions table's name and _metadata.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+) -> Place:
+    """The options that commands share.
+
+    Raises:
+        Failure: If the file with the URL cannot be read, or the URL is given twice.
+    """
+    if timeout is not None and not timeout > 0:
+        usage(f"--timeout must be greater than 0, got {timeout:g}")
+    if url_file is not None:
+        if any(each == "--url" or each.startswith("--url=") for each in sys.argv):
+            usage("pass --url or --url-file, not both")
+        try:
+            url = url_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Failure(f"{url_file}: {getattr(error, 'strerror', error)}") from None
+    return Place(
+        url,
+        scope or [],
+        sessions_table,
+        messages_table,
+        metadata_table,
+        create_tables,
+        timeout,
+    )
+
+
+def shown_url(url: URL) -> str:
+    """A URL without its password, and without options, which may contain one."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def explain(error: Exception, place: Place) -> Failure | None:
+    """What an error means to whoever typed the command; None for a bug."""
+    from agents_session_metadata.ddl import DIALECTS
+    from agents_session_metadata.errors import (
+        InvalidCursorError,
+        InvalidFilterError,
+        SessionMetadataError,
+        TablesMissingError,
+        UnsupportedDialectError,
+    )
+
+    if isinstance(error, TablesMissingError):
+        backend = place.database_url().get_backend_name()
+        # A mysql:// URL may lead to either.
+        dialect = {"mysql": "mariadb"}.get(backend, backend if backend in DIALECTS else "…")
+        other = " (on MySQL: --dialect mysql)" if backend == "mysql" else ""
+        return Failure(
+            f"missing tables or triggers: {', '.join(error.tables)}; pass --create-tables, "
+            f"or run the SQL that `agent-sessions ddl --dialect {dialect}` prints{other}"
+        )
+    if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
+        return Failure(str(error), 2)
+    if isinstance(error, SessionMetadataError):
+        return Failure(str(error))
+    if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
+        return Failure(
+            f"the driver of {shown_url(place.database_url())} does not know an option of the "
+            f"URL ({error}); asyncpg, for example, takes ssl=require",
+            2,
+        )
+    # A plain ValueError is no usage error: the arguments were checked before.
+    plain = Failure(str(error)) if isinstance(error, (ValueError, OverflowError)) else None
+    return _database_failure(error, place) or plain
+
+
+def _database_failure(error: Exception, place: Place) -> Failure | None:
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+    cause: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        cause = error.orig
+    driver = type(cause).__module__.partition(".")[0]
+    from_database = isinstance(error, (DBAPIError, OSError, PoolTimeoutError))
+    if not (from_database or driver in _DRIVER_MODULES):
+        return None
+    url = place.database_url()
+    reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
+    if isinstance(cause, OSError) and cause.errno in errno.errorcode and cause.strerror:
+        reason = cause.strerror
+    if url.password:
+        reason = reason.replace(str(url.password), "***")
+    return Failure(
+        f"database error at {shown_url(url)}: {printable(reason)}; "
+        "check the URL and the server, then run `agent-sessions doctor`"
+    )
+
+
+def _refuse_missing_file(url: URL) -> None:
+    """SQLite would create an empty database for a misspelled name."""
+    name = url.database or ":memory:"
+    if url.get_backend_name() != "sqlite" or name == ":memory:" or name.startswith("file:"):
+        return
+    if not Path(name).exists():
+        raise Failure(
+            f"there is no file {name}; check the URL, or create the database with --create-tables"
+        )

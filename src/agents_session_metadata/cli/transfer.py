@@ -1,0 +1,380 @@
+"""The commands that delete sessions, and move them between databases."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import stat
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import IO, Annotated, Any, BinaryIO, Literal
+
+import typer
+
+from . import command as registry
+from .command import place_of
+from .connection import Calls
+from .options import (
+    Failure,
+    FilterMetaOption,
+    JsonLinesOption,
+    JsonOption,
+    WhereOption,
+    YesOption,
+    confirm,
+    newer,
+    parse_where,
+    refuse_both,
+    require_answer,
+    standard_input,
+    unique,
+    usage,
+)
+from .output import (
+    Corrupt,
+    Counter,
+    Records,
+    counted,
+    nothing,
+    progress,
+    say,
+    shown,
+    write,
+    write_json,
+)
+
+command = partial(registry.command, panel="Delete and move")
+
+_CHUNK = 1 << 16
+
+
+@command("delete", "delete chat-1 --yes")
+def delete(
+    ctx: typer.Context,
+    sessions: Annotated[list[str], typer.Argument(metavar="SESSION", help="The session ids.")],
+    *,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Delete sessions with their history and metadata."""
+    what = f"session {shown(sessions[0])}"
+    if len(sessions) > 1:
+        what = counted(len(sessions), "session")
+    confirm(f"Delete {what} with history and metadata?", yes=yes)
+    deleted = []
+    with place_of(ctx).open() as (catalog, wait):
+        deleted = [each for each in sessions if wait(catalog.delete_session(each))]
+    missing = [each for each in sessions if each not in deleted]
+    if as_json:
+        write_json({"deleted": deleted, "not_found": missing})
+    for each in missing:
+        nothing(f"there is no session {shown(each)}")
+    if deleted and not as_json:
+        say(f"deleted {counted(len(deleted), 'session')}")
+    return 0 if deleted else 1
+
+
+@command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
+def cleanup(
+    ctx: typer.Context,
+    *,
+    hours: Annotated[
+        float | None, typer.Option(min=0, help="Delete sessions inactive for this many hours.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0, help="Delete sessions inactive for this many days.")
+    ] = None,
+    where: WhereOption = None,
+    meta: FilterMetaOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count the sessions, delete nothing.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete sessions that match and have been inactive, in short transactions.
+
+    Requires a filter or an age. Deleting no session is not an error. After a crash, run it again.
+    """
+    condition = parse_where(where, meta)
+    if hours is not None and days is not None:
+        usage("pass --hours or --days, not both")
+    if not condition and hours is None and days is None:
+        usage("cleanup needs --hours, --days, --where or --meta; it does not delete everything")
+    age = None
+    if hours is not None or days is not None:
+        try:
+            age = timedelta(hours=hours or 0, days=days or 0)
+        except (OverflowError, ValueError):
+            usage("the age is out of range")
+    require_answer(yes=yes or dry_run)
+    with place_of(ctx).open() as (catalog, wait):
+        number = None
+        if dry_run or not yes or sys.stderr.isatty():
+            number = wait(catalog.delete_sessions(condition, inactive_for=age, dry_run=True))
+        if not dry_run and number != 0:
+            question = f"Delete {counted(number or 0, 'session')} with history and metadata?"
+            confirm(question, yes=yes)
+            with progress("Deleting", number) as counter:
+
+                def reached(done: int) -> None:
+                    wait.progressed()
+                    counter.reach(done)
+
+                number = wait(
+                    catalog.delete_sessions(condition, inactive_for=age, progress=reached)
+                )
+    if as_json:
+        write_json({"deleted": number, "dry_run": dry_run})
+    else:
+        write(str(number))
+
+
+@command("export", "export --meta owner_id=u1 --output sessions.jsonl")
+def export(
+    ctx: typer.Context,
+    *,
+    where: WhereOption = None,
+    meta: FilterMetaOption = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; default, and -: stdout."),
+    ] = None,
+    as_json: JsonOption = False,
+    as_lines: JsonLinesOption = False,
+) -> int:
+    """Write sessions with history and metadata, one JSON record per line, for import.
+
+    With --json, the records are the elements of one list. An existing file is replaced only when
+    everything is written; its permissions stay.
+    """
+    refuse_both(as_json=as_json, as_lines=as_lines)
+    condition = parse_where(where, meta)
+    corrupt = Corrupt()
+    with place_of(ctx).open() as (catalog, wait), _writing(output) as target:
+        shows = sys.stderr.isatty() and not target.file.isatty()
+        total = wait(catalog.count_sessions(condition)) if shows else None
+        records = Records(target.file, as_list=as_json)
+        exported = catalog.export_sessions(
+            condition, **newer(catalog.export_sessions, on_corrupt=corrupt)
+        )
+        with progress("Exporting", total, output=target.file) as counter:
+            for batch in wait.batches(exported):
+                for record in batch:
+                    records.add(record)
+                counter.reach(records.count)
+        target.is_complete = records.count > 0
+        if target.is_complete or output is None:
+            records.close()
+    if not records.count:
+        return corrupt.exit_code or nothing("no session matches")
+    say(f"exported {counted(records.count, 'session')}")
+    return corrupt.exit_code
+
+
+@command("import", "import sessions.jsonl --on-conflict skip")
+def import_(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="An export; default, and -: stdin.")
+    ] = None,
+    *,
+    on_conflict: Annotated[
+        Literal["error", "skip", "replace"],
+        typer.Option(help="What to do with a session that exists."),
+    ] = "error",
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Report invalid records and go on.")
+    ] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Import exported sessions into this database.
+
+    Without --skip-invalid, an invalid record or a conflict stops the import; the records before it
+    are imported.
+    """
+    if on_conflict == "replace":
+        confirm("Replace existing sessions with their history?", yes=yes)
+    invalid = 0
+
+    def on_invalid(error: Exception) -> None:
+        nonlocal invalid
+        invalid += 1
+        say(f"skipped: {error}", "red")
+
+    with (
+        place_of(ctx).open() as (catalog, wait),
+        _reading(file) as source,
+        progress("Importing", _size(source)) as counter,
+    ):
+        reading = _Records(source, counter, wait, on_invalid if skip_invalid else None)
+        try:
+            written = wait(
+                catalog.import_sessions(
+                    reading,
+                    on_conflict=on_conflict,
+                    **newer(
+                        catalog.import_sessions,
+                        on_invalid=on_invalid if skip_invalid else None,
+                        progress=lambda _: wait.progressed(),
+                    ),
+                )
+            )
+        except Failure as failure:
+            if isinstance(failure.__cause__, ValueError):
+                failure.message += "; the records before it are imported"
+            raise
+    if as_json:
+        write_json({"read": counter.count, "written": written, "invalid": invalid})
+    else:
+        more = f", skipped {invalid:,} invalid" if invalid else ""
+        say(f"read {counted(counter.count, 'record')}, wrote {written:,}{more}")
+    return 1 if invalid else 0
+
+
+class _Target:
+    """What an export writes to."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.is_complete = False
+
+
+@contextmanager
+def _writing(path: Path | None) -> Iterator[_Target]:
+    """A file to write to. Its old content is replaced when the new one is complete."""
+    if path is None or str(path) == "-":
+        yield _Target(sys.stdout)
+        return
+    # A symbolic link stays a link: the file that it leads to is replaced.
+    path = path.resolve()
+    part = path
+    try:
+        mode = path.stat().st_mode if path.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            descriptor = os.open(path, os.O_WRONLY)
+        else:
+            # A name of its own, so that two exports to one path do not share it.
+            part = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.part")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
+            if mode is not None:
+                part.chmod(stat.S_IMODE(mode))
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path}: {getattr(error, 'strerror', error)}") from None
+    target = _Target(open(descriptor, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  # a descriptor
+    try:
+        try:
+            yield target
+        finally:
+            target.file.close()
+        if target.is_complete and part != path:
+            part.replace(path)
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
+    finally:
+        if part != path:
+            part.unlink(missing_ok=True)
+
+
+@contextmanager
+def _reading(path: Path | None) -> Iterator[BinaryIO]:
+    if path is None or str(path) == "-":
+        yield standard_input()
+        return
+    try:
+        file = path.open("rb")
+    except (OSError, ValueError) as error:
+        raise Failure(f"{path}: {getattr(error, 'strerror', error)}") from None
+    with file:
+        yield file
+
+
+def _size(source: BinaryIO) -> int | None:
+    try:
+        found = os.fstat(source.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+class _Records:
+    """The records of an export: one per line, or the elements of one list.
+
+    Raises:
+        Failure: If something is not valid JSON and nobody is told of it.
+    """
+
+    def __init__(
+        self,
+        source: BinaryIO,
+        counter: Counter,
+        wait: Calls,
+        on_invalid: Callable[[Exception], None] | None,
+    ) -> None:
+        self._source = source
+        self._counter = counter
+        self._wait = wait
+        self._on_invalid = on_invalid
+        self._bytes = 0
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        number = 0
+        lines = self._lines()
+        async for line in lines:
+            number += 1
+            if not line.strip():
+                continue
+            is_list = self._counter.count == 0 and line.lstrip().startswith(b"[")
+            if is_list:
+                line = b"\n".join([line, *[each async for each in lines]])  # noqa: PLW2901
+            try:
+                text = line.decode("utf-8", "surrogateescape")
+                found = json.loads(text, object_pairs_hook=unique)
+            except (ValueError, RecursionError) as error:
+                place = "the list" if is_list else f"line {number}"
+                sentence = f"{place} is not valid JSON: {error}"
+                if self._on_invalid is None:
+                    read = counted(self._counter.count, "record")
+                    raise Failure(f"{sentence}; the {read} before it are imported") from None
+                self._on_invalid(ValueError(sentence))
+                continue
+            for record in found if is_list else [found]:
+                self._counter.reach(self._counter.count + 1, completed=self._bytes)
+                yield record
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        rest = b""
+        while True:
+            await self._until_readable()
+            # Not `readline`: Ctrl-C does not interrupt the wait for the end of a line.
+            chunk = self._source.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
+            if not self._bytes:
+                chunk = chunk.removeprefix(b"\xef\xbb\xbf")
+            self._bytes += len(chunk)
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                yield line
+            if not chunk:
+                yield rest
+                return
+
+    async def _until_readable(self) -> None:
+        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            loop.add_reader(self._source.fileno(), ready.set)
+        except (OSError, ValueError, NotImplementedError):
+            return  # A file never blocks; on Windows, a pipe cannot be watched.
+        try:
+            while not ready.is_set():
+                await asyncio.wait({asyncio.ensure_future(ready.wait())}, timeout=0.2)
+                self._wait.progressed()  # It is not the database that takes long.
+        finally:
+            loop.remove_reader(self._source.fileno())
