@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 from typer.testing import CliRunner
 
 from agents_session_metadata.cli.app import app
 
 
-def run(*args, stdin=None, url=None):
-    environment = {"COLUMNS": "100", "TERM": "dumb"}
+def run(*args, stdin=None, url=None, width=250):
+    environment = {"COLUMNS": str(width), "TERM": "dumb"}
     if url is not None:
         environment["AGENT_SESSIONS_URL"] = url
     return CliRunner(env=environment).invoke(app, list(args), input=stdin)
+
+
+def said(text):
+    """Messages without the box that Typer draws around errors."""
+    return " ".join(re.sub(r"[╭╮╰╯│]|─ Error ─|─", " ", text).split())

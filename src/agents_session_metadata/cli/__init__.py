@@ -10,13 +10,12 @@ import os
 import signal
 import sys
 from io import TextIOWrapper
-from pathlib import Path
 
 
 def main() -> None:
     """Run the command line."""
     if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  # open until the process exits
+        sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # open until the process exits
     if sys.stdout is None:
         sys.exit("standard output is closed; send it to a file, or to /dev/null")
     if isinstance(sys.stdout, TextIOWrapper):
@@ -24,21 +23,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an exception could be raised, and lost, anywhere.
         signal.signal(signal.SIGINT, exit_at_once)
-    try:
-        from . import app, connection
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
-            raise
-        sys.exit(
-            f"agent-sessions needs {error.name}; "
-            "install it with: pip install 'agents-session-metadata[cli]'"
-        )
     code: object = 0
     try:
-        try:
-            app.app()
-        except SystemExit as error:
-            code = error.code
+        code = _run()
         if sys.__stdout__ is not None:  # Typer replaces `sys.stdout` after an error.
             sys.stdout = sys.__stdout__
         sys.stdout.flush()
@@ -50,11 +37,31 @@ def main() -> None:
         code = 1
     except KeyboardInterrupt:
         code = 130
-    if connection.abandoned:
-        # A thread or a task still waits for the database and would keep the process alive.
-        sys.stderr.flush()
-        os._exit(int(code) if isinstance(code, int) else 1)
-    sys.exit(code)  # type: ignore[arg-type]  # what Typer passed to `sys.exit`
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
+            raise
+        code = (
+            f"agent-sessions needs {error.name}; "
+            "install it with: pip install 'agents-session-metadata[cli]'"
+        )
+    # The work is done; the interpreter would die of a signal while it shuts down.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)  # type: ignore[arg-type]  # what Typer passed to it
+
+
+def _run() -> object:
+    """The exit code of the command that was typed."""
+    from . import app, connection
+
+    try:
+        app.app()
+    except SystemExit as error:
+        if connection.abandoned:
+            # A thread or a task still waits for the database and would keep the process alive.
+            sys.stdout.flush()
+            os._exit(1)
+        return error.code
+    return 0
 
 
 def exit_at_once(_number: int, _frame: object) -> None:

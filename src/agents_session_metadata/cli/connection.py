@@ -167,7 +167,7 @@ class Place:
         with self.connect(**engine_options) as (engine, calls):
             store = own_store(engine, names, create_tables=self.create_tables)
             catalog = SessionCatalog._sharing(store, ensure_ascii=True)
-            yield checked(catalog.scoped, scope) if scope else catalog, calls
+            yield _scoped(catalog, scope) if scope else catalog, calls
 
 
 class Calls:
@@ -254,13 +254,20 @@ class Calls:
         )
 
 
+def _scoped(catalog: SessionCatalog, scope: dict[str, Any]) -> SessionCatalog:
+    try:
+        return catalog.scoped(scope)
+    except ValueError as error:
+        usage(f"--scope: {error}")
+
+
 def place_from_options(
     url: Annotated[
         str | None,
         typer.Option(
             envvar="AGENT_SESSIONS_URL",
-            help="Database URL, such as sqlite:///chat.db. It is visible in the process list: put a "
-            "URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
+            help="Database URL, such as sqlite:///chat.db. Other users can see it in the process list: "
+            "put a URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
             show_envvar=True,
             rich_help_panel=_PANEL,
         ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo
 
 _LONGEST_CELL = 1000
-_PIPE_WIDTH = 10_000
+_NARROWEST, _PIPE_WIDTH = 40, 10_000
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLORS = {
     **dict.fromkeys(("failed", "error"), "red"),
@@ -120,6 +120,7 @@ class Corrupt:
         self.exit_code: int = 0
 
     def __call__(self, error: Exception) -> None:
+        """Report one value."""
         self.exit_code = 1
         say(str(error), "red")
 
@@ -176,6 +177,7 @@ def write_table(
     # A pipe has no width; nothing is cut there.
     wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
     console = Console(file=sys.stdout, highlight=False, width=wide)
+    console.width = max(console.width, _NARROWEST)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for position, name in enumerate(header):
         first = position == 0

@@ -232,7 +232,8 @@ def import_(
                 failure.message += "; the records before it are imported"
             raise
     if as_json:
-        write_json({"read": counter.count, "written": written, "invalid": invalid})
+        answer = {"read": counter.count, "written": written}
+        write_json({**answer, "invalid": invalid} if skip_invalid else answer)
     else:
         more = f", skipped {invalid:,} invalid" if invalid else ""
         say(f"read {counted(counter.count, 'record')}, wrote {written:,}{more}")

@@ -1,0 +1,130 @@
+"""Ctrl-C ends every command with exit code 130, whatever it is doing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conformance import raw
+
+from agents_session_metadata import SessionCatalog
+
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+POINTS = 30 if THOROUGH else 3
+SESSIONS = 400 if THOROUGH else 150
+
+# Before `main` sets its handler there is only the interpreter, which no program can guard.
+PROGRAM = """
+import os, signal
+from agents_session_metadata.cli import main
+set_handler = signal.signal
+def begin(*arguments):
+    signal.signal = set_handler
+    set_handler(*arguments)
+    os.write(2, b"+")
+signal.signal = begin
+main()
+"""
+
+
+class Command:
+    """A command in a process of its own."""
+
+    def __init__(self, args, url, **streams):
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, args)],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "AGENT_SESSIONS_URL": url, "PYTHONUNBUFFERED": ""},
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, **streams},
+        )
+        assert self.process.stderr.read(1) == b"+"
+
+    def end(self):
+        """Its exit code and what it said."""
+        with self.process:
+            said = self.process.stderr.read().decode()
+            return self.process.wait(60), said
+
+
+async def interrupted(args, url, delay):
+    """Run a command and interrupt it some seconds after its start."""
+
+    def run():
+        command = Command(args, url)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            command.process.wait(delay)
+        command.process.send_signal(signal.SIGINT)
+        return command.end()
+
+    return await asyncio.to_thread(run)
+
+
+@pytest.fixture
+async def filled(shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    message = raw.message("x" * 2_000)
+    for number in range(SESSIONS):
+        session = await catalog.create_session(f"s{number:04}", metadata={"n": number})
+        await session.add_items([message, message])
+    return catalog
+
+
+@pytest.mark.timeout(1_200 if THOROUGH else 300)
+async def test_at_any_time(shared_database, filled, tmp_path):
+    url, file = shared_database.url, tmp_path / "sessions"
+    file.write_text("before")
+    commands = {
+        "export": ["export", "--output", file],
+        "import": ["import", tmp_path / "all", "--on-conflict", "replace", "--yes"],
+        "cleanup": ["cleanup", "--hours", "0", "--yes", "--timeout", "60"],
+    }
+    run = await asyncio.to_thread(Command, ["export", "--output", tmp_path / "all"], url)
+    assert await asyncio.to_thread(run.end) == (0, f"exported {SESSIONS} sessions\n")
+    whole = time.monotonic() - run.started
+    seen = set()
+    for name, args in commands.items():
+        for point in range(POINTS):
+            # The first one while modules are imported.
+            delay = whole * (point + random.random()) / POINTS
+            code, said = await interrupted(args, url, delay)
+            assert code in ({130} if point == 0 else {0, 130}), (name, delay, code, said)
+            assert "Traceback" not in said
+            assert "Exception ignored" not in said
+            assert code == 0 or said == "", (name, said)
+            seen.add(code)
+            left = await filled.count_sessions()
+            assert left == SESSIONS or name == "cleanup"
+            # It is the process that worked; nothing goes on in the server.
+            assert await filled.count_sessions() == left
+            # A record is imported as a whole.
+            items = await raw.count_rows(filled.engine, "agent_messages")
+            assert items == 2 * left
+            if name == "export" and code:
+                assert file.read_text() == "before"
+                assert not list(tmp_path.glob(".sessions*"))
+            file.write_text("before")
+        if name == "cleanup":
+            break
+        await asyncio.to_thread(
+            Command(["import", tmp_path / "all", "--on-conflict", "skip"], url).end
+        )
+    assert 130 in seen
+
+
+@pytest.mark.parametrize("args", [["list"], ["--help"], ["resume-check", "chat"]])
+async def test_while_it_starts(args, tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    for point in range(40 if THOROUGH else 4):
+        code, said = await interrupted([*args], url, 0.3 * random.random() * (point % 4) / 3)
+        assert code in {130, 0, 1}
+        assert "Traceback" not in said
+        assert "Exception ignored" not in said
+        assert code != 130 or said == ""
