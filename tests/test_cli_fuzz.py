@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.cli.output import printable
 
 dumped = (
     (junk.json | corpus.filters())
@@ -53,7 +54,7 @@ async def call(database: Any, *args: str, stdin: str | bytes | None = None) -> A
         raise result.exception
     assert result.exit_code in {0, 1, 2}
     assert result.exit_code == 0 or (result.stderr.strip() and not result.stdout)
-    assert all(each.isprintable() or each in "\n\t" for each in result.stderr)
+    assert printable(result.stderr, "\n\t") == result.stderr
     return result
 
 
@@ -112,7 +113,7 @@ async def test_meta(shared_database, everything, key, text):
 @given(session=junk.texts | st.just("chat"), key=junk.texts | st.just("a"), text=typed)
 async def test_set(shared_database, catalog, session, key, text):
     before = await catalog.count_sessions()
-    result = await call(shared_database, "set", "--", session, f"{key}={text}")
+    result = await call(shared_database, "set", "--create", "--", session, f"{key}={text}")
     if result.exit_code:
         assert await catalog.get_metadata("chat") == {"a": 1}
         assert await catalog.count_sessions() == before
@@ -166,7 +167,7 @@ async def test_import(shared_database, catalog, lines):
 
 VALUES = {
     "1e999": "not JSON",
-    '{"b": 1, "b": 2}': "given twice",
+    '{"b": 1, "b": 2}': "duplicate key 'b'",
     "9" * 5_000: "4300 digits",
     "[" * 101 + "]" * 101: "nested",
     "[" * 50_000 + "]" * 50_000: "recursion",

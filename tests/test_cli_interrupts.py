@@ -18,7 +18,7 @@ from agents_session_metadata import SessionCatalog
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 POINTS = 30 if THOROUGH else 3
-SESSIONS = 400 if THOROUGH else 150
+SESSIONS = 400 if THOROUGH else 60
 
 # Before `main` sets its handler there is only the interpreter, which no program can guard.
 PROGRAM = """

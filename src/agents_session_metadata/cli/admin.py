@@ -79,6 +79,10 @@ def mcp(
         bool, typer.Option("--allow-write", help="Offer tools that change metadata.")
     ] = False,
     tool_prefix: Annotated[str, typer.Option(help="Prefix for the tool names.")] = "",
+    session: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="See only this session; tools use it by default."),
+    ] = None,
 ) -> None:
     """Serve metadata to agents: an MCP server on standard input and output.
 
@@ -86,18 +90,18 @@ def mcp(
     """
     try:
         from agents_session_metadata.mcp_server import make_server
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"mcp", "mcp_types"}:
+    except ImportError as error:
+        if error.name != "mcp":
             raise
-        raise Failure(
-            "the MCP server needs mcp 2.x; install it with: "
-            "pip install 'agents-session-metadata[mcp]'"
-        ) from None
+        raise Failure(str(error)) from None
     standard_input()
-    with place_of(ctx).open() as (catalog, wait):
+    # Connections may drop between two calls.
+    with place_of(ctx).open(pool_pre_ping=True) as (catalog, wait):
         # Start only if the database answers.
         wait(catalog.list_sessions(limit=1, keys=[]))
-        server = make_server(catalog, allow_write=allow_write, tool_prefix=tool_prefix)
+        server = make_server(
+            catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
+        )
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # A thread reads standard input; nothing else ends it.
             signal.signal(signal.SIGINT, lambda *_: os._exit(130))

@@ -135,7 +135,9 @@ class Place:
         except ArgumentError:
             usage("the URL is malformed; write it like sqlite:///folder/name.db")
         drivers = ", ".join(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
-        usage(f"{url.drivername} is not an installed asyncio driver; use one of {drivers}")
+        raise Failure(
+            f"{url.drivername} is not an installed asyncio driver; use one of {drivers}", 2
+        )
 
     @contextmanager
     def connect(self, **engine_options: Any) -> Iterator[tuple[AsyncEngine, Calls]]:
@@ -266,7 +268,7 @@ def place_from_options(
         str | None,
         typer.Option(
             envvar="AGENT_SESSIONS_URL",
-            help="Database URL, such as sqlite:///chat.db. Other users can see it in the process list: "
+            help="Database URL, like sqlite:///chat.db. Other users can see it in the process list: "
             "put a URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
             show_envvar=True,
             rich_help_panel=_PANEL,
