@@ -12,7 +12,7 @@ import typer
 from . import command as registry
 from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, standard_input, usage
-from .output import colored, printable, say, shown, write, write_json
+from .output import colored, printable, say, write, write_json
 
 command = partial(registry.command, panel="Database")
 
@@ -47,24 +47,46 @@ def ddl(
 
 
 @command("doctor", "doctor --json", shared=DATABASE)
-def doctor(ctx: typer.Context, *, as_json: JsonOption = False) -> int:
-    """Check a database; print what is wrong with it and the SQL to run.
+def doctor(
+    ctx: typer.Context,
+    *,
+    rewrite_search_keys: Annotated[
+        bool,
+        typer.Option(
+            "--rewrite-search-keys",
+            help="Write search keys and list elements that do not agree with their values again.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Check a database, and print what is wrong with it and the statements that repair it.
 
-    Run the statements in the order in which they are printed. The exit code is 1 if there is an
-    error; warnings alone give 0.
+    Nothing is changed, unless --rewrite-search-keys is given. The statements never change or
+    delete what an application wrote; run them in their order. The exit code is 1 if something is
+    wrong; a warning alone gives 0.
     """
-    from agents_session_metadata.doctor import diagnose
+    from agents_session_metadata import doctor
 
     place = place_of(ctx)
     with place.connect() as (engine, wait):
-        findings = wait(diagnose(engine, place.names))
+        if rewrite_search_keys:
+            rewritten, skipped = wait(doctor.rewrite_search_keys(engine, place.names))
+            if as_json:
+                write_json({"rewritten": rewritten, "skipped": skipped})
+            else:
+                hint = "; run `agent-sessions doctor` to see why" if skipped else ""
+                write(str(rewritten))
+                say(f"values rewritten: {rewritten}, skipped: {skipped}{hint}")
+            return 0
+        findings = wait(doctor.diagnose(engine, place.names))
     wrong = any(each.level == "error" for each in findings)
     if as_json:
         write_json({"healthy": not wrong, "findings": [each.as_dict() for each in findings]})
         return int(wrong)
     for each in findings:
         level = colored(f"{each.level:7}")
-        write(f"{level}  {each.check}: {shown(each.problem)}")
+        # Whole: a statement in it that is cut would be another statement.
+        write(f"{level}  {each.check}: {printable(each.problem)}")
         for statement in each.repair:
             write(printable(f"{statement};", "\n\t"))
     say("something is wrong" if wrong else "healthy", "red" if wrong else "green")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from .command import build, hide_flag_types
+from .command import build, prepared
 from .output import printable
 
 COMMANDS = {
@@ -23,6 +25,10 @@ COMMANDS = {
 class _Commands(TyperGroup):
     """Imports the module of a command when the command is named, and all for the help."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        _spare_imports()
+        super().format_help(ctx, formatter)
+
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  # Typer passes it
         return list(COMMANDS)
 
@@ -36,7 +42,7 @@ class _Commands(TyperGroup):
         return self.commands.get(cmd_name)
 
     def get_params(self, ctx: Any) -> Any:
-        return hide_flag_types(super().get_params(ctx))
+        return prepared(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -69,6 +75,24 @@ def _print_version(value: bool) -> None:  # Typer calls it so
 
         typer.echo(f"agent-sessions {version('agents-session-metadata')}")
         raise typer.Exit
+
+
+def _spare_imports() -> None:
+    """Import Typer's help without what takes half of the time.
+
+    Typer imports `rich.markdown` and `rich.traceback`, and with them two more libraries, for help
+    texts in Markdown and for its own tracebacks. We use neither.
+    """
+    spared = {"rich.markdown": "Markdown", "rich.traceback": "Traceback"}
+    stand_ins = [name for name in spared if name not in sys.modules]
+    for name in stand_ins:
+        sys.modules[name] = ModuleType(name)
+        setattr(sys.modules[name], spared[name], type(spared[name], (), {}))
+    try:
+        import_module("typer.rich_utils")
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
 
 
 @app.callback()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import typer
@@ -40,7 +41,7 @@ class _Command(TyperCommand):
         self.params += [each for each in _PLACE.params if each.name in self.shared]
 
     def get_params(self, ctx: Any) -> Any:
-        return hide_flag_types(super().get_params(ctx))
+        return prepared(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -111,9 +112,21 @@ def place_of(ctx: typer.Context) -> Place:
     return place
 
 
-def hide_flag_types(params: list[Any]) -> list[Any]:
-    """Let the help show `--json` instead of `--json <bool>`."""
+def prepared(params: list[Any]) -> list[Any]:
+    """Parameters, with `--json` instead of `--json <bool>` in the help, and less to import.
+
+    Typer imports pydantic to check any value, a string or a missing one too.
+    """
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
+        if "process_value" not in vars(param):
+            param.process_value = partial(_process, param, param.process_value)
     return params
+
+
+def _process(param: Any, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
+    is_text = getattr(getattr(param, "type_descriptor", None), "annotation", None) is str
+    if (is_text and isinstance(value, str)) or (value is None and not param.required):
+        return value if param.callback is None else param.callback(ctx, param, value)
+    return process(ctx, value)

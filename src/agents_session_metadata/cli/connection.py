@@ -6,10 +6,10 @@ that Ctrl-C between two calls is an ordinary KeyboardInterrupt, and within one a
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,11 +21,6 @@ import typer
 from . import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
 from .output import printable, quoted
-
-if sys.version_info >= (3, 11):
-    from asyncio import Runner
-else:
-    from ._runner import Runner
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -179,6 +174,11 @@ class Calls:
     """
 
     def __init__(self, place: Place) -> None:
+        if sys.version_info >= (3, 11):
+            from asyncio import Runner
+        else:
+            from ._runner import Runner
+
         self._place = place
         self._runner = Runner()
         self._progressed = False
@@ -209,10 +209,10 @@ class Calls:
 
         async def some() -> list[T]:
             found: list[T] = []
-            end = asyncio.get_running_loop().time() + _BATCH_SECONDS
+            end = time.monotonic() + _BATCH_SECONDS
             async for each in source:
                 found.append(each)
-                if len(found) >= _BATCH or asyncio.get_running_loop().time() > end:
+                if len(found) >= _BATCH or time.monotonic() > end:
                     break
             return found
 
@@ -234,6 +234,8 @@ class Calls:
     async def _limited(self, work: Coroutine[Any, Any, T]) -> T:
         if self._place.timeout is None:
             return await work
+        import asyncio
+
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -268,7 +270,8 @@ def place_from_options(
         str | None,
         typer.Option(
             envvar="AGENT_SESSIONS_URL",
-            help="Database URL, like sqlite:///chat.db. Other users can see it in the process list: "
+            help="Database URL, such as sqlite:///chat.db. Other users can see it in the process "
+            "list: "
             "put a URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
             show_envvar=True,
             rich_help_panel=_PANEL,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -77,18 +76,21 @@ def start(
 
     if not normalize_agent(agent):
         usage(f"--agent must be the name of an agent, got '{printable(agent)}'")
-    name = session if session is not None else str(uuid.uuid4())
+    if session is None:
+        import uuid
+
+        session = str(uuid.uuid4())
     more = parse_pairs(meta, "--meta")
     with place_of(ctx).open() as (catalog, wait):
         from agents_session_metadata.runs.lifecycle import SessionLifecycle
         from agents_session_metadata.storage.rows import check_id
 
-        checked(check_id, name)
-        metadata = wait(SessionLifecycle(_Session(name, catalog)).start(agent, purpose, more))
+        checked(check_id, session)
+        metadata = wait(SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more))
     if as_json:
-        write_json({"session_id": name, "metadata": metadata})
+        write_json({"session_id": session, "metadata": metadata})
     else:
-        write(printable(name))
+        write(printable(session))
 
 
 @command("phase", "phase chat-1 approval --meta ready=true")

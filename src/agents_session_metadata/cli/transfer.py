@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import secrets
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -263,7 +261,7 @@ def _writing(path: Path | None) -> Iterator[_Target]:
             descriptor = os.open(path, os.O_WRONLY)
         else:
             # A name of its own, so that two exports to one path do not share it.
-            part = path.with_name(f".{path.name[:200]}.{secrets.token_hex(8)}.part")
+            part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(part, flags, 0o666 if mode is None else 0o600)
             if mode is not None:
@@ -368,6 +366,8 @@ class _Records:
                 return
 
     async def _until_readable(self) -> None:
+        import asyncio
+
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         try:
             loop.add_reader(self._source.fileno(), ready.set)

@@ -6,21 +6,22 @@ Only the `dialect` modules name a database.
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
+
 from sqlalchemy import Dialect as SADialect
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
 from ._dialect import Dialect
-from .mysql import MySQL
-from .postgresql import PostgreSQL
-from .sqlite import SQLite
 
-SUPPORTED: dict[str, Dialect] = {
-    "sqlite": SQLite(),
-    "postgresql": PostgreSQL(),
-    "mysql": MySQL(),
-    "mariadb": MySQL(),
+SUPPORTED = {
+    "sqlite": "sqlite.SQLite",
+    "postgresql": "postgresql.PostgreSQL",
+    "mysql": "mysql.MySQL",
+    "mariadb": "mysql.MySQL",
 }
+"""The class of each database. Its module is imported with the first engine for the database."""
 
 
 def dialect_of(sa_dialect: SADialect) -> Dialect:
@@ -29,7 +30,13 @@ def dialect_of(sa_dialect: SADialect) -> Dialect:
     Raises:
         UnsupportedDialectError: If it is none of the supported ones.
     """
-    try:
-        return SUPPORTED[sa_dialect.name]
-    except KeyError:
-        raise UnsupportedDialectError(sa_dialect.name) from None
+    if sa_dialect.name not in SUPPORTED:
+        raise UnsupportedDialectError(sa_dialect.name)
+    return _dialect_named(sa_dialect.name)
+
+
+@cache
+def _dialect_named(name: str) -> Dialect:
+    module, _, class_name = SUPPORTED[name].partition(".")
+    dialect: Dialect = getattr(import_module(f".{module}", __name__), class_name)()
+    return dialect

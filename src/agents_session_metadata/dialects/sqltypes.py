@@ -18,7 +18,6 @@ from sqlalchemy import (
 from sqlalchemy import (
     Dialect as SADialect,
 )
-from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.types import MAX_KEY_LENGTH
@@ -31,12 +30,21 @@ def _is_mysql(sa_dialect: SADialect) -> bool:
     return sa_dialect.name in ("mysql", "mariadb")
 
 
+def _mysql() -> Any:
+    """SQLAlchemy's types for MySQL, which take long to import and are not needed elsewhere."""
+    from sqlalchemy.dialects import mysql
+
+    module: Any = mysql
+    return module
+
+
 def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
     """A VARCHAR that compares byte by byte: case, accents and trailing spaces distinguish."""
     # Told at run time: a mysql:// URL may lead to MariaDB.
     is_mariadb = getattr(sa_dialect, "is_mariadb", False)
     collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
-    return mysql.VARCHAR(length, charset="utf8mb4", collation=collation)
+    exact: TypeEngine[Any] = _mysql().VARCHAR(length, charset="utf8mb4", collation=collation)
+    return exact
 
 
 Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
@@ -74,7 +82,7 @@ class LongText(TypeDecorator[str]):
     cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return mysql.LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
+        return _mysql().LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
 
 
 class SearchBytes(TypeDecorator[bytes]):
@@ -84,7 +92,7 @@ class SearchBytes(TypeDecorator[bytes]):
     cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return mysql.VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
+        return _mysql().VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
 
 
 class StoredTime(TypeDecorator[Any]):
@@ -95,7 +103,7 @@ class StoredTime(TypeDecorator[Any]):
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         # Seconds since 1970: exact also in the hour that the end of summer time repeats.
-        return mysql.DECIMAL(20, 6) if _is_mysql(dialect) else TIMESTAMP()
+        return _mysql().DECIMAL(20, 6) if _is_mysql(dialect) else TIMESTAMP()
 
 
 class LongBytes(TypeDecorator[bytes]):
@@ -105,7 +113,7 @@ class LongBytes(TypeDecorator[bytes]):
     cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return mysql.LONGBLOB() if _is_mysql(dialect) else LargeBinary()
+        return _mysql().LONGBLOB() if _is_mysql(dialect) else LargeBinary()
 
 
 TABLE_OPTIONS = {

@@ -12,9 +12,7 @@ from typing import Any
 
 from sqlalchemy import Column, ForeignKeyConstraint, Index, Integer, MetaData, Table
 
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
-
-from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name
+from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name, table_options
 
 ACTIVITY = "activity"
 
@@ -25,7 +23,7 @@ def _define(
     indexes_name, entries_name = names
     if entries_name in metadata.tables:
         return TableGroup(ACTIVITY, tuple(metadata.tables[name] for name in names))
-    options: dict[str, Any] = {**TABLE_OPTIONS, "sqlite_with_rowid": False}
+    options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
     sessions = core.tables[0]
     indexes = Table(
         indexes_name,

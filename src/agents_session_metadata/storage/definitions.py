@@ -16,6 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.dialects.sqltypes import (
+    TABLE_OPTIONS,
     LongBytes,
     LongText,
     MetadataKey,
@@ -76,6 +77,12 @@ QUERY_TYPES = ColumnTypes(
     TIMESTAMP(),
 )
 """Plain types: a statement compares by what the columns are in the database."""
+
+
+def table_options(types: ColumnTypes) -> dict[str, Any]:
+    """Options for CREATE TABLE; queries need none, and SQLAlchemy would import every dialect."""
+    return {} if types is QUERY_TYPES else TABLE_OPTIONS
+
 
 CREATE_TYPES = ColumnTypes(
     SessionId(),

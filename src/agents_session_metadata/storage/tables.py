@@ -36,7 +36,6 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
 from agents_session_metadata.values import SearchKey
 
 from .definitions import (
@@ -52,6 +51,7 @@ from .definitions import (
     derived_name,
     ending_with_session,
     name_beside,
+    table_options,
 )
 from .groups import GROUPS
 
@@ -213,7 +213,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         core = tuple(metadata.tables[name] for name in names)
         return _with_groups(metadata, names, core, types)
     now = text("CURRENT_TIMESTAMP")
-    options: dict[str, Any] = TABLE_OPTIONS
+    options = table_options(types)
     # Rows kept in the primary key itself: one lookup instead of two, and one tree less to write.
     own_options = {**options, "sqlite_with_rowid": False}
 
