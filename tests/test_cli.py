@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 
 import pytest
@@ -478,6 +479,35 @@ async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     result = await cli("import", str(file), code=1)
     assert "record 2" in result.stderr
     assert await filled.count_sessions() == 1
+
+
+@pytest.mark.skipif(
+    "on_corrupt" not in inspect.signature(SessionCatalog.list_sessions).parameters,
+    reason="the library stops at the first corrupt value",
+)
+@pytest.mark.parametrize("value", ["{", "nul"])
+async def test_a_corrupt_value_is_reported(cli, filled, value):
+    await raw.execute(
+        filled.engine,
+        "UPDATE agent_sessions_metadata SET value = :value WHERE session_id = 'b' AND "
+        + ("`key` = 'title'" if filled.engine.name in {"mysql", "mariadb"} else "key = 'title'"),
+        value=value,
+    )
+    for form in ((), ("--json",), ("--all", "--jsonl")):
+        result = await cli("list", *form, code=1)
+        assert len(result.stderr.splitlines()) == 1
+        assert "'title'" in result.stderr
+        for name in "abc":
+            assert f"Chat {name}" in result.stdout or name == "b"
+    assert {
+        each["session_id"] for each in document(await cli("list", "--json", code=1))["sessions"]
+    } == {*"abc"}
+    exported = await cli("export", code=1)
+    assert [json.loads(line)["session_id"] for line in exported.stdout.splitlines()] == ["a", "c"]
+    assert len([line for line in exported.stderr.splitlines() if "'title'" in line]) == 1
+    assert (await cli("get", "b", "owner_id")).stdout == "u1\n"
+    await cli("get", "b", "title", code=1)
+    await cli("show", "b", code=1)
 
 
 def test_an_option_that_the_driver_does_not_know():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import termios
@@ -20,6 +22,7 @@ from pathlib import Path
 import pytest
 from commands import run, said
 
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.cli import output as cli_output
 from agents_session_metadata.cli.app import COMMANDS
 from agents_session_metadata.cli.command import EXAMPLES
@@ -294,11 +297,18 @@ def test_odd_terminals(tmp_path):
 # ---- streams ----
 
 
-def shell(script, folder, environment=None):
+def shell(script, folder, environment=None, stdin=None):
     """Run a shell's line, in which `{cli}` is the command line on a database in a folder."""
     return subprocess.run(
-        ["/bin/sh", "-c", script.format(cli=f"{sys.executable} -m agents_session_metadata.cli")],
+        [
+            "/bin/sh",
+            "-c",
+            script.format(
+                cli=f"{sys.executable} -m agents_session_metadata.cli", python=sys.executable
+            ),
+        ],
         check=False,
+        input=stdin,
         capture_output=True,
         encoding="utf-8",
         errors="surrogateescape",
@@ -450,6 +460,162 @@ def test_tables_fit_the_terminal(width, capsys, monkeypatch):
     assert all(len(line) <= width for line in lines)
     assert "id" * 8 in lines[2]
     assert "…" in lines[2]
+
+
+# ---- files ----
+
+
+def test_an_export_replaces_nothing_but_the_content_of_its_file(tmp_path):
+    filled(tmp_path, "title=x")
+    file, own, link = tmp_path / "s.jsonl", tmp_path / "s.jsonl.part", tmp_path / "link"
+    file.write_text("before")
+    file.chmod(0o600)
+    own.write_text("mine")
+    link.symlink_to(file)
+    done = shell(
+        f"umask 022; cd {tmp_path}; {{cli}} export -o {link}; {{cli}} export -o new", tmp_path
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    assert json.loads(file.read_text())["session_id"] == "chat"
+    assert (file.stat().st_mode & 0o777, link.is_symlink(), own.read_text()) == (
+        0o600,
+        True,
+        "mine",
+    )
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o644
+    assert shell(f"cd {tmp_path}; {{cli}} export -o -", tmp_path).stdout == file.read_text()
+    # Two exports to one path: each is complete.
+    both = " & ".join([f"{{cli}} export -o {file}"] * 3)
+    assert shell(f"{both}; wait", tmp_path).returncode == 0
+    assert json.loads(file.read_text())["session_id"] == "chat"
+    assert shell(f"{{cli}} export -o {tmp_path}/full --meta title=y", tmp_path).returncode == 1
+    full = shell("{cli} export -o /dev/full", tmp_path)
+    assert said(full.stderr).endswith("/dev/full: No space left on device")
+    assert {each.name for each in tmp_path.iterdir()} >= {"s.jsonl", "s.jsonl.part", "link", "new"}
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
+
+
+@pytest.mark.skipif(
+    "on_invalid" not in inspect.signature(SessionCatalog.import_sessions).parameters,
+    reason="the library stops at the first invalid record",
+)
+def test_an_import_that_skips_what_is_invalid(tmp_path):
+    filled(tmp_path, "title=x")
+    url = f"sqlite:///{tmp_path}/x.db"
+    record = json.loads(run("export", url=url).stdout)
+    lines = [{**record, "session_id": name} for name in "ab"]
+    text = "\n".join(
+        ['{"a": 1, "a": 2}', json.dumps(lines[0]), '{"format": 9}', json.dumps(lines[1])]
+    )
+    result = run("import", "--skip-invalid", "--json", url=url, stdin=text)
+    assert json.loads(result.stdout) == {"read": 3, "written": 2, "invalid": 2}
+    assert result.exit_code == 1
+    first, second = result.stderr.splitlines()
+    assert first == "skipped: line 1 is not valid JSON: duplicate key 'a'"
+    assert "format" in second
+    assert run("count", url=url).stdout == "3\n"
+
+
+# ---- the database ----
+
+
+def test_a_url_in_a_file(tmp_path):
+    filled(tmp_path, "title=x")
+    (tmp_path / "url").write_text(f"sqlite:///{tmp_path}/x.db\n")
+    assert run("count", "--url-file", str(tmp_path / "url")).stdout == "1\n"
+    missing = run("count", "--url-file", str(tmp_path / "nope"))
+    assert (missing.exit_code, "nope: No such file" in missing.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "password", ["Qz1@qz2", "Qz1@qz2/qz3", "Qz1@qz2:qz3", "Qz1/qz2@qz3@", "Qz1:qz2@qz3"]
+)
+def test_no_part_of_a_password_is_shown(password):
+    result = run("list", url=f"postgresql://postgres:{password}@127.0.0.1:1/x")
+    assert result.exit_code in {1, 2}
+    for part in re.split("[@/:]", password):
+        assert not part or part not in result.output
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "mysql"])
+def test_a_server_that_does_not_answer(scheme, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"{scheme}://u:{PASSWORD}@127.0.0.1:{server.getsockname()[1]}/x"
+        done = shell(
+            f"{{cli}} resume-check --timeout 0.2 --url {url}", tmp_path, stdin='{"session_id": "a"}'
+        )
+        assert (done.returncode, json.loads(done.stdout).keys()) == (1, {"error"})
+        assert "did not answer within 0.2 s" in said(done.stderr)
+        assert PASSWORD not in done.stderr + done.stdout
+    assert run("list", "--timeout", "0", url="sqlite://").exit_code == 2
+
+
+def test_text_of_all_the_world_stays_readable(tmp_path):
+    text = "東京\u3000大阪 👨\u200d👩\u200d👧 e\u0301 نص"
+    filled(tmp_path, f"title={text}")
+    for command in ("list", "get chat title", "values title", "show chat"):
+        assert text in shell(f"{{cli}} {command}", tmp_path).stdout
+    assert text in shell(f"{{cli}} show '{text}'", tmp_path).stderr
+
+
+def test_every_page_at_once(tmp_path, monkeypatch):
+    filled(tmp_path, "n=1")
+    url = f"sqlite:///{tmp_path}/x.db"
+    record = json.loads(run("export", url=url).stdout)
+    lines = [json.dumps({**record, "session_id": f"s{number:04}"}) for number in range(1_200)]
+    assert run("import", url=url, stdin="\n".join(lines)).exit_code == 0
+    calls = []
+    original = SessionCatalog.list_sessions
+    monkeypatch.setattr(
+        SessionCatalog,
+        "list_sessions",
+        lambda *args, **kwargs: calls.append(kwargs["limit"]) or original(*args, **kwargs),
+    )
+    assert len(json.loads(run("list", "--all", "--json", url=url).stdout)["sessions"]) == 1_201
+    assert len(run("list", "--all", "--jsonl", url=url).stdout.splitlines()) == 1_201
+    assert run("list", "--all", url=url).stdout.count("active") == 2  # a table per page
+    assert calls == [1_000] * 6
+
+
+# ---- what the program says of itself ----
+
+
+def test_help():
+    shown = run("-h").stdout
+    assert shown == run("--help").stdout
+    for word in ("Sessions", "Lifecycle", "--version", "--install-completion", "resume-check"):
+        assert word in shown
+    assert re.fullmatch(r"agent-sessions \d+\.\d+\S*\n", run("--version").stdout)
+    for name in COMMANDS:
+        shown = run(name, "-h").stdout
+        assert "<bool>" not in shown
+        assert "[[" not in shown
+        assert "Database options" in shown
+    assert "process list" in " ".join(run("list", "-h").stdout.split())
+    assert "123 means the number" in said(run("list", "-h").stdout)
+    assert "Did you mean 'list'" in run("lst").stderr
+
+
+def test_completion():
+    done = shell(
+        "COMP_WORDS='agent-sessions res' COMP_CWORD=1 _AGENT_SESSIONS_COMPLETE=complete_bash "
+        '{python} -c \'import sys; sys.argv[0] = "agent-sessions"; '
+        "from agents_session_metadata.cli import main; main()'",
+        ".",
+    )
+    assert done.stdout.split() == ["resume-check"]
+
+
+def test_what_changes_something_answers_in_json(tmp_path):
+    url = f"sqlite:///{tmp_path}/x.db"
+    result = run("set", "a", "n=1", "--create", "--create-tables", "--json", url=url)
+    assert json.loads(result.stdout) == {"session_id": "a", "metadata": {"n": 1}}
+    assert json.loads(run("unset", "a", "n", "--json", url=url).stdout) == {
+        "session_id": "a",
+        "removed": 1,
+    }
+    result = run("delete", "a", "b", "--yes", "--json", url=url)
+    assert json.loads(result.stdout) == {"deleted": ["a"], "not_found": ["b"]}
 
 
 # ---- help and documentation ----
