@@ -68,7 +68,7 @@ def test_values_after_the_equals_sign():
         (["list", "--url", "sqlite:///:memory:", "--meta", "a"], "--meta takes KEY=VALUE"),
         (["list", "--url", "sqlite:///:memory:", "--meta", "a=1", "--meta", "a=2"], "'a' twice"),
         (["list", "--url", "sqlite:///:memory:", "--limit", "0"], "greater than or equal to 1"),
-        (["list", "--url", "sqlite:///:memory:", "--order-by", "title"], "order_by"),
+        (["list", "--url", "sqlite:///:memory:", "--order-by", "$title"], "order_by"),
         (["set", "a", "--url", "sqlite:///:memory:"], "nothing to set"),
         (["unset", "a", "--url", "sqlite:///:memory:"], "--all"),
         (["list", "--url", "sqlite:///:memory:", "--json", "--jsonl"], "--jsonl, not both"),
