@@ -65,7 +65,8 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(sentence: str, color: str | None = None) -> None:
-    """Write a message to stderr, on one line."""
+    """Write a message to stderr, on one line, after the data before it."""
+    sys.stdout.flush()
     typer.secho(printable(sentence), fg=color, err=True)
 
 
