@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from agents_session_metadata.quoting import quoted
+
 from . import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
-from .output import printable, quoted
+from .output import printable
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -31,18 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgresql": "postgresql+asyncpg",
-    "postgres": "postgresql+asyncpg",  # as some hosts write it
-    "mysql": "mysql+asyncmy",
-    "mariadb": "mariadb+asyncmy",
-}
-"""The drivers for URLs that name none."""
-EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
-"""The extras that install the drivers."""
-_DRIVER_MODULES = {*EXTRAS, "pymysql", "sqlite3", "aiomysql"}
-_MALFORMED = "the URL is malformed; write it like postgresql://user:password@host/name"
+_DRIVER_MODULES = {"aiosqlite", "sqlite3", "asyncpg", "psycopg", "asyncmy", "aiomysql", "pymysql"}
 _BATCH, _BATCH_SECONDS = 200, 0.05
 _PANEL = "Database options"
 
@@ -83,15 +74,11 @@ class Place:
         Raises:
             Failure: If there is none, or it is malformed. No message repeats a password.
         """
-        from sqlalchemy import make_url
-        from sqlalchemy.exc import ArgumentError
+        from agents_session_metadata.dialects.urls import DRIVERS, with_driver
 
         if not self.url:
             usage("no database is given; pass --url or --url-file, or set AGENT_SESSIONS_URL")
-        try:
-            url = make_url(self.url)
-        except (ArgumentError, ValueError):
-            usage(_MALFORMED)
+        url = checked(with_driver, self.url)
         backend = url.get_backend_name()
         if backend not in DRIVERS:
             usage(
@@ -101,7 +88,13 @@ class Place:
         # Of user:p@ss@host, SQLAlchemy takes ss@host for the host, and errors would show it.
         if "@" in (url.host or "") or (backend != "sqlite" and "@" in (url.database or "")):
             usage("the URL has an unescaped @ in the user name or the password; write it as %40")
-        return url.set(drivername=DRIVERS.get(url.drivername, url.drivername))
+        return url
+
+    def shown_url(self) -> str:
+        """The URL without its password."""
+        from agents_session_metadata.dialects.urls import shown_url
+
+        return shown_url(self.database_url())
 
     def engine(self, **engine_options: Any) -> AsyncEngine:
         """An engine, which the caller disposes.
@@ -111,20 +104,17 @@ class Place:
                 exist.
         """
         from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
-        from sqlalchemy.ext.asyncio import create_async_engine
+
+        from agents_session_metadata.dialects.urls import DRIVERS, EXTRAS, create_engine
 
         url = self.database_url()
         if not self.create_tables:
             _refuse_missing_file(url)
         try:
-            return create_async_engine(url, **engine_options)
+            return create_engine(url, engine_options)
         except ModuleNotFoundError as error:
-            extra = EXTRAS.get((error.name or "").partition(".")[0])
-            if extra is not None:
-                raise Failure(
-                    f"the driver {error.name} is not installed; install it with: "
-                    f"pip install 'agents-session-metadata[{extra}]'"
-                ) from None
+            if (error.name or "").partition(".")[0] in EXTRAS:
+                raise Failure(str(error)) from None
         except (NoSuchModuleError, InvalidRequestError):
             pass  # No driver of that name, or none for asyncio.
         except ArgumentError:
@@ -158,7 +148,7 @@ class Place:
             Failure: If there is no engine, or the scope is invalid.
         """
         from agents_session_metadata.catalog import SessionCatalog
-        from agents_session_metadata.storage.store import own_store
+        from agents_session_metadata.scope import own_store
 
         scope, names = parse_pairs(self.scope, "--scope"), self.names
         with self.connect(**engine_options) as (engine, calls):
@@ -253,7 +243,7 @@ class Calls:
         global abandoned  # noqa: PLW0603  # `main` then ends the process, whatever goes on in it
         abandoned = self._gave_up = True
         raise Failure(
-            f"the database at {shown_url(self._place.database_url())} "
+            f"the database at {self._place.shown_url()} "
             f"did not answer within {self._place.timeout:g} s"
         )
 
@@ -344,11 +334,6 @@ def place_from_options(
     )
 
 
-def shown_url(url: URL) -> str:
-    """A URL without its password, and without options, which may contain one."""
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
 def explain(error: Exception, place: Place) -> Failure | None:
     """What an error means to whoever typed the command; None for a bug."""
     from agents_session_metadata.ddl import DIALECTS
@@ -375,7 +360,7 @@ def explain(error: Exception, place: Place) -> Failure | None:
         return Failure(str(error))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
         return Failure(
-            f"the driver of {shown_url(place.database_url())} does not know an option of the "
+            f"the driver of {place.shown_url()} does not know an option of the "
             f"URL ({error}); asyncpg, for example, takes ssl=require",
             2,
         )
@@ -402,7 +387,7 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
     if url.password:
         reason = reason.replace(str(url.password), "***")
     return Failure(
-        f"database error at {shown_url(url)}: {printable(reason)}; "
+        f"database error at {place.shown_url()}: {printable(reason)}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )
 

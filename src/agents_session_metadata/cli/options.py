@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +9,9 @@ from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
 
-from .output import printable, quoted
+from agents_session_metadata.quoting import quoted
+
+from .output import printable
 
 T = TypeVar("T")
 
@@ -139,12 +140,6 @@ def both(*conditions: dict[str, Any] | None) -> dict[str, Any] | None:
     """A filter that requires all of the given ones; None stands for every session."""
     given = [each for each in conditions if each is not None]
     return {"$and": given} if len(given) > 1 else given[0] if given else None
-
-
-def newer(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
-    """Those of some options that a method knows."""
-    known = inspect.signature(method).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
 def refuse_both(*, as_json: bool, as_lines: bool) -> None:

@@ -47,11 +47,6 @@ def printable(text: str, kept: str = "") -> str:
     return _UNSAFE.sub(escaped, text)
 
 
-def quoted(text: str) -> str:
-    """Text in quotes, for messages."""
-    return f"'{printable(text)}'"
-
-
 def shown(value: Any) -> str:
     """A value on one line: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from .options import (
     WhereOption,
     both,
     checked,
-    newer,
     parse_pairs,
     parse_where,
     refuse_both,
@@ -46,7 +45,6 @@ from .output import (
 )
 
 if TYPE_CHECKING:
-    from agents_session_metadata.query.ordering import OrderBy
     from agents_session_metadata.types import SessionInfo
 
 command = partial(registry.command, panel="Sessions")
@@ -68,7 +66,10 @@ def list_(
     meta: FilterMetaOption = None,
     active: ActiveOption = False,
     order_by: Annotated[
-        str, typer.Option(help="updated_at, created_at or session_id; - for descending.")
+        str,
+        typer.Option(
+            help="A metadata key, updated_at, created_at or session_id; - for descending."
+        ),
     ] = "-updated_at",
     limit: Annotated[
         int | None,
@@ -100,12 +101,12 @@ def list_(
             page = wait(
                 catalog.list_sessions(
                     condition,
-                    order_by=cast("OrderBy", order_by),
+                    order_by=order_by,
                     limit=limit or (_LONG_PAGE if every else _PAGE),
                     cursor=cursor,
                     keys=keys,
                     count_items=count_items,
-                    **newer(catalog.list_sessions, on_corrupt=corrupt),
+                    on_corrupt=corrupt,
                 )
             )
             found += len(page.sessions)
@@ -130,11 +131,7 @@ def show(ctx: typer.Context, session: SessionArgument, *, as_json: JsonOption = 
     """Show one session: times, number of items, metadata."""
     corrupt = Corrupt()
     with place_of(ctx).open() as (catalog, wait):
-        info = wait(
-            catalog.get_session(
-                session, count_items=True, **newer(catalog.get_session, on_corrupt=corrupt)
-            )
-        )
+        info = wait(catalog.get_session(session, count_items=True, on_corrupt=corrupt))
     _write_found(info, as_json=as_json)
     return corrupt.exit_code if info is not None else nothing(_missing(session))
 
@@ -155,11 +152,7 @@ def get(
     """
     corrupt = Corrupt()
     with place_of(ctx).open() as (catalog, wait):
-        info = wait(
-            catalog.get_session(
-                session, keys=keys or None, **newer(catalog.get_session, on_corrupt=corrupt)
-            )
-        )
+        info = wait(catalog.get_session(session, keys=keys or None, on_corrupt=corrupt))
     stored = info.metadata if info is not None else {}
     if as_json:
         write_json({key: stored.get(key) for key in keys} if keys else stored)
@@ -204,18 +197,13 @@ def set_(
         from agents_session_metadata.storage.rows import check_id
 
         checked(check_id, session)
-        if not create and wait(catalog.get_session(session, keys=[])) is None:
-            return nothing(f"{_missing(session)}; pass --create to create it")
         try:
-            wait(
-                catalog.set_metadata(
-                    session, values, **newer(catalog.set_metadata, must_exist=not create)
-                )
-            )
+            wait(catalog.set_metadata(session, values, must_exist=not create))
         except Failure as failure:
             if isinstance(failure.__cause__, SessionNotFoundError):
-                more = "" if create else "; pass --create to create it"
-                raise Failure(f"{_missing(session)}{more}") from None
+                return nothing(
+                    _missing(session) + ("" if create else "; pass --create to create it")
+                )
             raise
         if as_json:
             metadata = wait(catalog.get_metadata(session))

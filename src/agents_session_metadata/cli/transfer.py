@@ -26,7 +26,6 @@ from .options import (
     WhereOption,
     YesOption,
     confirm,
-    newer,
     parse_where,
     refuse_both,
     require_answer,
@@ -159,9 +158,7 @@ def export(
         shows = sys.stderr.isatty() and not target.file.isatty()
         total = wait(catalog.count_sessions(condition)) if shows else None
         records = Records(target.file, as_list=as_json)
-        exported = catalog.export_sessions(
-            condition, **newer(catalog.export_sessions, on_corrupt=corrupt)
-        )
+        exported = catalog.export_sessions(condition, on_corrupt=corrupt)
         with progress("Exporting", total, output=target.file) as counter:
             for batch in wait.batches(exported):
                 for record in batch:
@@ -218,11 +215,8 @@ def import_(
                 catalog.import_sessions(
                     reading,
                     on_conflict=on_conflict,
-                    **newer(
-                        catalog.import_sessions,
-                        on_invalid=on_invalid if skip_invalid else None,
-                        progress=lambda _: wait.progressed(),
-                    ),
+                    on_invalid=on_invalid if skip_invalid else None,
+                    progress=lambda _: wait.progressed(),
                 )
             )
         except Failure as failure:

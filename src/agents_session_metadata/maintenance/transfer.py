@@ -31,8 +31,6 @@ from agents_session_metadata.storage.rows import check_id
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
 
-from .records import FORMAT, dump_item, invalid, parse_record
-
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does about a session that exists."""
 
@@ -57,6 +55,8 @@ def read_records(
     queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]] | None]:
     """Read the next sessions, and their records unless that is too much at a time."""
+    from .records import FORMAT, dump_item  # pydantic takes long to import
+
     found = read_page(connection, queries, condition, WALK, limit=size, after=after)
     database = store.database
     most = None if len(found) == 1 else _BATCH_ITEMS
@@ -181,6 +181,8 @@ class Import:
         return write
 
     def _parse(self, record: object) -> NewSession:
+        from .records import invalid, parse_record
+
         parsed = parse_record(record)
         metadata = self._store.encode_new(parsed.metadata)
         check_id(parsed.session_id)
@@ -201,6 +203,8 @@ class Import:
 
     def _time(self, moment: datetime, path: str) -> Any:
         """A time as the database stores it."""
+        from .records import invalid
+
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
         except OverflowError:
