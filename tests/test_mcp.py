@@ -579,6 +579,29 @@ async def test_database_errors_say_what_kind(shared_database, tmp_path, caplog):
     assert "private" not in record.getMessage()
 
 
+async def test_a_corrupt_value_does_not_block_a_listing(catalog, shared_database):
+    await catalog.set_metadata("gt-alpha-Toast", {"bad": "x"})
+    async with shared_database.engine().begin() as connection:
+        await connection.exec_driver_sql(
+            "UPDATE agent_sessions_metadata SET value = '{' WHERE value = '\"x\"'"
+        )
+    async with within(catalog) as tools:
+        for answer in (
+            await tools("list_sessions", order_by="session_id"),
+            await tools("find_sessions", metadata={"owner_id": "u1"}),
+        ):
+            corrupt = {each["session"]: each.get("corrupt") for each in answer["sessions"]}
+            assert corrupt.pop("gt-alpha-Toast") == ["bad"]
+            assert len(corrupt) >= 2
+            assert set(corrupt.values()) == {None}
+        answer = await tools("get_metadata", session="gt-alpha-Toast")
+        assert answer["corrupt"] == ["bad"]
+        assert answer["metadata"]["role"] == "polecat"
+        answer = await tools("get_metadata", session="gt-alpha-Toast", key="bad")
+        assert (answer["corrupt"], answer["stored"]) == (["bad"], True)
+        assert "value" not in answer
+
+
 async def test_the_first_call_after_a_dropped_connection(shared_database):
     if shared_database.kind == "sqlite":
         pytest.skip("SQLite has no connection to drop")
