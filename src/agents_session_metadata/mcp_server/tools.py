@@ -228,9 +228,12 @@ async def set_metadata(
             value = parse_json(value)
         except ValueError as error:
             raise ValueError(f"value: {error}") from None
-    if not create and await view.catalog.get_session(session, keys=[]) is None:
-        raise ValueError(f"{SessionNotFoundError(session)}; pass create=true to create it")
-    await view.catalog.set_metadata(session, {key: value})
+    try:
+        await view.catalog.set_metadata(session, {key: value}, must_exist=not create)
+    except SessionNotFoundError as error:
+        if create:
+            raise
+        raise ValueError(f"{error}; pass create=true to create it") from error
     return {"session": session, "key": key, "stored": True}
 
 
