@@ -27,8 +27,7 @@ ROOT = PACKAGE.parents[1]
 
 # A module imports from its own sub-package, and from layers above its own in this list.
 LAYERS = [
-    {"errors", "types", "keys"},
-    {"values"},
+    {"errors", "types", "keys", "values", "quoting"},
     {"dialects"},
     {"storage"},
     {"query"},

@@ -108,7 +108,11 @@ class SessionTables:
         return tuple(trigger for group in self.groups for trigger in group.triggers)
 
     def group(self, name: str) -> TableGroup:
-        """The group of this name."""
+        """The group of this name.
+
+        Args:
+            name: `"core"`, or the name of an optional feature, such as `"activity"`.
+        """
         return next(group for group in self.groups if group.name == name)
 
 
