@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         SessionMetadataError,
         SessionNotFoundError,
         TablesMissingError,
+        TriggersNotAllowedError,
         UnsupportedDialectError,
     )
     from .keys import normalize_agent
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from .session import SQLAlchemyMetadataSession
     from .storage.tables import SessionTables, session_tables
     from .types import (
+        IndexInfo,
         MetadataLimits,
         SessionInfo,
         SessionPage,
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CorruptMetadataError",
+    "IndexInfo",
     "InvalidCursorError",
     "InvalidFilterError",
     "InvalidMetadataError",
@@ -68,6 +71,7 @@ __all__ = [
     "Statistics",
     "TablesMissingError",
     "ToolStatistics",
+    "TriggersNotAllowedError",
     "UnsupportedDialectError",
     "ValueCount",
     "normalize_agent",
@@ -88,6 +92,7 @@ _MODULES = {
         "SessionMetadataError",
         "SessionNotFoundError",
         "TablesMissingError",
+        "TriggersNotAllowedError",
         "UnsupportedDialectError",
     ],
     "keys": ["normalize_agent"],
@@ -96,6 +101,7 @@ _MODULES = {
     "session": ["SQLAlchemyMetadataSession"],
     "storage.tables": ["SessionTables", "session_tables"],
     "types": [
+        "IndexInfo",
         "MetadataLimits",
         "SessionInfo",
         "SessionPage",

@@ -120,14 +120,17 @@ class InvalidPhaseError(SessionMetadataError, ValueError):
 class ScopeError(SessionMetadataError, ValueError):
     """A key that a scope fixes was about to be changed or deleted. Nothing was written.
 
+    A method that is about all sessions, called within a scope, raises it as well.
+
     Attributes:
         key: The scope key.
     """
 
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, message: str | None = None) -> None:
         self.key = key
         super().__init__(
-            f"metadata key {quoted(key)} is fixed by the scope; it cannot be changed here"
+            message
+            or f"metadata key {quoted(key)} is fixed by the scope; it cannot be changed here"
         )
 
 
@@ -167,6 +170,18 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
         super().__init__(
             f"the database lacks {', '.join(self.tables)}; create what is missing with "
             "create_tables=True, with `agent-sessions ddl`, or by a migration from session_tables()"
+        )
+
+
+class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
+    """The database user may not create the triggers that maintain an index."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database user may not create the triggers that maintain an index; on MySQL and "
+            "MariaDB, grant TRIGGER on the database and, if the server writes a binary log, set "
+            "log_bin_trust_function_creators = 1; on PostgreSQL, grant TRIGGER on the tables of "
+            "sessions and metadata and CREATE on their schema, or create the index as their owner"
         )
 
 

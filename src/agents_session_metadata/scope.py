@@ -21,6 +21,7 @@ from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import EVERYTHING, All, Condition
 from .query.queries import Queries
+from .query.walks import read_sessions
 from .quoting import quoted
 from .storage.database import Database
 from .storage.store import SessionStore, check_limit
@@ -164,9 +165,7 @@ class ScopedStore(SessionStore[Queries]):
         if limit is not None:
             check_limit(limit)
         condition = self.condition(where)
-        return await self.database.read(
-            lambda connection, queries: list(connection.scalars(*queries.find(condition, limit)))
-        )
+        return await read_sessions(self.database, lambda reader: reader.ids(condition, limit))
 
 
 def open_store(

@@ -132,3 +132,19 @@ class Statistics:
     def tool_calls(self) -> int:
         """How often tools were called, all together."""
         return sum(tool.calls for tool in self.tools.values())
+
+
+@dataclass(frozen=True)
+class IndexInfo:
+    """An index of sessions by activity.
+
+    Attributes:
+        key: The metadata key, or `$updated_at`.
+        complete: Whether it has all sessions. One that is not is never used; `create_index`
+            continues it.
+        entries: The number of its entries, if it was asked for.
+    """
+
+    key: str
+    complete: bool
+    entries: int | None = None

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.paging import Found, read_last, read_page
+from agents_session_metadata.query.paging import Found
 from agents_session_metadata.query.queries import Queries, Query
+from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
 
 if TYPE_CHECKING:
@@ -54,15 +55,11 @@ class CatalogPart:
         )
 
     async def _page(self, condition: Condition, ordering: Ordering, **options: Any) -> list[Found]:
-        database = self._store.database
-        return await database.read(
-            lambda connection, queries: read_page(
-                connection, queries, condition, ordering, **options
-            )
+        return await read_sessions(
+            self._store.database, lambda reader: reader.page(condition, ordering, **options)
         )
 
     async def _last(self, condition: Condition, **options: Any) -> Found | None:
-        database = self._store.database
-        return await database.read(
-            lambda connection, queries: read_last(connection, queries, condition, **options)
+        return await read_sessions(
+            self._store.database, lambda reader: reader.last(condition, **options)
         )

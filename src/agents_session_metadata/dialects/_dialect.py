@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
+from ._triggers import TriggerSQL
 from .sqltypes import SessionId
 
 Statement: TypeAlias = Any
@@ -40,6 +42,8 @@ class Dialect:
     """One database's ways. The methods of this class are those of standard SQL."""
 
     name: ClassVar[str]
+    triggers: ClassVar[TriggerSQL] = TriggerSQL()
+    """How it spells triggers."""
     autocommit_reads: ClassVar[bool] = False
     """Whether a lone SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
@@ -125,6 +129,10 @@ class Dialect:
         """Insert a row, or replace the named columns of the one with its primary key."""
         raise NotImplementedError
 
+    def insert_missing(self, table: Table) -> Any:
+        """Insert rows, except those whose primary key is there."""
+        raise NotImplementedError
+
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         """Whether a column has one of so many values, within the driver's count of parameters.
 
@@ -194,6 +202,18 @@ class Dialect:
         """An aware datetime, as a parameter that compares with `moment`."""
         raise NotImplementedError
 
+    def outer_limit(self, name: str, *, high: bool) -> ColumnElement[Any]:
+        """A limit for stored times, of a limit for moments.
+
+        Every stored time whose moment is within the limit is within this one; it is there to read
+        fewer, and need not be exact. The parameter is `<name>_outer`, an `outer_value`.
+        """
+        return bindparam(f"{name}_outer", type_=self.stored_time_type())
+
+    def outer_value(self, moment: datetime, *, high: bool) -> Any:
+        """An aware datetime, as a parameter for `outer_limit`."""
+        return self.moment_value(moment)
+
     def time_to_store(self, moment: datetime) -> Any:
         """An aware datetime, as `stored_by` takes it as a parameter.
 
@@ -221,6 +241,32 @@ class Dialect:
         """
         raise NotImplementedError
 
+    def schema_of(self, connection: Connection, table: Table) -> str:
+        """The schema where a table is found, quoted and with its point; or nothing."""
+        schema = connection.schema_for_object(table)
+        return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
+
+    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+        """The names of the triggers on a table."""
+        raise NotImplementedError
+
+    def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
+        """Let nobody else write to some tables until the transaction ends, if DDL is part of it.
+
+        Returns:
+            Whether that is so. If not, others write in between.
+        """
+        return False
+
+    def refuses_triggers(self, error: DBAPIError) -> bool:
+        """Whether an error says that the user may not create triggers."""
+        return False
+
+    @contextmanager
+    def brief_waits(self, connection: Connection) -> Iterator[None]:
+        """Within it, a statement waits five seconds at most for a table."""
+        yield
+
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """The type of ids in a sessions table that exists, and whether it sorts by code point."""
         return SessionId(), True
@@ -228,10 +274,6 @@ class Dialect:
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         """The type of ids in our tables, beside a sessions table with ids of this type."""
         return parent
-
-    def sorted_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
-        """The same, where an index has to sort them as `by_code_point` does."""
-        return self.own_id(parent)
 
 
 def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:

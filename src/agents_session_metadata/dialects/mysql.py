@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -36,6 +37,7 @@ from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
 from ._locks import Found, Locks, Reader
+from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
 
 _CREATED = "@agents_session_created"
@@ -124,6 +126,7 @@ class MySQL(Dialect):
     """MySQL and MariaDB."""
 
     name = "mysql"
+    triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
@@ -132,10 +135,10 @@ class MySQL(Dialect):
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
     transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
-    # table exists, duplicate key name, duplicate foreign key name (in its two forms); and no such
-    # table, when another process has just given it its name
+    # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
+    # forms); and no such table, when another process has just given it its name
     creation_race_codes: ClassVar[frozenset[object]] = frozenset(
-        {1050, 1061, 1826, 1005, 1684, 1213, 1146}
+        {1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359}
     )
 
     def error_code(self, error: DBAPIError) -> object:
@@ -144,6 +147,9 @@ class MySQL(Dialect):
 
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _MySQLLocks(sessions, metadata, elements)
+
+    def insert_missing(self, table: Table) -> Any:
+        return mysql.insert(table).prefix_with("IGNORE")
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)
@@ -204,6 +210,27 @@ class MySQL(Dialect):
         name = cast(func.json_unquote(part(0, "STRING")), LargeBinary)
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
+
+    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+        schema = connection.schema_for_object(table)
+        query = (
+            "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :name"
+            " AND event_object_schema = coalesce(:schema, database())"
+        )
+        return set(connection.scalars(text(query), {"name": table.name, "schema": schema}))
+
+    def refuses_triggers(self, error: DBAPIError) -> bool:
+        # command denied on a table or database; or, with a binary log, a privilege is missing
+        return self.error_code(error) in {1142, 1044, 1227, 1419}
+
+    @contextmanager
+    def brief_waits(self, connection: Connection) -> Iterator[None]:
+        # Whoever waits for a table makes others wait behind it.
+        connection.execute(text("SET SESSION lock_wait_timeout = 5"))
+        try:
+            yield
+        finally:
+            connection.execute(text("SET SESSION lock_wait_timeout = DEFAULT"))
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         schema = connection.schema_for_object(sessions)

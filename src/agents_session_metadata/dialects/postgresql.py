@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Triples, replacements
 from ._locks import Locks
-from .sqltypes import SessionId
+from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 
 class _PostgreSQLLocks(Locks):
@@ -53,6 +53,7 @@ class PostgreSQL(Dialect):
     """PostgreSQL, from 13."""
 
     name = "postgresql"
+    triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
     # A lock does not show in a snapshot: whoever waited for it must read what is there then.
     write_isolation = "READ COMMITTED"
@@ -74,6 +75,9 @@ class PostgreSQL(Dialect):
             index_elements=list(table.primary_key.columns),
             set_=replacements(statement.excluded, replaced),
         )
+
+    def insert_missing(self, table: Table) -> Any:
+        return postgresql.insert(table).on_conflict_do_nothing()
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
@@ -121,6 +125,18 @@ class PostgreSQL(Dialect):
     def moment_value(self, moment: datetime) -> Any:
         return moment
 
+    def outer_limit(self, name: str, *, high: bool) -> ColumnElement[Any]:
+        moment = bindparam(f"{name}_outer", type_=TIMESTAMP(timezone=True))
+        return func.timezone(func.current_setting("TimeZone"), moment, type_=TIMESTAMP())
+
+    def outer_value(self, moment: datetime, *, high: bool) -> Any:
+        # The end of summer time repeats an hour.
+        hours = timedelta(hours=3 if high else -3)
+        try:
+            return moment + hours
+        except OverflowError:
+            return moment
+
     def time_to_store(self, moment: datetime) -> Any:
         return moment
 
@@ -154,6 +170,30 @@ class PostgreSQL(Dialect):
 
         return Triples(each, part(0, "string"), whole(1), whole(2))
 
+    def schema_of(self, connection: Connection, table: Table) -> str:
+        found = connection.scalar(
+            text(
+                "SELECT quote_ident(n.nspname) FROM pg_class c"
+                " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
+            ),
+            {"name": _qualified(connection, table)},
+        )
+        return f"{found}."
+
+    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+        query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
+        return set(connection.scalars(text(query), {"name": _qualified(connection, table)}))
+
+    def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
+        names = ", ".join(_qualified(connection, table) for table in tables)
+        # Nor lock rows: whoever has locked one and then writes would be in a deadlock with a
+        # foreign key that is checked here.
+        connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
+        return True
+
+    def refuses_triggers(self, error: DBAPIError) -> bool:
+        return self.error_code(error) == "42501"
+
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         collation = connection.execute(
             text(
@@ -172,9 +212,6 @@ class PostgreSQL(Dialect):
         effective, declared = collation
         kind = String() if declared == "default" else String(collation=declared)
         return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
-
-    def sorted_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
-        return SessionId()
 
 
 def _qualified(connection: Connection, table: Table) -> str:

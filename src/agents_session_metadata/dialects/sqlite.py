@@ -19,12 +19,14 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    column,
     event,
     func,
     select,
     type_coerce,
     update,
 )
+from sqlalchemy import table as table_clause
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -105,6 +107,9 @@ class SQLite(Dialect):
             set_=replacements(statement.excluded, replaced),
         )
 
+    def insert_missing(self, table: Table) -> Any:
+        return sqlite.insert(table).on_conflict_do_nothing()
+
     # SQLite counts every parameter of a list; a document with the values is one parameter.
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         if count <= self.many:
@@ -183,12 +188,22 @@ class SQLite(Dialect):
 
         return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
 
+    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+        schema = connection.schema_for_object(table)
+        names = table_clause("sqlite_master", column("name"), column("type"), schema=schema)
+        return set(connection.scalars(select(names.c.name).where(names.c.type == "trigger")))
+
     def moment_type(self) -> TypeEngine[Any]:
         return String()
 
     def moment_value(self, moment: datetime) -> Any:
         naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
         return naive.isoformat(" ", "microseconds")
+
+    def outer_value(self, moment: datetime, *, high: bool) -> Any:
+        text = self.moment_value(moment)
+        # Stored times have a fraction or none.
+        return f"{text}~" if high else text[:10]
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.storage.tables import CreateTrigger
 
+from .activity import check_activity
 from .contents import Contents
 from .findings import Finding
 from .inspection import Inspection
@@ -47,6 +48,7 @@ def check(inspection: Inspection, repairs: Repairs) -> list[Finding]:
         _indexes,
         _triggers,
         lambda inspection, _: Contents(inspection).check(inspection.connection),
+        lambda inspection, _: check_activity(inspection),
         lambda inspection, _: inspection.check_zone(),
         _clock,
     )

@@ -104,14 +104,13 @@ class Inspection:
 
     # ---- SQL ----
 
-    def sql(self, element: Any) -> str:
+    def sql(self, element: Any, *, literals: bool = False) -> str:
         """A statement as text, in the schema that the connection translates to."""
+        options: dict[str, Any] = {"compile_kwargs": {"literal_binds": True}} if literals else {}
         translation = self.connection.get_execution_options().get("schema_translate_map")
-        if translation is None:
-            return as_text(element, self.dialect)
-        return as_text(
-            element, self.dialect, schema_translate_map=translation, render_schema_translate=True
-        )
+        if translation is not None:
+            options |= {"schema_translate_map": translation, "render_schema_translate": True}
+        return as_text(element, self.dialect, **options)
 
     def quote(self, name: str) -> str:
         """A name, quoted if SQL requires it."""

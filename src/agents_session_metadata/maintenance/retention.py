@@ -9,7 +9,9 @@ from sqlalchemy import Connection, Table, delete
 
 from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
+from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
 
 
@@ -42,9 +44,29 @@ async def delete_matching(
     batch_size: int,
     progress: Callable[[int], object] | None,
 ) -> int:
-    """Delete the sessions that match, batch by batch in the order of their ids."""
+    """Delete the sessions that match, batch by batch.
+
+    With an index that can tell them, it begins with those that were active longest ago; otherwise
+    it goes by their ids.
+    """
     database = store.database
     deleted, after = 0, None
+    position: Position | None = None
+    while True:
+        oldest = await read_sessions(
+            database,
+            lambda reader: reader.oldest(condition, limit=batch_size + 1, after=position),  # noqa: B023
+        )
+        if oldest is None:
+            break
+        ids = [each.info.session_id for each in oldest[:batch_size]]
+        if ids:
+            deleted += await database.write(_deletion(store, condition, ids))
+            if progress is not None:
+                progress(deleted)
+        if len(oldest) <= batch_size:
+            return deleted
+        position = oldest[batch_size - 1].position
     while True:
 
         def candidates(

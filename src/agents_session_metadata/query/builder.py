@@ -27,6 +27,7 @@ from sqlalchemy import (
     literal,
     or_,
     select,
+    true,
     union_all,
 )
 
@@ -39,7 +40,7 @@ from .ordering import Ordering
 
 MISSING = {False: b"\xff", True: b""}
 """What stands for the search key of a session without the key, by whether the order descends."""
-_NAME = "c"
+NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
 
@@ -100,7 +101,7 @@ class Builder:
 
     def parameters(self) -> dict[str, Any]:
         """The parameters of the condition, for every statement that is built for its shape."""
-        return self._condition.parameters(_NAME, self._dialect)
+        return self._condition.parameters(NAME, self._dialect)
 
     def find(self, *, limited: bool) -> Statement:
         """Ids, most recently active first."""
@@ -108,7 +109,7 @@ class Builder:
         updated = self._dialect.stored_time(self._sessions.c.updated_at)
         order = updated.desc(), self._context.sorted_id(source.session_id).desc()
         statement = source.select(source.session_id).order_by(*order)
-        return statement.limit(_limit()) if limited else statement
+        return statement.limit(limit_of_call()) if limited else statement
 
     def count(self) -> Statement:
         """The number."""
@@ -120,7 +121,7 @@ class Builder:
         statement = source.select(source.session_id).order_by(source.session_id)
         if walk:
             statement = statement.where(source.session_id > bindparam("after_id", type_=String))
-        return statement.limit(_limit())
+        return statement.limit(limit_of_call())
 
     def page(
         self,
@@ -140,14 +141,17 @@ class Builder:
             by_key = []
         terms = [*by_key, *self._by_columns(ordering, source.session_id)]
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        inner = source.select(*columns).order_by(*_directed(terms)).limit(_limit())
+        inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         if beyond:
-            inner = inner.where(_beyond(terms))
+            inner = inner.where(after_position(terms))
         return self._with_metadata(inner, terms, some_keys, native=ordering.native)
 
     def last(self, *, some_keys: int | None, count_items: bool) -> Statement:
         """The session that was active last."""
-        source = self.source(sessions=True)
+        inner = self._newest_of(self.source(sessions=True), count_items=count_items)
+        return self._with_metadata(inner, (), some_keys)
+
+    def _newest_of(self, source: Source, *, count_items: bool) -> Statement:
         columns = self._info_columns(source.session_id, count_items=count_items)
         updated = self._dialect.stored_time(self._sessions.c.updated_at)
         rank = func.rank().over(order_by=updated.desc()).label("rank")
@@ -159,7 +163,7 @@ class Builder:
             .correlate(ranked)
             .scalar_subquery()
         )
-        inner = (
+        return (
             select(*(column for column in ranked.c if column.name != "rank"))
             .where(ranked.c.rank == 1)
             .order_by(
@@ -168,7 +172,6 @@ class Builder:
             )
             .limit(constant(1))
         )
-        return self._with_metadata(inner, (), some_keys)
 
     def count_values(self) -> Statement:
         """Sessions by scalar under a key."""
@@ -183,7 +186,7 @@ class Builder:
             select(each.c.search_key, each.c.search_rest, number)
             .group_by(each.c.search_key, each.c.search_rest)
             .order_by(number.desc(), each.c.search_key, each.c.search_rest)
-            .limit(_limit())
+            .limit(limit_of_call())
         )
 
     def _counts(self, table: Table) -> Iterator[Statement]:
@@ -229,25 +232,37 @@ class Builder:
         some_keys: int | None,
         *,
         native: bool = False,
+        beside: FromClause | None = None,
     ) -> Statement:
-        """Add the metadata of each session, read by primary key."""
-        if some_keys == 0:
+        """Add the metadata of each session, read by primary key.
+
+        `beside` has one row, whose columns every row gets; if there is no session, the only one.
+        """
+        if some_keys == 0 and beside is None:
             return inner
         page = inner.subquery("page")
-        rows = self._tables.metadata
-        same = rows.c.session_id == page.c.session_id
-        if some_keys:
-            same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
-        statement = select(page, rows.c.key, rows.c.value).select_from(page.outerjoin(rows, same))
+        columns: list[Any] = list(page.c)
+        joined: FromClause = page
+        if beside is not None:
+            columns += beside.c
+            joined = beside.outerjoin(page, true())
+        if some_keys != 0:
+            rows = self._tables.metadata
+            same = rows.c.session_id == page.c.session_id
+            if some_keys:
+                same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
+            columns += [rows.c.key, rows.c.value]
+            joined = joined.outerjoin(rows, same)
+        statement = select(*columns).select_from(joined)
         if not terms:
             return statement
-        columns = [page.c[term.label] for term in terms[:-1]]
-        columns.append(self._context.sorted_id(page.c.session_id, native=native))
+        ordered = [page.c[term.label] for term in terms[:-1]]
+        ordered.append(self._context.sorted_id(page.c.session_id, native=native))
         moved = [
             replace(term, column=column, sorted_by=self._sorted_by(column, len(term.sorted_by)))
-            for term, column in zip(terms, columns, strict=True)
+            for term, column in zip(terms, ordered, strict=True)
         ]
-        return statement.order_by(*_directed(moved))
+        return statement.order_by(*directed(moved))
 
     # ---- orders ----
 
@@ -306,7 +321,7 @@ class Builder:
             walk: Whether rows must come in the order of their ids.
             default: What to read if no condition is worth driving; the sessions by default.
         """
-        parts = dict(self._condition.conjunction(_NAME))
+        parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
         best_name, best = best_of(parts.items())
         selective = best.rank <= SELECTIVE
@@ -325,7 +340,7 @@ class Builder:
 
     def truth(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
         """The condition as SQL that is true or false for the session with this id."""
-        return self._condition.truth(_NAME, self._context, session_id)
+        return self._condition.truth(NAME, self._context, session_id)
 
     def _joined(
         self, rows: FromClause, table: FromClause, session_id: Any, *, selective: bool
@@ -339,7 +354,8 @@ class Builder:
         return by_key
 
 
-def _directed(terms: Sequence[Term]) -> list[Any]:
+def directed(terms: Sequence[Term]) -> list[Any]:
+    """What to order by."""
     return [
         column.desc() if term.descending else column.asc()
         for term in terms
@@ -347,7 +363,7 @@ def _directed(terms: Sequence[Term]) -> list[Any]:
     ]
 
 
-def _beyond(terms: Sequence[Term]) -> ColumnElement[bool]:
+def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
     """What comes after a position: `a >= x AND (a > x OR …)`, which every index can follow."""
     *before, last = terms
     beyond: ColumnElement[bool] = last.compared(op.lt if last.descending else op.gt)
@@ -362,6 +378,6 @@ def _bytes(name: str) -> BindParameter[bytes]:
     return bindparam(name, type_=LargeBinary)
 
 
-def _limit() -> BindParameter[int]:
+def limit_of_call() -> BindParameter[int]:
     """The limit of a call: in the text of the statement, because a planner needs to know it."""
     return bindparam("limit", type_=Integer, literal_execute=True)

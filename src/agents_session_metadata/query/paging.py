@@ -98,9 +98,14 @@ def read_last(
 
 def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
     """Put the rows of each session together, one for each of its keys."""
-    place = {name: index for index, name in enumerate(result.keys())}
+    return collected(list(result.keys()), cast("Iterable[Any]", result), dialect)
+
+
+def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) -> list[Found]:
+    """The same, of the names of the columns and the rows."""
+    place = {name: index for index, name in enumerate(names)}
     found = []
-    for session_id, group in groupby(cast("Iterable[Any]", result), itemgetter(0)):
+    for session_id, group in groupby(every_row, itemgetter(0)):
         rows = list(group)
         row = rows[0]
         metadata: Metadata = {}

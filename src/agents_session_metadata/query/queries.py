@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement
 
@@ -17,6 +17,8 @@ from agents_session_metadata.storage.tables import SessionTables
 from .builder import MISSING, Builder
 from .logic import Condition, Context
 from .ordering import Ordering, Position
+
+B = TypeVar("B", bound=Builder)
 
 
 class Query(NamedTuple):
@@ -81,7 +83,7 @@ class Queries:
             parameters["order_key"] = ordering.key
         if after is not None:
             parameters.update(self._position(ordering, after))
-        some_keys = self._keys(keys, parameters)
+        some_keys = self.some_keys(keys, parameters)
         return self._query(
             ("page", ordering.shape, after is None, pieces, some_keys, count_items),
             condition,
@@ -104,7 +106,7 @@ class Queries:
     ) -> Query:
         """The session that was active last: by time, and within one tick by its newest message."""
         parameters: dict[str, Any] = {}
-        some_keys = self._keys(keys, parameters)
+        some_keys = self.some_keys(keys, parameters)
         return self._query(
             ("last", some_keys, count_items),
             condition,
@@ -132,7 +134,7 @@ class Queries:
         builder = Builder(self._context, condition)
         return Query(statement.where(builder.truth(session_id)), builder.parameters())
 
-    def _keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
+    def some_keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
         """What `keys` change in a statement; their parameters are added."""
         if not keys:
             return None if keys is None else 0
@@ -153,8 +155,19 @@ class Queries:
         build: Callable[[Builder], Statement],
         parameters: dict[str, Any] | None = None,
     ) -> Query:
+        return self.built(kind, condition, Builder, build, parameters)
+
+    def built(
+        self,
+        kind: tuple[Any, ...],
+        condition: Condition,
+        make: Callable[[Context, Condition], B],
+        build: Callable[[B], Statement],
+        parameters: dict[str, Any] | None = None,
+    ) -> Query:
+        """A statement of some kind, as `build` makes it with a builder of some class."""
         shape = kind, condition.shape()
-        builder = Builder(self._context, condition)
+        builder = make(self._context, condition)
         statement = self._statements.get(shape)
         if statement is None:
             statement = build(builder)

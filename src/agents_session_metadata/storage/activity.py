@@ -8,13 +8,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import Column, ForeignKeyConstraint, Index, Integer, MetaData, Table
+from sqlalchemy import (
+    Column,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    func,
+    literal,
+    literal_column,
+    select,
+)
 
+from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.dialects.sqltypes import ID_LENGTH
+
+from .activity_triggers import DropMaintenance, trigger_names
 from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name, table_options
 
 ACTIVITY = "activity"
+"""The name of the group."""
+UPDATED_AT = "$updated_at"
+"""The key of the index of all sessions."""
+ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
+"""The columns of an entry, in the order in which statements select them."""
+FILLING, COMPLETE, DROPPING = 0, 1, 2
+"""The states of an index. Triggers add entries in the first two; pages use only the second."""
 
 
 def _define(
@@ -22,26 +47,30 @@ def _define(
 ) -> TableGroup:
     indexes_name, entries_name = names
     if entries_name in metadata.tables:
-        return TableGroup(ACTIVITY, tuple(metadata.tables[name] for name in names))
+        return _group(core, *(metadata.tables[name] for name in names))
     options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
     sessions = core.tables[0]
     indexes = Table(
         indexes_name,
         metadata,
         Column("key", types.key, primary_key=True),
-        # 1 when every session has its entries.
-        Column("complete", Integer, nullable=False),
-        # 1 when a session has an id that is too long for an entry.
+        # FILLING, COMPLETE or DROPPING.
+        Column("state", Integer, nullable=False),
+        # Whether some session has an id that is too long for an entry: 0 or 1.
         Column("lacks_ids", Integer, nullable=False),
+        # Of whoever has changed the state last.
+        Column("token", types.key, nullable=False),
         **options,
     )
     entries = Table(
         entries_name,
         metadata,
-        Column("session_id", types.sorted_id, primary_key=True),
+        Column("session_id", types.own_id, primary_key=True),
         Column("key", types.key, primary_key=True),
         # That of the element in its list; -1 for a value as a whole.
         Column("position", Integer, primary_key=True, autoincrement=False),
+        # Whether it is an element: 0 or 1.
+        Column("of_list", Integer, nullable=False),
         Column("search_key", types.search, nullable=False),
         # As nullable as the column that it follows may be.
         Column("updated_at", types.stored_time, nullable=True),
@@ -54,13 +83,68 @@ def _define(
         Index(
             derived_name(entries_name, "_order_idx"),
             "key",
+            "of_list",
             "search_key",
             "updated_at",
             "session_id",
+            # By code point, whatever the collation of the sessions table.
+            postgresql_ops={"session_id": 'COLLATE "C"'},
         ),
         **options,
     )
-    return TableGroup(ACTIVITY, (indexes, entries))
+    return _group(core, indexes, entries)
+
+
+def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
+    cleanup = tuple(
+        DropMaintenance(table, name) for table, name in trigger_names(core.tables, entries)
+    )
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup)
+
+
+def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:
+    """Statements that select the entries that an index should have.
+
+    Args:
+        core: The core tables.
+        dialect: The database.
+        key: The key of the index.
+    """
+    sessions, _, values, elements = core
+    time = dialect.stored_time(sessions.c.updated_at)
+    fits = []
+    if dialect.triggers.bounded_ids:
+        fits.append(func.char_length(sessions.c.session_id) <= ID_LENGTH)
+    if key == UPDATED_AT:
+        columns: list[Any] = [
+            sessions.c.session_id,
+            literal(UPDATED_AT, String),
+            literal_column("-1"),
+            literal_column("0"),
+            literal_column(dialect.triggers.empty_bytes, LargeBinary),
+            time,
+        ]
+        yield select(*_labeled(columns)).where(*fits)
+        return
+    of_rows: list[tuple[Table, Any, str]] = [
+        (values, literal_column("-1"), "0"),
+        (elements, elements.c.position, "1"),
+    ]
+    for rows, position, of_list in of_rows:
+        joined = sessions.join(rows, rows.c.session_id == sessions.c.session_id)
+        columns = [
+            sessions.c.session_id,
+            rows.c.key,
+            position,
+            literal_column(of_list),
+            rows.c.search_key,
+            time,
+        ]
+        yield select(*_labeled(columns)).select_from(joined).where(rows.c.key == key, *fits)
+
+
+def _labeled(columns: Sequence[Any]) -> list[Any]:
+    return [column.label(name) for column, name in zip(columns, ENTRY_COLUMNS, strict=True)]
 
 
 GROUP = GroupDefinition(ACTIVITY, ("_indexes", "_activity"), _define)

@@ -115,9 +115,7 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
     dialect = dialect_of(connection.dialect)
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)[0]
-    return CREATE_TYPES._replace(
-        session_id=parent, own_id=dialect.own_id(parent), sorted_id=dialect.sorted_id(parent)
-    )
+    return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
 
 
 def read_lists(

@@ -27,6 +27,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
 from .creation import create_missing, find_missing
+from .known_indexes import KnownIndexes
 from .tables import CORE, SessionTables, TableNames, query_tables
 
 T = TypeVar("T")
@@ -75,12 +76,14 @@ class _TablesState:
         pooled: Whether a pooler, such as PgBouncer, has been seen to give single statements to
             different connections; only within a transaction does it keep to one.
         queries: The statements, by what makes them and `native_ids`.
+        indexes: The indexes that are believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
+    indexes: KnownIndexes = field(default_factory=KnownIndexes)
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -134,6 +137,11 @@ class Database(Generic[Q]):
     async def read(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, and is handed a connection and the statements."""
         return await self.retry(lambda: self._run(work, self._begin_read))
+
+    @property
+    def known_indexes(self) -> KnownIndexes:
+        """The indexes that pages may use, as far as this process knows."""
+        return self._state.indexes
 
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, all of it the same state of the database."""
@@ -251,6 +259,7 @@ class Database(Generic[Q]):
                 raise TablesMissingError(missing)
             if missing:
                 create_missing(connection, self.names, group)
+            self._state.indexes.look(connection, self.tables)
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
             connection.commit()
 

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import TIMESTAMP, DDLElement, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import DDLElement, LargeBinary, MetaData, String, Table, Text
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 from agents_session_metadata.dialects.sqltypes import (
     TABLE_OPTIONS,
@@ -48,7 +48,6 @@ class ColumnTypes(NamedTuple):
     Attributes:
         session_id: The ids in the SDK's tables.
         own_id: The ids in our tables.
-        sorted_id: The ids in our tables where an index has to sort them by code point.
         key: Metadata keys.
         text: Text of any length.
         search: The indexed part of a search key.
@@ -58,7 +57,6 @@ class ColumnTypes(NamedTuple):
 
     session_id: TypeEngine[Any]
     own_id: TypeEngine[Any]
-    sorted_id: TypeEngine[Any]
     key: TypeEngine[Any]
     text: TypeEngine[Any]
     search: TypeEngine[Any]
@@ -69,12 +67,11 @@ class ColumnTypes(NamedTuple):
 QUERY_TYPES = ColumnTypes(
     String(),
     String(),
-    String(),
     String(MAX_KEY_LENGTH),
     Text(),
     LargeBinary(),
     LargeBinary(),
-    TIMESTAMP(),
+    NullType(),
 )
 """Plain types: a statement compares by what the columns are in the database."""
 
@@ -85,7 +82,6 @@ def table_options(types: ColumnTypes) -> dict[str, Any]:
 
 
 CREATE_TYPES = ColumnTypes(
-    SessionId(),
     SessionId(),
     SessionId(),
     MetadataKey(),

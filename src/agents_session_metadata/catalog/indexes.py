@@ -1,0 +1,96 @@
+"""Indexes of sessions by activity: create, drop, list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agents_session_metadata.errors import ScopeError
+from agents_session_metadata.maintenance.indexes import (
+    check_index_key,
+    create_index,
+    drop_index,
+    list_indexes,
+)
+from agents_session_metadata.types import IndexInfo
+
+from .part import CatalogPart
+
+
+class Indexes(CatalogPart):
+    """The methods about indexes."""
+
+    async def create_index(
+        self, key: str, *, progress: Callable[[int], object] | None = None
+    ) -> bool:
+        """Create an index of sessions by activity, so that the cost of a page does not grow.
+
+        With an index on a key, a page by `updated_at`, `last_session`,
+        `find_sessions_by_metadata(limit=…)` and retention by age read as many entries as they
+        return, if their only condition (filter and scope together) requires one value of that key.
+        The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
+        for pages without a filter. An index never changes an answer.
+
+        The database maintains the index by triggers, whoever writes. On PostgreSQL the index is
+        created in one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it
+        is filled in steps; until it is complete it is not used, and calling this again continues
+        it. On MariaDB and MySQL the user needs the privilege TRIGGER, every process that writes
+        must run version 0.2 or later, and creating the triggers may make others wait for up to
+        five seconds per attempt.
+
+        Args:
+            key: A metadata key, or `"$updated_at"`.
+            progress: Called with the number of sessions done so far.
+
+        Returns:
+            True; False if the index exists already.
+
+        Raises:
+            InvalidMetadataError: If the key cannot exist.
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TriggersNotAllowedError: If the database user may not create triggers.
+        """
+        self._check_no_scope("create_index")
+        return await create_index(self._store.database, check_index_key(key), progress)
+
+    async def drop_index(self, key: str) -> bool:
+        """Drop an index; pages are then answered without it.
+
+        The triggers stay, and do nothing for keys that have no index.
+
+        Args:
+            key: A metadata key, or `"$updated_at"`.
+
+        Returns:
+            Whether there was such an index.
+
+        Raises:
+            InvalidMetadataError: If the key cannot exist.
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        self._check_no_scope("drop_index")
+        return await drop_index(self._store.database, check_index_key(key))
+
+    async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
+        """The indexes, by key.
+
+        Args:
+            count: Whether to count their entries.
+
+        Returns:
+            The indexes; none if nobody has created one.
+
+        Raises:
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        self._check_no_scope("list_indexes")
+        return await list_indexes(self._store.database, count=count)
+
+    def _check_no_scope(self, method: str) -> None:
+        if self._store.scope:
+            raise ScopeError(
+                next(iter(self._store.scope.values)),
+                f"{method} needs a catalog without a scope: indexes belong to all sessions",
+            )

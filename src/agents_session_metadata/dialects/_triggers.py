@@ -1,0 +1,142 @@
+"""Triggers that keep a table of ours up to date, as each database spells them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .sqltypes import ID_LENGTH
+
+
+class RowTrigger(NamedTuple):
+    """A trigger for each row that is written. All names are quoted but one.
+
+    Attributes:
+        schema: The schema with its point, or nothing.
+        plain: The name of the trigger without quotation marks.
+        name: The name of the trigger, and of its function where it needs one.
+        table: The table, with its schema.
+        event: Such as `AFTER INSERT`.
+        condition: Fires only if this holds; always if it is empty.
+        statements: What it runs.
+    """
+
+    schema: str
+    plain: str
+    name: str
+    table: str
+    event: str
+    condition: str
+    statements: tuple[str, ...]
+
+
+class TriggerSQL:
+    """The words that triggers of one database are written with; as SQLite has them."""
+
+    inlines_keys = False
+    """Whether a trigger has the indexed keys in its text, and does not look them up.
+
+    A writer whose snapshot is older than the index would not find them.
+    """
+    bounded_ids = False
+    """Whether an id may be too long for the index."""
+    enforces_foreign_keys = False
+    fires_on_truncate = False
+    locks_index = ""
+    """Ends a SELECT that looks up whether a key is indexed."""
+    locks_session = ""
+    """Ends a SELECT that reads the session's time."""
+    empty_bytes = "x''"
+
+    def time(self, column: str) -> str:
+        """A time of the sessions table in its stored form."""
+        return column
+
+    def differ(self, one: str, other: str) -> str:
+        """Whether two values are different, NULL included."""
+        return f"{one} IS NOT {other}"
+
+    def too_long(self, session_id: str) -> str:
+        """Whether an id is too long for the index."""
+        return f"char_length({session_id}) > {ID_LENGTH}"
+
+    def create(self, trigger: RowTrigger) -> list[str]:
+        """The statements that create a trigger."""
+        # SQLite finds the tables in the trigger's own schema, and takes no other.
+        table = trigger.table.removeprefix(trigger.schema)
+        when = f" WHEN {trigger.condition}" if trigger.condition else ""
+        body = "; ".join(trigger.statements)
+        create = (
+            f"CREATE TRIGGER IF NOT EXISTS {trigger.schema}{trigger.name} {trigger.event}"
+            f" ON {table} FOR EACH ROW{when} BEGIN {body}; END"
+        )
+        return [create]
+
+    def drop(self, schema: str, name: str) -> str:
+        """The statement that drops a trigger, if it exists."""
+        return f"DROP TRIGGER IF EXISTS {schema}{name}"
+
+
+class MySQLTriggerSQL(TriggerSQL):
+    """MySQL's and MariaDB's."""
+
+    bounded_ids = True
+    enforces_foreign_keys = True
+    # Also for writers that read without locks: one that has seen no index ends before it is filled.
+    locks_index = " LOCK IN SHARE MODE"
+    locks_session = " LOCK IN SHARE MODE"
+
+    def time(self, column: str) -> str:
+        return f"UNIX_TIMESTAMP({column})"
+
+    def differ(self, one: str, other: str) -> str:
+        return f"NOT ({one} <=> {other})"
+
+    def create(self, trigger: RowTrigger) -> list[str]:
+        body = "; ".join(trigger.statements)
+        if trigger.condition:
+            body = f"IF {trigger.condition} THEN {body}; END IF"
+        create = (
+            f"CREATE TRIGGER {trigger.schema}{trigger.name} {trigger.event}"
+            f" ON {trigger.table} FOR EACH ROW BEGIN {body}; END"
+        )
+        return [create]
+
+
+class PostgreSQLTriggerSQL(TriggerSQL):
+    """PostgreSQL's."""
+
+    inlines_keys = True
+    bounded_ids = True
+    enforces_foreign_keys = True
+    fires_on_truncate = True
+    locks_session = " FOR SHARE OF s"
+    empty_bytes = "''::bytea"
+
+    def differ(self, one: str, other: str) -> str:
+        return f"{one} IS DISTINCT FROM {other}"
+
+    def create(self, trigger: RowTrigger) -> list[str]:
+        function = f"{trigger.schema}{trigger.name}()"
+        each = "STATEMENT" if trigger.event.endswith("TRUNCATE") else "ROW"
+        when = f" WHEN ({trigger.condition})" if trigger.condition else ""
+        body = "; ".join(trigger.statements)
+        tag = "$body$"
+        while tag in body:
+            tag = f"{tag[:-1]}_$"
+        returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
+        # Whoever writes history needs no rights on our tables, and cannot put objects of his own in
+        # the place of those that are named.
+        rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
+        create_function = (
+            f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
+            f" AS {tag} BEGIN {body}; RETURN {returned}; END {tag}"
+        )
+        create_trigger = (
+            f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
+            f" FOR EACH {each}{when} EXECUTE FUNCTION {function}"
+        )
+        return [create_function, create_trigger]
+
+    def drop(self, schema: str, name: str) -> str:
+        # The trigger goes with its function.
+        return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"

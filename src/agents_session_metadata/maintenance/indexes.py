@@ -1,0 +1,324 @@
+"""Creating and dropping indexes while others read and write.
+
+An index is a row in the table of indexes, with a state, and entries that triggers maintain. Where
+DDL is transactional and writers can be kept out (PostgreSQL), an index appears and disappears in
+one transaction. Elsewhere it is announced first, so that triggers add entries from then on; then
+the entries of the sessions that exist are added in steps; then it is declared complete.
+
+Whoever changes the state leaves a token, by which the others see that they are no longer wanted.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    delete,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata.dialects.sqltypes import ID_LENGTH
+from agents_session_metadata.errors import InvalidMetadataError, TriggersNotAllowedError
+from agents_session_metadata.storage.activity import (
+    ACTIVITY,
+    COMPLETE,
+    DROPPING,
+    ENTRY_COLUMNS,
+    FILLING,
+    UPDATED_AT,
+    expected_entries,
+)
+from agents_session_metadata.storage.activity_triggers import Target, row_triggers
+from agents_session_metadata.storage.database import Database
+from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
+from agents_session_metadata.values import key_problem
+
+T = TypeVar("T")
+Progress = Callable[[int], object]
+
+_SESSIONS_AT_ONCE = 1_000
+
+
+def check_index_key(key: object) -> str:
+    """Refuse a key that cannot have an index.
+
+    Raises:
+        InvalidMetadataError: If it is neither a metadata key nor `$updated_at`.
+    """
+    if key == UPDATED_AT:
+        return UPDATED_AT
+    problem = key_problem(key)
+    if problem is None and isinstance(key, str):
+        if len(key) <= MAX_KEY_LENGTH:
+            return str.__str__(key)
+        problem = f"a key has at most {MAX_KEY_LENGTH} characters"
+    raise InvalidMetadataError(f"{problem}; {UPDATED_AT} indexes all sessions", key=key)
+
+
+async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
+    """Create an index, or continue one that is not complete.
+
+    Returns:
+        False if it was complete already.
+
+    Raises:
+        TablesMissingError: If its tables are missing and are not to be created.
+        TriggersNotAllowedError: If the database user may not create triggers.
+    """
+    await database.ensure(ACTIVITY)
+    index = _Index(database, key)
+    try:
+        token, is_complete = await database.write(_work(index.begin))
+        if token is not None and not is_complete:
+            await database.write(_work(index.create_triggers))
+    except DBAPIError as error:
+        if database.dialect.refuses_triggers(error):
+            raise TriggersNotAllowedError from error
+        raise
+    created: bool = is_complete and token is not None
+    if token is not None and not is_complete:
+        await database.write(_work(index.note_long_ids))
+        await _fill(database, index, progress)
+        created = await database.write(_work(partial(index.finish, token)))
+    elif created and progress is not None:
+        progress(index.sessions)
+    await database.read(_work(partial(_look, database)))
+    return created
+
+
+async def _fill(database: Database[Any], index: _Index, progress: Progress | None) -> None:
+    done, after = 0, None
+    while True:
+        found, after = await database.write(_work(partial(index.fill_step, after)))
+        done += found
+        if found and progress is not None:
+            progress(done)
+        if after is None:
+            return
+
+
+async def drop_index(database: Database[Any], key: str) -> bool:
+    """Drop an index.
+
+    Returns:
+        Whether there was one.
+    """
+    if not await database.read(_work(partial(_has_indexes, database))):
+        return False
+    index = _Index(database, key)
+    token: str | None = await database.write(_work(index.leave))
+    # Other sessions write meanwhile: whoever creates the index again takes over.
+    more = bool(token)
+    while token and more:
+        more = await database.write(_work(partial(index.empty_step, token)))
+    await database.read(_work(partial(_look, database)))
+    return token is not None
+
+
+async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
+    """All indexes by key, with the number of their entries if wanted."""
+
+    def read(connection: Connection) -> list[IndexInfo]:
+        if not _has_indexes(database, connection):
+            return []
+        indexes, entries = database.tables.group(ACTIVITY).tables
+        counts: dict[str, int] = {}
+        if count:
+            counted: Any = connection.execute(
+                select(entries.c.key, func.count()).group_by(entries.c.key)
+            )
+            counts = {key: int(number) for key, number in counted}
+        found: Iterable[Any] = connection.execute(select(indexes.c.key, indexes.c.state))
+        return sorted(
+            (
+                IndexInfo(key, state == COMPLETE, counts.get(key, 0) if count else None)
+                for key, state in found
+            ),
+            key=lambda info: info.key,
+        )
+
+    return await database.read(_work(read))
+
+
+def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
+    return lambda connection, _: work(connection)
+
+
+def _has_indexes(database: Database[Any], connection: Connection) -> bool:
+    database.known_indexes.look(connection, database.tables)
+    return database.known_indexes.has_tables
+
+
+def _look(database: Database[Any], connection: Connection) -> None:
+    database.known_indexes.look(connection, database.tables)
+
+
+class _Index:
+    """The statements about one index; each method is work for one transaction."""
+
+    def __init__(self, database: Database[Any], key: str) -> None:
+        self.key = key
+        self.sessions = 0
+        self._dialect = database.dialect
+        self._tables = database.tables
+        self._indexes, self._entries = database.tables.group(ACTIVITY).tables
+        self._own = self._indexes.c.key == key
+
+    def begin(self, connection: Connection) -> tuple[str | None, bool]:
+        """Announce the index.
+
+        Returns:
+            The token, or None if the index is complete already; and whether it is complete now.
+        """
+        state = connection.scalar(select(self._indexes.c.state).where(self._own))
+        if state == COMPLETE:
+            return None, True
+        tables = self._tables
+        in_one = self._dialect.lock_tables(
+            connection, [tables.sessions, tables.metadata, tables.elements, self._indexes]
+        )
+        token = uuid.uuid4().hex
+        new = {"key": self.key, "state": FILLING, "lacks_ids": 0, "token": token}
+        connection.execute(self._dialect.insert_missing(self._indexes), new)
+        row = connection.execute(
+            select(self._indexes.c.state, self._indexes.c.token).where(self._own).with_for_update()
+        ).one()
+        if row.state == COMPLETE:
+            return None, True
+        if row.state == DROPPING:
+            connection.execute(update(self._indexes).where(self._own).values(**new))
+        elif row.token != token:
+            # Somebody else fills it, or has stopped: do the same.
+            token = row.token
+        if in_one:
+            self.create_triggers(connection)
+            # Entries that a writer added after the index had been dropped.
+            connection.execute(delete(self._entries).where(self._entries.c.key == self.key))
+            self.note_long_ids(connection)
+            for fill in self._fills():
+                connection.execute(fill)
+            self.finish(token, connection)
+            self.sessions = (
+                connection.scalar(select(func.count()).select_from(tables.sessions)) or 0
+            )
+        return token, in_one
+
+    def create_triggers(self, connection: Connection) -> None:
+        """Create the triggers that are missing; replace what has the keys of the indexes in it."""
+        existing: set[str] = set()
+        core = self._tables.tables
+        for table in core:
+            existing |= self._dialect.existing_triggers(connection, table)
+        with self._dialect.brief_waits(connection):
+            for trigger in self._triggers(connection):
+                *functions, create = self._dialect.triggers.create(trigger)
+                for function in functions:
+                    connection.exec_driver_sql(function)
+                if trigger.plain not in existing:
+                    self._create(connection, create)
+
+    def note_long_ids(self, connection: Connection) -> None:
+        """Note whether a session has an id that is too long for an entry."""
+        if not self._dialect.triggers.bounded_ids:
+            return
+        of = self._tables.sessions if self.key == UPDATED_AT else self._tables.metadata
+        long = select(of.c.session_id).where(func.char_length(of.c.session_id) > ID_LENGTH)
+        if of is self._tables.metadata:
+            long = long.where(of.c.key == self.key)
+        if connection.execute(long.limit(1)).first() is not None:
+            connection.execute(update(self._indexes).where(self._own).values(lacks_ids=1))
+
+    def fill_step(self, after: str | None, connection: Connection) -> tuple[int, str | None]:
+        """Add the entries of the next sessions.
+
+        Returns:
+            The number of the sessions, and the id of the last if there may be more.
+        """
+        session_id = self._tables.sessions.c.session_id
+        further = [] if after is None else [session_id > after]
+        ids = connection.scalars(
+            select(session_id)
+            .where(*further)
+            .order_by(session_id)
+            .limit(_SESSIONS_AT_ONCE)
+            # Sessions first, as everybody locks them.
+            .with_for_update()
+        ).all()
+        if not ids:
+            return 0, None
+        for fill in self._fills(*further, session_id <= ids[-1]):
+            connection.execute(fill)
+        return len(ids), ids[-1] if len(ids) == _SESSIONS_AT_ONCE else None
+
+    def finish(self, token: str, connection: Connection) -> bool:
+        """Declare the index complete, if it is still the one that was begun."""
+        still = self._own, self._indexes.c.token == token, self._indexes.c.state == FILLING
+        result = connection.execute(update(self._indexes).where(*still).values(state=COMPLETE))
+        return bool(result.rowcount == 1)
+
+    def leave(self, connection: Connection) -> str | None:
+        """End the use of the index; a token if there is one."""
+        in_one = self._dialect.lock_tables(connection, [self._indexes])
+        token = uuid.uuid4().hex
+        result = connection.execute(
+            update(self._indexes).where(self._own).values(state=DROPPING, token=token)
+        )
+        if result.rowcount == 0:
+            return None
+        if in_one:
+            connection.execute(delete(self._indexes).where(self._own))
+            for trigger in self._triggers(connection):
+                connection.exec_driver_sql(self._dialect.triggers.create(trigger)[0])
+            connection.execute(delete(self._entries).where(self._entries.c.key == self.key))
+            return ""
+        return token
+
+    def empty_step(self, token: str, connection: Connection) -> bool:
+        """Delete some entries of an index that is dropped; say whether there may be more."""
+        of_key = self._entries.c.key == self.key
+        still = select(self._indexes.c.token).where(self._own).with_for_update(read=True)
+        if connection.scalar(still) != token:
+            return False
+        session_id = self._entries.c.session_id
+        ids = list(
+            connection.scalars(select(session_id).where(of_key).distinct().limit(_SESSIONS_AT_ONCE))
+        )
+        if not ids:
+            own = self._own, self._indexes.c.token == token
+            connection.execute(delete(self._indexes).where(*own))
+            return False
+        some = self._dialect.one_of(session_id, "ids", len(ids))
+        parameters = self._dialect.list_parameters("ids", ids)
+        connection.execute(delete(self._entries).where(of_key, some), parameters)
+        return True
+
+    def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:
+        """Statements that add the entries that are missing."""
+        columns = list(ENTRY_COLUMNS)
+        for statement in expected_entries(self._tables.tables, self._dialect, self.key):
+            selected = statement.where(*conditions)
+            if self._dialect.triggers.locks_index:
+                # Rows that somebody is writing are waited for.
+                selected = selected.with_for_update(read=True)
+            yield self._dialect.insert_missing(self._entries).from_select(columns, selected)
+
+    def _triggers(self, connection: Connection) -> list[Any]:
+        keys = connection.scalars(select(self._indexes.c.key)).all()
+        schema = self._dialect.schema_of(connection, self._entries)
+        target = Target(schema, self._tables.tables, self._indexes, self._entries)
+        return row_triggers(connection, target, keys)
+
+    def _create(self, connection: Connection, statement: str) -> None:
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if not self._dialect.is_creation_race(error):
+                raise

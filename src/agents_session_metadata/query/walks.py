@@ -1,0 +1,459 @@
+"""Pages from the activity index: entries in the order of the page, instead of all that match.
+
+A walk reads the entries of one value of an indexed key from where the page begins. If that value
+is the only condition, it reads as many as the page has. Otherwise it passes a bounded number; if
+the page is not full by then, the question is answered as without an index.
+
+Which indexes exist is known from earlier, and may have changed. So the statement that walks also
+reads the state of its index: an answer counts only if the index was complete at that moment.
+"""
+
+from __future__ import annotations
+
+import operator as op
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    Integer,
+    LargeBinary,
+    String,
+    bindparam,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.storage.activity import ACTIVITY, COMPLETE, UPDATED_AT
+from agents_session_metadata.storage.database import Database
+
+from . import paging
+from .builder import NAME, Builder, Source, Term, after_position, directed, limit_of_call
+from .conditions import Contains, Equals, MetadataCondition, TimeBound, constant
+from .logic import All, Condition, Context, Driver
+from .ordering import Ordering, Position
+from .paging import Found
+from .queries import Queries
+
+T = TypeVar("T")
+
+FEW = 500
+"""A condition that holds for so many sessions at most leads, instead of the index."""
+MOST_WALKED = 1_000
+"""Entries that a walk passes at most, if there are further conditions."""
+_FIRST_WALKED = 200
+"""Entries that the first attempt passes at least."""
+
+_BY_ID = frozenset({0, 2})
+"""The ranks of conditions on the id, which need no index."""
+NEWEST_FIRST = Ordering("updated_at", descending=True)
+OLDEST_FIRST = Ordering("updated_at", descending=False)
+
+
+@dataclass(frozen=True)
+class Leading(Condition):
+    """A condition that drives before all others."""
+
+    part: Condition
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def variant(self) -> Hashable:
+        return self.part.shape()
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return self.part.parameters(name, dialect)
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        return self.part.truth(name, context, session_id)
+
+    def driver(self, name: str, context: Context) -> Driver:
+        return self.part.driver(name, context)
+
+    def encoded(self) -> list[Any]:
+        return self.part.encoded()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A walk that can answer a question.
+
+    Attributes:
+        leader: The condition that the walked entries fulfill; None for those of all sessions.
+        others: What else must hold.
+    """
+
+    leader: Equals | None
+    others: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, condition: Condition, keys: Collection[str]) -> Plan | None:
+        """The plan for a question, with indexes of these keys; None if there is none."""
+        if not keys:
+            return None
+        parts = [part for _, part in condition.conjunction(NAME)]
+        if any(part.rank in _BY_ID for part in parts):
+            return None
+        for part in parts:
+            if _is_single(part) and isinstance(part, Equals) and part.key in keys:
+                return cls(part, tuple(other for other in parts if other is not part))
+        # A walk of all sessions for a condition that holds for few would pass most in vain.
+        if UPDATED_AT in keys and all(map(_is_of_activity, parts)):
+            return cls(None, tuple(parts))
+        return None
+
+    @property
+    def condition(self) -> Condition:
+        """What else must hold, as one condition."""
+        return All(self.others)
+
+    @property
+    def rivals(self) -> list[MetadataCondition]:
+        """The other conditions that might hold for few sessions."""
+        return [part for part in self.others if isinstance(part, MetadataCondition)]
+
+    def led_by(self, rival: MetadataCondition) -> Condition:
+        """The whole condition, driven by one part."""
+        leader = () if self.leader is None else (self.leader,)
+        rest = (part for part in (*leader, *self.others) if part is not rival)
+        return All((Leading(rival), *rest))
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the walk."""
+        if self.leader is None:
+            return {"walk_key": UPDATED_AT, "walk_of_list": 0, "walk_value": b""}
+        return {
+            "walk_key": self.leader.key,
+            "walk_of_list": int(isinstance(self.leader, Contains)),
+            "walk_value": self.leader.values[0].indexed,
+        }
+
+
+def _is_of_activity(part: Condition) -> bool:
+    """Whether a condition limits the time of activity, by which the entries are sorted."""
+    return isinstance(part, TimeBound) and part.column == "updated_at"
+
+
+def _is_single(part: Condition) -> bool:
+    """Whether a condition requires one value, which the index tells from all others."""
+    return isinstance(part, Equals) and part.reads_one_key
+
+
+class WalkBuilder(Builder):
+    """Builds statements that read the entries of one value in the order of their times.
+
+    The condition is what else must hold for the sessions.
+    """
+
+    def walk(
+        self,
+        ordering: Ordering,
+        *,
+        beyond: bool,
+        bounded: bool,
+        some_keys: int | None,
+        count_items: bool,
+    ) -> Statement:
+        """A page of sessions with their metadata, or one row without a session.
+
+        Every row has the state of the index as `usable`, and the number of entries as `walked` if
+        that is bounded.
+        """
+        entries = self._entries()
+        # As in the index.
+        own_id = self._dialect.by_code_point(entries.c.session_id, native=False)
+        by_time = Term(
+            "position",
+            entries.c.updated_at,
+            ordering.descending,
+            bindparam("after_time", type_=self._dialect.stored_time_type()),
+            [entries.c.updated_at],
+        )
+        by_id = Term(
+            "id",
+            own_id,
+            ordering.descending,
+            bindparam("after_id", type_=String),
+            [own_id],
+        )
+        conditions = [*self._of_value(entries), *self._within(entries)]
+        if beyond:
+            conditions.append(after_position([by_time, by_id]))
+        bound = bindparam("walk_bound", type_=Integer, literal_execute=True)
+        found = (
+            select(entries.c.session_id, entries.c.updated_at)
+            .where(*conditions)
+            .order_by(*directed([by_time, by_id]))
+            .limit(bound if bounded else limit_of_call())
+        )
+        source = self._of_sessions(found.subquery("walked"))
+        terms = list(self._by_columns(ordering, source.session_id))
+        columns = self._info_columns(source.session_id, count_items=count_items)
+        columns.extend(term.column.label(term.label) for term in terms[:-1])
+        inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
+        walked: Any = literal(0, Integer)
+        if bounded:
+            passed = select(entries.c.session_id).where(*conditions).limit(bound).subquery("passed")
+            walked = select(func.count()).select_from(passed).scalar_subquery()
+        return self._with_state(inner, terms, some_keys, walked)
+
+    def last_walked(self, *, some_keys: int | None, count_items: bool) -> Statement:
+        """The session that was active last, or one row without a session."""
+        entries = self._entries()
+        of_value = self._of_value(entries)
+        newest = entries.alias("newest")
+        time = (
+            select(newest.c.updated_at)
+            .where(*self._of_value(newest))
+            .order_by(newest.c.updated_at.desc())
+            .limit(constant(1))
+            .scalar_subquery()
+        )
+        found = select(entries.c.session_id).where(*of_value, entries.c.updated_at == time)
+        source = self._of_sessions(found.subquery("walked"))
+        inner = self._newest_of(source, count_items=count_items)
+        return self._with_state(inner, (), some_keys, literal(0, Integer))
+
+    def probe(self, parts: Sequence[tuple[str, MetadataCondition]]) -> Statement:
+        """For how many sessions each of some conditions holds, as far as that is few."""
+        counts = []
+        for name, part in parts:
+            rows, conditions, _ = part.driver(name, self._context)
+            some = select(rows.c.session_id).where(*conditions).limit(constant(FEW + 1))
+            counts.append(select(func.count()).select_from(some.subquery()).scalar_subquery())
+        return select(*counts)
+
+    def _entries(self) -> FromClause:
+        entries: FromClause = self._tables.group(ACTIVITY)["_activity"].alias("entries")
+        return entries
+
+    def _of_value(self, entries: FromClause) -> list[ColumnElement[bool]]:
+        return [
+            entries.c.key == bindparam("walk_key", type_=String),
+            entries.c.of_list == bindparam("walk_of_list", type_=Integer),
+            entries.c.search_key == bindparam("walk_value", type_=LargeBinary),
+        ]
+
+    def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:
+        """What the conditions on the time of activity mean for entries; they are checked again."""
+        for name, part in self._condition.conjunction(NAME):
+            if isinstance(part, TimeBound) and _is_of_activity(part):
+                high = part.operator in ("$lt", "$lte")
+                limit = self._dialect.outer_limit(name, high=high)
+                yield (op.le if high else op.ge)(entries.c.updated_at, limit)
+
+    def _of_sessions(self, walked: FromClause) -> Source:
+        session_id: ColumnElement[str] = walked.c.session_id
+        rows = self._joined(walked, self._sessions, session_id, selective=True)
+        truths = [
+            part.truth(name, self._context, session_id)
+            for name, part in self._condition.conjunction(NAME)
+        ]
+        return Source(rows, session_id, tuple(truths), selective=True)
+
+    def _with_state(
+        self, inner: Statement, terms: Sequence[Term], some_keys: int | None, walked: Any
+    ) -> Statement:
+        indexes = self._tables.group(ACTIVITY)["_indexes"]
+        usable = select(func.count()).where(
+            indexes.c.key == bindparam("walk_key", type_=String),
+            indexes.c.state == constant(COMPLETE),
+            indexes.c.lacks_ids == constant(0),
+        )
+        state = select(usable.scalar_subquery().label("usable"), walked.label("walked"))
+        columns = state.subquery("state")
+        return self._with_metadata(inner, terms, some_keys, beside=columns)
+
+
+async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
+    """Run work that reads sessions, from indexes as far as they are known."""
+
+    def read(connection: Connection, queries: Queries) -> T:
+        keys = database.known_indexes.keys(connection, database.tables)
+        return work(Reader(connection, queries, keys))
+
+    try:
+        return await database.read(read)
+    except DBAPIError:
+        # The tables of the indexes may be gone.
+        if not database.known_indexes.forget():
+            raise
+    return await database.read(read)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads sessions, with the indexes that are known."""
+
+    connection: Connection
+    queries: Queries
+    keys: Collection[str]
+
+    def page(
+        self,
+        condition: Condition,
+        ordering: Ordering,
+        *,
+        limit: int,
+        after: Position | None = None,
+        keys: Sequence[str] | None = None,
+        count_items: bool = False,
+    ) -> list[Found]:
+        """Read a page of sessions."""
+        plan = None
+        if ordering.time == "updated_at" and ordering.key is None:
+            plan = Plan.of(condition, self.keys)
+        if plan is not None:
+            rival = self._few(plan)
+            if rival is not None:
+                condition = plan.led_by(rival)
+            else:
+                found = self.walk(
+                    plan, ordering, limit=limit, after=after, keys=keys, count_items=count_items
+                )
+                if found is not None:
+                    return found
+        return paging.read_page(
+            self.connection,
+            self.queries,
+            condition,
+            ordering,
+            limit=limit,
+            after=after,
+            keys=keys,
+            count_items=count_items,
+        )
+
+    def last(
+        self,
+        condition: Condition,
+        *,
+        keys: Sequence[str] | None = None,
+        count_items: bool = False,
+    ) -> Found | None:
+        """Read the session that was active last."""
+        plan = Plan.of(condition, self.keys)
+        if plan is not None and not plan.others:
+            parameters = plan.parameters()
+            some_keys = self.queries.some_keys(keys, parameters)
+            usable, _, found = self._read(
+                ("last walk", some_keys, count_items),
+                plan,
+                lambda build: build.last_walked(some_keys=some_keys, count_items=count_items),
+                parameters,
+            )
+            if usable:
+                return found[0] if found else None
+        elif plan is not None:
+            rival = self._few(plan)
+            condition = condition if rival is None else plan.led_by(rival)
+        return paging.read_last(
+            self.connection, self.queries, condition, keys=keys, count_items=count_items
+        )
+
+    def oldest(
+        self, condition: Condition, *, limit: int, after: Position | None = None
+    ) -> list[Found] | None:
+        """Read the sessions that were active longest ago; None if no index can tell them."""
+        plan = Plan.of(condition, self.keys)
+        if plan is None or not all(map(_is_of_activity, plan.others)):
+            return None
+        return self.walk(plan, OLDEST_FIRST, limit=limit, after=after, keys=[])
+
+    def ids(self, condition: Condition, limit: int | None) -> list[str]:
+        """Read the ids of sessions, most recently active first."""
+        plan = Plan.of(condition, self.keys)
+        if plan is not None and limit is not None:
+            rival = self._few(plan)
+            found = None
+            if rival is None:
+                found = self.walk(plan, NEWEST_FIRST, limit=limit, keys=[])
+            if found is not None:
+                return [each.info.session_id for each in found]
+            condition = condition if rival is None else plan.led_by(rival)
+        return list(self.connection.scalars(*self.queries.find(condition, limit)))
+
+    def walk(
+        self,
+        plan: Plan,
+        ordering: Ordering,
+        *,
+        limit: int,
+        after: Position | None = None,
+        keys: Sequence[str] | None = None,
+        count_items: bool = False,
+    ) -> list[Found] | None:
+        """Read a page from the index; None if it cannot be answered so."""
+        bounds = [0]
+        if plan.others:
+            first = max(_FIRST_WALKED, 8 * limit)
+            bounds = [first, MOST_WALKED] if first < MOST_WALKED else [MOST_WALKED]
+        for bound in bounds:
+            parameters = {**plan.parameters(), "limit": limit}
+            if plan.others:
+                parameters["walk_bound"] = bound
+            for name, part in plan.condition.conjunction(NAME):
+                if isinstance(part, TimeBound) and _is_of_activity(part):
+                    high = part.operator in ("$lt", "$lte")
+                    outer = self.queries.dialect.outer_value(part.moment, high=high)
+                    parameters[f"{name}_outer"] = outer
+            if after is not None:
+                position = after.time, after.session_id
+                parameters.update(self.queries.dialect.position_parameters(*position))
+            some_keys = self.queries.some_keys(keys, parameters)
+            usable, walked, found = self._read(
+                ("walk", ordering.descending, after is None, bound > 0, some_keys, count_items),
+                plan,
+                lambda build: build.walk(  # called within this turn of the loop
+                    ordering,
+                    beyond=after is not None,
+                    bounded=bound > 0,  # noqa: B023
+                    some_keys=some_keys,  # noqa: B023
+                    count_items=count_items,
+                ),
+                parameters,
+            )
+            if not usable:
+                return None
+            if len(found) == limit or walked < bound or not bound:
+                return found
+        return None
+
+    def _few(self, plan: Plan) -> MetadataCondition | None:
+        """Another condition that holds for few sessions, if there is one."""
+        rivals = plan.rivals
+        if not rivals:
+            return None
+        query = self.queries.built(
+            ("probe",),
+            All(tuple(rivals)),
+            WalkBuilder,
+            lambda build: build.probe([(f"{NAME}_{n}", part) for n, part in enumerate(rivals)]),
+        )
+        counts = self.connection.execute(*query).one()
+        fewest, rival = min(zip(counts, rivals, strict=True), key=lambda pair: pair[0])
+        return rival if fewest <= FEW else None
+
+    def _read(
+        self,
+        kind: tuple[Any, ...],
+        plan: Plan,
+        build: Callable[[WalkBuilder], Statement],
+        parameters: dict[str, Any],
+    ) -> tuple[bool, int, list[Found]]:
+        query = self.queries.built(kind, plan.condition, WalkBuilder, build, parameters)
+        result = self.connection.execute(*query)
+        names, rows = list(result.keys()), result.all()
+        usable, walked = names.index("usable"), names.index("walked")
+        found = [] if rows[0][0] is None else paging.collected(names, rows, self.queries.dialect)
+        return bool(rows[0][usable]), int(rows[0][walked]), found

@@ -1,0 +1,362 @@
+"""Contract, section 10: indexes by activity."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from doctoring import ddl_dialect
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from agents_session_metadata import (
+    InvalidMetadataError,
+    ScopeError,
+    SessionCatalog,
+    TablesMissingError,
+    TriggersNotAllowedError,
+)
+from agents_session_metadata.ddl import drop_statements
+from agents_session_metadata.maintenance import indexes
+from agents_session_metadata.storage.activity import ACTIVITY, expected_entries
+from agents_session_metadata.types import IndexInfo
+from conformance import raw
+
+ENTRIES = "agent_sessions_metadata_activity"
+
+
+async def difference(catalog) -> list:
+    """The entries that are missing or wrong in the indexes that are complete."""
+    database = catalog._store.database
+    entries = database.tables.group(ACTIVITY)["_activity"]
+
+    def read(connection, _):
+        infos = connection.exec_driver_sql(
+            f"SELECT {quoted(connection, 'key')} FROM agent_sessions_metadata_indexes"
+            " WHERE state = 1"
+        )
+        found = []
+        for (key,) in infos.all():
+            stored = {
+                tuple(map(plain, row))
+                for row in connection.execute(entries.select().where(entries.c.key == key))
+            }
+            expected = {
+                (row[0], row[1], *map(plain, row[2:]))
+                for select in expected_entries(database.tables.tables, database.dialect, key)
+                for row in connection.execute(select)
+            }
+            found += [("missing", each) for each in expected - stored]
+            found += [("wrong", each) for each in stored - expected]
+        return found
+
+    return await database.read(read)
+
+
+def plain(value):
+    """A value that equals itself, whatever the driver makes of it."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    return str(int(value) if isinstance(value, Decimal) else value)
+
+
+def quoted(connection, name):
+    return connection.dialect.identifier_preparer.quote(name)
+
+
+@pytest.fixture
+async def catalog(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number in range(3):
+        metadata = {"owner_id": f"u{number % 2}", "tags": ["x", f"t{number}"], "n": number}
+        await catalog.create_session(f"s{number}", metadata=metadata)
+        await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{number + 1} 00:00:00")
+    return catalog
+
+
+async def test_create_list_and_drop(catalog):
+    assert await catalog.list_indexes() == []
+    assert await catalog.drop_index("owner_id") is False
+    done = []
+    assert await catalog.create_index("owner_id", progress=done.append) is True
+    assert done == [3]
+    assert await catalog.create_index("owner_id") is False
+    assert await catalog.create_index("tags") is True
+    assert await catalog.create_index("$updated_at") is True
+    assert await catalog.list_indexes() == [
+        IndexInfo("$updated_at", complete=True),
+        IndexInfo("owner_id", complete=True),
+        IndexInfo("tags", complete=True),
+    ]
+    counts = {info.key: info.entries for info in await catalog.list_indexes(count=True)}
+    assert counts == {"$updated_at": 3, "owner_id": 3, "tags": 9}
+    assert await difference(catalog) == []
+    assert await catalog.drop_index("tags") is True
+    assert await catalog.drop_index("tags") is False
+    assert await raw.count_rows(catalog.engine, ENTRIES) == 6
+    scoped = catalog.scoped({"owner_id": "u1"})
+    for call in (scoped.create_index("a"), scoped.drop_index("a"), scoped.list_indexes()):
+        with pytest.raises(ScopeError):
+            await call
+    for key in ("", "$text2", "a\x00", "k" * 256, 5):
+        with pytest.raises(InvalidMetadataError):
+            await catalog.create_index(key)
+
+
+async def test_missing_tables(catalog, engine):
+    with pytest.raises(TablesMissingError):
+        await SessionCatalog(engine).create_index("owner_id")
+    assert await SessionCatalog(engine).list_indexes() == []
+    assert await catalog.count_sessions() == 3
+
+
+WRITES = """
+INSERT INTO agent_sessions (session_id) VALUES ('new')
+UPDATE agent_sessions SET updated_at = '2021-01-01 00:00:00' WHERE session_id = 's1'
+UPDATE agent_sessions SET session_id = 'moved' WHERE session_id = 'new'
+UPDATE agent_sessions_metadata SET {key} = 'renamed' WHERE {key} = 'n'
+UPDATE agent_sessions_metadata SET {key} = 'n' WHERE {key} = 'renamed' AND session_id = 's1'
+UPDATE agent_sessions_metadata SET search_key = {bytes} WHERE {key} = 'owner_id'
+DELETE FROM agent_sessions_metadata WHERE session_id = 's0' AND {key} = 'tags'
+DELETE FROM agent_sessions_metadata_elements WHERE position = 1
+UPDATE agent_sessions_metadata_elements SET position = 7 WHERE position = 0
+DELETE FROM agent_sessions WHERE session_id = 's2'
+DELETE FROM agent_sessions
+"""
+
+
+async def test_every_writer_is_included(catalog, engine):
+    for key in ("$updated_at", "owner_id", "tags", "n", "renamed"):
+        await catalog.create_index(key)
+    session = catalog.session("s0")
+    await session.set_metadata({"tags": ["y", "z", "y"], "owner_id": None, "n": [1, "x"]})
+    assert await difference(catalog) == []
+    await session.edit_metadata(lambda metadata: metadata.pop("n"))
+    await session.delete_metadata(["owner_id"])
+    assert await difference(catalog) == []
+    await session.set_metadata({"owner_id": "u0", "n": 1})
+    for name in ("plain", "s1"):
+        await SQLAlchemySession(name, engine=engine).add_items([raw.message("hello")])
+        assert await difference(catalog) == []
+    await SQLAlchemySession("plain", engine=engine).clear_session()
+    await catalog.fork_session("s1", "fork")
+    assert await difference(catalog) == []
+    writes = WRITES.strip().splitlines()
+    if engine.dialect.name == "sqlite":
+        insert = "INSERT INTO agent_sessions (session_id) VALUES"
+        columns = 'session_id, "key", value, search_key, search_rest'
+        writes[-1:] = [
+            "REPLACE INTO agent_sessions (session_id) VALUES ('s1')",
+            f"{insert} ('s1') ON CONFLICT DO UPDATE SET updated_at = '2022-01-01'",
+            f"REPLACE INTO agent_sessions_metadata ({columns}) VALUES ('fork','n','5',x'30',x'')",
+            "DELETE FROM agent_sessions",
+        ]
+    if engine.dialect.name == "postgresql":
+        writes[-1:] = [
+            "TRUNCATE agent_sessions_metadata_elements",
+            "TRUNCATE agent_sessions_metadata CASCADE",
+            "TRUNCATE agent_sessions CASCADE",
+        ]
+    quote = engine.dialect.identifier_preparer.quote
+    data = "'\\x41'::bytea" if engine.dialect.name == "postgresql" else "x'41'"
+    for write in writes:
+        await raw.execute(engine, write.format(key=quote("key"), bytes=data))
+        assert await difference(catalog) == [], write
+    assert await raw.count_rows(engine, ENTRIES) == 0
+
+
+QUESTIONS = [
+    None,
+    {"owner_id": "u0"},
+    {"owner_id": "u0", "n": 2},
+    {"tags": {"$contains": "x"}},
+    {"tags": ["x", "t1"]},
+    {"tags": {"$contains": "x"}, "n": {"$gte": 1}},
+    {"owner_id": "nobody"},
+    {"n": {"$in": [0, 2]}},
+    {"owner_id": "u0", "$updated_at": {"$lte": "2020-01-02T00:00:00Z"}},
+    {"$updated_at": {"$gt": "2020-01-01T00:00:00Z"}},
+    {"owner_id": {"$ne": "u0"}},
+]
+
+
+async def answers(catalog):
+    found = []
+    for where in QUESTIONS:
+        for order_by in ("-updated_at", "updated_at"):
+            cursor, ids = None, []
+            while True:
+                page = await catalog.list_sessions(where, order_by=order_by, limit=1, cursor=cursor)
+                ids.append([(info.session_id, info.metadata) for info in page.sessions])
+                cursor = page.next_cursor
+                found.append((where, order_by, cursor))
+                if cursor is None:
+                    break
+            found.append((where, order_by, ids))
+        found.append((where, await catalog.last_session(where)))
+        if where is not None:
+            found.append((where, await catalog._store.find_sessions(where, limit=2)))
+    return found
+
+
+async def same_day(engine) -> None:
+    """Two of the three sessions were active at the same time."""
+    for number in range(3):
+        day = 1 + number // 2
+        await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{day} 00:00:00")
+
+
+async def test_answers_are_the_same(catalog, engine):
+    await same_day(engine)
+    before = await answers(catalog)
+    scoped = catalog.scoped({"owner_id": "u0"})
+    before_scoped = await answers(scoped)
+    for key in ("owner_id", "tags", "n", "$updated_at"):
+        await catalog.create_index(key)
+        assert await answers(catalog) == before
+        assert await answers(scoped) == before_scoped
+    # This process takes them to be complete.
+    await raw.execute(engine, "UPDATE agent_sessions_metadata_indexes SET state = 0")
+    await raw.execute(engine, "DELETE FROM agent_sessions_metadata_activity")
+    assert await answers(catalog) == before
+    await raw.execute(engine, "UPDATE agent_sessions_metadata_indexes SET state = 1")
+    # The index is really used.
+    assert (await catalog.list_sessions({"owner_id": "u0"})).sessions == []
+    assert await catalog.last_session({"owner_id": "u0"}) is None
+    for statement in drop_statements(await ddl_dialect(engine)):
+        if "activity" in statement or "indexes" in statement:
+            await raw.execute(engine, statement)
+    assert await answers(catalog) == before
+    assert await catalog.list_indexes() == []
+
+
+async def test_on_tables_that_the_sdk_made(engine):
+    await raw.create_sdk_tables(engine)
+    names = ["a", "B", "é", "z", "Ä"]
+    catalog = SessionCatalog(engine, create_tables=True)
+    for name in names:
+        await catalog.create_session(name, metadata={"owner_id": "u0", "tags": ["x"]})
+        await raw.set_times(engine, name)
+    before = await answers(catalog)
+    for key in ("owner_id", "tags", "$updated_at"):
+        await catalog.create_index(key)
+        assert await answers(catalog) == before
+    await catalog.session("a").edit_metadata(lambda metadata: metadata.update(tags=["y"]))
+    await SQLAlchemySession("B", engine=engine).add_items([raw.message("hello")])
+    await catalog.delete_session("z")
+    assert await difference(catalog) == []
+
+
+async def test_ids_that_are_too_long(catalog, engine, database):
+    if database.kind == "mysql":
+        pytest.skip("the sessions table takes no longer ids")
+    await same_day(engine)
+    await catalog.create_index("$updated_at")
+    for name in ("x" * 300, "é" * 256):
+        await SQLAlchemySession(name, engine=engine).add_items([raw.message("hello")])
+        newest = await catalog.list_sessions(limit=1)
+        assert [info.session_id for info in newest.sessions] == [name]
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE length(session_id) > 200")
+    assert len((await catalog.list_sessions()).sessions) == 3
+    await catalog.drop_index("$updated_at")
+    await SQLAlchemySession("y" * 999, engine=engine).add_items([raw.message("hello")])
+    await catalog.create_index("$updated_at")
+    assert len((await catalog.list_sessions()).sessions) == 4
+    await raw.execute(
+        engine, f"UPDATE agent_sessions SET session_id = '{'z' * 999}' WHERE session_id = 'y'"
+    )
+    assert len((await catalog.list_sessions()).sessions) == 4
+
+
+async def test_retention_by_age(catalog, engine):
+    await catalog.create_index("$updated_at")
+    await catalog.create_index("owner_id")
+    for number in range(3, 9):
+        await catalog.create_session(f"s{number}", metadata={"owner_id": f"u{number % 2}"})
+        await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{number + 1} 00:00:00")
+    await catalog.create_session("new", metadata={"owner_id": "u0"})
+    ages = {"inactive_for": timedelta(days=1), "batch_size": 2}
+    assert await catalog.scoped({"owner_id": "u1"}).delete_sessions(**ages) == 4
+    done = []
+    assert await catalog.delete_sessions(progress=done.append, **ages) == 5
+    assert done == [2, 4, 5]
+    assert [info.session_id for info in (await catalog.list_sessions()).sessions] == ["new"]
+    assert await difference(catalog) == []
+
+
+async def test_the_privilege_that_is_missing_is_named(catalog, database):
+    if database.kind == "sqlite":
+        pytest.skip("no privileges")
+    name = make_url(database.url).database
+    user = f"limited_{name}"[:30]
+    if database.kind == "mysql":
+        grants = [
+            f"CREATE USER {user}@'%'",
+            f"GRANT SELECT, INSERT, UPDATE, DELETE, CREATE ON {name}.* TO {user}@'%'",
+        ]
+    else:
+        grants = [
+            f"CREATE ROLE {user} LOGIN",
+            f"GRANT ALL ON agent_sessions, agent_messages TO {user}",
+            f"GRANT USAGE ON SEQUENCE agent_messages_id_seq TO {user}",
+        ]
+    await catalog.create_index("nothing")
+    for statement in drop_statements(await ddl_dialect(catalog.engine)):
+        if statement.startswith(("DROP TRIGGER", "DROP FUNCTION")):
+            await raw.execute(catalog.engine, statement)
+    for grant in grants:
+        await raw.execute(catalog.engine, grant)
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        await raw.execute(catalog.engine, "DELETE FROM agent_sessions_metadata_indexes")
+        if database.kind == "postgresql":
+            own = "agent_sessions_metadata, agent_sessions_metadata_elements, "
+            own += "agent_sessions_metadata_indexes, agent_sessions_metadata_activity"
+            await raw.execute(catalog.engine, f"GRANT ALL ON {own} TO {user}")
+            await raw.execute(catalog.engine, f"REVOKE TRIGGER ON agent_sessions FROM {user}")
+        with pytest.raises(TriggersNotAllowedError) as caught:
+            await SessionCatalog(engine).create_index("owner_id")
+        assert "TRIGGER" in str(caught.value)
+        assert "log_bin_trust_function_creators" in str(caught.value)
+        await SQLAlchemySession("s1", engine=engine).add_items([raw.message("hello")])
+        await catalog.create_index("owner_id")
+        # Whoever writes history needs no rights on our tables.
+        if database.kind == "postgresql":
+            await raw.execute(catalog.engine, f"REVOKE ALL ON {own} FROM {user}")
+        for plain in ("s0", "new"):
+            await SQLAlchemySession(plain, engine=engine).add_items([raw.message("hello")])
+        await SQLAlchemySession("s2", engine=engine).clear_session()
+        assert await difference(catalog) == []
+    finally:
+        await engine.dispose()
+        drops = [f"DROP USER {user}"]
+        if database.kind == "postgresql":
+            drops = [f"DROP OWNED BY {user}", f"DROP ROLE {user}"]
+        for drop in drops:
+            await raw.execute(catalog.engine, drop)
+
+
+async def test_an_index_that_was_not_finished(catalog, engine, monkeypatch):
+    database = catalog._store.database
+    await catalog.create_index("$updated_at")
+    if database.dialect.transactional_ddl and database.dialect.triggers.inlines_keys:
+        pytest.skip("created in one transaction")
+    monkeypatch.setattr(indexes, "_SESSIONS_AT_ONCE", 1)
+
+    def stop(done):
+        if done == 2:
+            raise KeyError(done)
+
+    with pytest.raises(KeyError):
+        await catalog.create_index("owner_id", progress=stop)
+    assert IndexInfo("owner_id", complete=False) in await catalog.list_indexes()
+    assert len((await catalog.list_sessions({"owner_id": "u0"})).sessions) == 2
+    await catalog.create_session("later", metadata={"owner_id": "u0"})
+    done = []
+    assert await catalog.create_index("owner_id", progress=done.append) is True
+    assert done == [1, 2, 3, 4]
+    assert await difference(catalog) == []
+    assert await catalog.drop_index("owner_id") is True
+    assert await raw.count_rows(engine, ENTRIES) == 4
