@@ -22,6 +22,7 @@ from agents_session_metadata.maintenance.transfer import (
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.paging import OnCorrupt
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.types import (
     JSONValue,
@@ -80,7 +81,7 @@ class Moving(CatalogPart):
                 "delete_sessions needs a filter or inactive_for; it does not delete everything"
             )
         if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
-            raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {batch_size!r}")
+            raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {quoted(batch_size)}")
         condition = expired(condition, inactive_for)
         if dry_run:
             counts = await self._scalars(lambda queries: queries.count(condition))
@@ -199,7 +200,7 @@ class Moving(CatalogPart):
         """
         if on_conflict not in get_args(OnConflict):
             raise ValueError(
-                f"on_conflict must be 'error', 'skip' or 'replace', not {on_conflict!r}"
+                f"on_conflict must be 'error', 'skip' or 'replace', not {quoted(on_conflict)}"
             )
         importing = Import(
             self._store,

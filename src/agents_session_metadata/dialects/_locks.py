@@ -22,6 +22,8 @@ from sqlalchemy import (
     select,
 )
 
+from agents_session_metadata.quoting import quoted
+
 ROUNDS = 10
 """How often a row may be created and deleted by others while one caller wants to lock it."""
 
@@ -127,6 +129,6 @@ class Locks:
             if self.existing(connection, session_id):
                 return None
         raise RuntimeError(
-            f"cannot create session {ascii(session_id)[:80]}: the database refuses the row, "
+            f"cannot create session {quoted(session_id)}: the database refuses the row, "
             "although there is none; look for a trigger on the sessions table that drops it"
         )

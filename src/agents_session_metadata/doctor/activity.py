@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import select
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.activity import ACTIVITY, COMPLETE
 from agents_session_metadata.storage.activity_check import compare, missing_triggers
 
@@ -31,7 +32,7 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
     found = connection.execute(select(indexes.c.key, indexes.c.state).order_by(indexes.c.key))
     for key, state in found.all():
         if state != COMPLETE:
-            problem = f"the index on {key!r} is not complete; create_index continues it"
+            problem = f"the index on {quoted(key)} is not complete; create_index continues it"
             yield Finding("warning", "activity", problem)
             continue
         wrong, missing, repair = compare(connection, tables, key)
@@ -39,6 +40,6 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "activity",
-                f"the index on {key!r} has {wrong} wrong or extra entries and lacks {missing}",
+                f"the index on {quoted(key)} has {wrong} wrong or extra entries and lacks {missing}",
                 tuple(inspection.sql(statement, literals=True) for statement in repair),
             )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from sqlalchemy import Connection, bindparam, or_, select, type_coerce
 from sqlalchemy.types import NullType
 
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.values import SearchKey, decode_elements, search_key, value_problem
 
 from .findings import Finding
@@ -63,7 +64,7 @@ class _Tally:
     def add(self, stored: Stored) -> None:
         self.count += 1
         if len(self.examples) < _EXAMPLES:
-            self.examples.append(f"{stored.key!r} of session {stored.session_id!r}")
+            self.examples.append(f"{quoted(stored.key)} of session {quoted(stored.session_id)}")
 
     def __str__(self) -> str:
         more = self.count - len(self.examples)

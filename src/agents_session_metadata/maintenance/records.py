@@ -26,6 +26,7 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agents_session_metadata.errors import InvalidMetadataError
+from agents_session_metadata.quoting import quoted
 
 FORMAT = 1
 """The version of the records that this package writes and reads."""
@@ -129,7 +130,7 @@ def _problem(error: Any) -> str:
     """What Pydantic found, in the words of this package."""
     kind, given = error["type"], type(error["input"]).__name__
     if error["loc"] == ("format",) and kind != "missing":
-        return f"is {error['input']!r}; this version reads format {FORMAT}"
+        return f"is {quoted(error['input'])}; this version reads format {FORMAT}"
     return {
         "missing": "is missing",
         "extra_forbidden": "is not a field of a record",

@@ -32,6 +32,7 @@ from sqlalchemy import exc as database_errors
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import SessionMetadataError
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.rows import check_id
 
 from .answers import ERROR_CHARACTERS, NOTE, output_schema, to_text
@@ -105,7 +106,7 @@ def make_server(
         check_id(session)
     if not re.fullmatch(r"[A-Za-z0-9_-]{0,40}", tool_prefix):
         raise ValueError(
-            f"tool_prefix must be at most 40 letters, digits, _ and -, got {tool_prefix[:80]!r}"
+            f"tool_prefix must be at most 40 letters, digits, _ and -, got {quoted(tool_prefix)}"
         )
     offered = [each for each in TOOLS if allow_write or each.effect == "read"]
     return MetadataServer(View(catalog, tool_prefix, session), offered)

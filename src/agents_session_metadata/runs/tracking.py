@@ -18,6 +18,7 @@ from agents.usage import Usage
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import JSONValue, Metadata
 
 from .lifecycle import Forwarding, count_of, edit_keeping
@@ -57,7 +58,7 @@ class ModelPrice:
         for name, price in vars(self).items():
             finite = price is None or Decimal(price).is_finite()
             if not finite or not 0 <= (price or 0) < _TOO_MUCH:
-                raise ValueError(f"{name} must be a price, not {price!r}")
+                raise ValueError(f"{name} must be a price, not {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:
         """What this usage costs.

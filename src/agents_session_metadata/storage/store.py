@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import (
     EncodedValue,
@@ -318,4 +319,4 @@ def check_limit(limit: int, most: int = 2**31 - 1) -> None:
         ValueError: If it is not a positive integer, or over `most`.
     """
     if type(limit) is not int or not 1 <= limit <= most:
-        raise ValueError(f"limit must be 1 to {most:,}, not {limit!r}")
+        raise ValueError(f"limit must be 1 to {most:,}, not {quoted(limit)}")

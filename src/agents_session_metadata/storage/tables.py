@@ -36,6 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.values import SearchKey
 
 from .definitions import (
@@ -148,7 +149,9 @@ def table_names(
     )
     everything = [*names, *(name for group in GROUPS for name in group.names(metadata))]
     if len(set(everything)) < len(everything):
-        raise ValueError(f"the tables must have different names, not {', '.join(names)}")
+        raise ValueError(
+            f"the tables must have different names, not {', '.join(map(quoted, names))}"
+        )
     return names
 
 
