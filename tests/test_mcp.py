@@ -20,6 +20,7 @@ from agents.strict_schema import ensure_strict_json_schema
 from agents.testing import ScriptedModel, assistant_message, function_call
 from mcp import Client, StdioServerParameters
 from proxy import proxy_to
+from servers import SHARED_DATABASES
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -36,6 +37,11 @@ from agents_session_metadata.mcp_server.tools import TOOLS
 
 sqlite_only = pytest.mark.parametrize("shared_database", ["sqlite-file"], indirect=True)
 """For what is the same on every database."""
+
+on_servers = pytest.mark.parametrize(
+    "shared_database", [name for name in SHARED_DATABASES if name != "sqlite-file"], indirect=True
+)
+"""For what only a connection to a server can do."""
 
 DOCS = Path(__file__).parent.parent / "docs" / "mcp.md"
 
@@ -602,9 +608,8 @@ async def test_a_corrupt_value_does_not_block_a_listing(catalog, shared_database
         assert "value" not in answer
 
 
+@on_servers
 async def test_the_first_call_after_a_dropped_connection(shared_database):
-    if shared_database.kind == "sqlite":
-        pytest.skip("SQLite has no connection to drop")
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.create_session("chat", metadata={"a": 1})
     async with proxy_to(make_url(shared_database.url)) as proxy:

@@ -1,4 +1,4 @@
-"""Forty sessions whose metadata is as awkward as the contract allows."""
+"""Forty sessions whose metadata is as awkward as the limits allow."""
 
 from __future__ import annotations
 

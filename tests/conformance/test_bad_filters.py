@@ -1,4 +1,4 @@
-"""Contract, section 4: what a filter does not mean is an error, never "all rows"."""
+"""What a filter does not mean is an error, never "all rows"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 4: what comes in is bound as a parameter, and never is part of a statement."""
+"""What comes in is bound as a parameter, and never is part of a statement."""
 
 from __future__ import annotations
 

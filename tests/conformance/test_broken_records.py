@@ -1,4 +1,4 @@
-"""Contract, section 5: a broken record stops an import, and nothing of it is written."""
+"""A broken record stops an import, and nothing of it is written."""
 
 from __future__ import annotations
 

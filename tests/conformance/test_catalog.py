@@ -1,4 +1,4 @@
-"""Contract, section 5: sessions made, read, counted and deleted."""
+"""Sessions made, read, counted and deleted."""
 
 from __future__ import annotations
 

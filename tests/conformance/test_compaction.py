@@ -1,4 +1,4 @@
-"""Contract, section 2: replacing a history is not ending the session."""
+"""Replacing a history is not ending the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 4: one filter language, the same answer everywhere."""
+"""One filter language, the same answer everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 5: copies of sessions."""
+"""Copies of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 3: which session ids there are, and that each is itself only."""
+"""Which session ids there are, and that each is itself only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 5, and scenario 4: the last session of each agent."""
+"""The last session of each agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 6, and scenario 5: phases of a session's work."""
+"""Phases of a session's work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 2: metadata lives exactly as long as its session."""
+"""Metadata lives exactly as long as its session."""
 
 from __future__ import annotations
 

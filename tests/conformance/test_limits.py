@@ -1,4 +1,4 @@
-"""Contract, section 3: limits, and that nothing is written past them."""
+"""Limits, and that nothing is written past them."""
 
 from __future__ import annotations
 

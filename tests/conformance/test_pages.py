@@ -1,4 +1,4 @@
-"""Contract, section 5: pages, cursors and walks."""
+"""Pages, cursors and walks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 6, and scenario 5: whether to resume a session."""
+"""Whether to resume a session."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_policy_that_cannot_be(wrong):
 
 
 async def test_an_approval_pause(catalog):
-    """Scenario 5, with the clock of this machine until the orchestrator comes back."""
+    """A session that waits, with the clock of this machine until the orchestrator comes back."""
     session = catalog.session("work")
     lifecycle = SessionLifecycle(session)
     await lifecycle.start("@ai-engineer", "fix the build", {"repo": "o/r"})

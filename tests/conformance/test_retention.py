@@ -1,4 +1,4 @@
-"""Contract, section 5: deleting many sessions."""
+"""Deleting many sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 5: a scoped catalog, and that nothing leads out of it."""
+"""A scoped catalog, and that nothing leads out of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 5: session objects that a scoped catalog hands out stay inside."""
+"""Session objects that a scoped catalog hands out stay inside."""
 
 from __future__ import annotations
 

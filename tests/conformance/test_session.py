@@ -1,4 +1,4 @@
-"""Contract, section 2: the five methods of a session, and that metadata is no activity."""
+"""The five methods of a session, and that metadata is no activity."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def another(engine, session_id: str, **kwargs) -> SQLAlchemyMetadataSession:
     return SQLAlchemyMetadataSession(session_id, engine=engine, create_tables=True, **kwargs)
 
 
-async def test_the_example_of_the_contract(session):
+async def test_metadata_and_history_of_one_session(session):
     await session.set_metadata({"owner_id": "user_123", "title": "My chat", "tags": ["work"]})
     assert await session.get_metadata(keys=["owner_id", "nope"]) == {
         "owner_id": "user_123",

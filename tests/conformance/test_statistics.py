@@ -1,4 +1,4 @@
-"""Contract, section 6: totals over sessions, against a sum in plain Python."""
+"""Totals over sessions, against a sum in plain Python."""
 
 from __future__ import annotations
 

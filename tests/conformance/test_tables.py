@@ -1,4 +1,4 @@
-"""Contract, section 2 and 8: beside the SDK's tables, under any names, in any schema."""
+"""Beside the SDK's tables, under any names, in any schema."""
 
 from __future__ import annotations
 

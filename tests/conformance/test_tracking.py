@@ -1,4 +1,4 @@
-"""Contract, section 6, and scenario 3: what runs did is recorded in the session."""
+"""What runs did is recorded in the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract, section 6: prices of runs, and trackers that cannot write."""
+"""Prices of runs, and trackers that cannot write."""
 
 from __future__ import annotations
 

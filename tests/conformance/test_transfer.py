@@ -1,4 +1,4 @@
-"""Contract, section 5: sessions out of one database and into another."""
+"""Sessions out of one database and into another."""
 
 from __future__ import annotations
 

@@ -171,9 +171,8 @@ async def test_triggers_of_all_events(database: Database, table):
     await check_everything(engine)
 
 
+@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # It has such a function.
 async def test_a_trigger_that_suppresses_redundant_updates(database: Database):
-    if database.kind != "postgresql":
-        pytest.skip("PostgreSQL has such a function")
     engine = database.engine()
     assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0
     for table in TABLES:

@@ -1,4 +1,4 @@
-"""Contract, section 3: what goes in comes out; what cannot come out does not go in."""
+"""What goes in comes out; what cannot come out does not go in."""
 
 from __future__ import annotations
 
