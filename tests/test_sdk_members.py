@@ -53,10 +53,11 @@ def test_every_private_member_that_is_used_is_checked() -> None:
     attributes = {node.attr for node in ast.walk(TREE) if isinstance(node, ast.Attribute)}
     texts = {node.value for node in ast.walk(TREE) if isinstance(node, ast.Constant)}
     known = {name for name in vars(SQLAlchemySession) if private(name)} - {"_abc_impl"}
-    overridden = known & vars(SQLAlchemyMetadataSession).keys()
+    overridden = known & vars(sdk.StoredSession).keys()
     used = {name for name in attributes if private(name)} | (texts & known) | overridden
     own = {
         *OWN,
+        *vars(sdk.StoredSession),
         *vars(SQLAlchemyMetadataSession),
         "_store",
         "_on_clear",
@@ -121,7 +122,7 @@ def test_a_constructor_that_leaves_something_out(name, monkeypatch) -> None:
         del vars(self)[name]
 
     monkeypatch.setattr(SQLAlchemySession, "__init__", changed)
-    monkeypatch.setattr(session, "_known_constructors", {})
+    monkeypatch.setattr(sdk, "_known_constructors", {})
     engine = create_async_engine("sqlite+aiosqlite://")
     for more in ({}, {"session_settings": {"limit": 3}}):
         with pytest.raises(ImportError) as caught:
@@ -137,7 +138,7 @@ async def test_a_constructor_that_sets_more_is_called(monkeypatch) -> None:
         self._new = True
 
     monkeypatch.setattr(SQLAlchemySession, "__init__", changed)
-    monkeypatch.setattr(session, "_known_constructors", {})
+    monkeypatch.setattr(sdk, "_known_constructors", {})
     engine = create_async_engine("sqlite+aiosqlite://")
     chat = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
     assert chat._new

@@ -1,7 +1,19 @@
-"""What this package knows of the SDK's private members, checked when it is imported.
+"""The only module that uses private members of the SDK. They are checked when it is imported.
 
-`session` builds on them. A release of the SDK that has changed one of them is refused here, in one
-sentence: further down it would fail in a way that nobody understands, or lose metadata in silence.
+`session` builds on `StoredSession`, which overrides these methods of `SQLAlchemySession`:
+
+| member | because |
+|---|---|
+| `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
+| `_lock_session` | every writer passes here: creates the row, checks scope and `must_exist` |
+| `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
+| `_clear_session` | `on_clear="keep"` |
+| `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
+
+and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
+
+A release of the SDK that has changed one of these members is refused on import, with an error that
+names the member. Without the check, it would fail later, or lose metadata silently.
 """
 
 from __future__ import annotations
@@ -9,21 +21,29 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 from types import CodeType
+from typing import Any, TypeVar, get_args
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
-from agents.memory import OpenAIResponsesCompactionSession
-from sqlalchemy.ext.asyncio import AsyncEngine
+from agents.items import TResponseInputItem
+from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
+from sqlalchemy import Connection, delete, func, insert, update
+from sqlalchemy import inspect as inspected
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from .dialects.urls import check_engine
+from .quoting import quoted
 from .scope import ScopedStore, open_store
+from .storage.database import settle
 from .storage.tables import TableNames
-from .types import MetadataLimits
+from .types import MetadataLimits, OnClear
+
+T = TypeVar("T")
 
 MEMBERS: dict[str, tuple[str, ...] | None] = {
     "_clear_session": ("self",),
@@ -48,7 +68,7 @@ HOOKS = (
     "_lock_session",
     "_run_sqlite_write_with_retry",
 )
-"""What `session` defines for the SDK to call. If it no longer did, nothing would tell."""
+"""What `StoredSession` defines for the SDK to call. If the SDK stopped, nothing would fail."""
 
 STATE = {
     "session_id",
@@ -94,6 +114,16 @@ def sdk_store(
     )
 
 
+def check_on_clear(on_clear: str) -> None:
+    """Refuse what `clear_session` could not do.
+
+    Raises:
+        ValueError: If it is neither `delete` nor `keep`.
+    """
+    if on_clear not in get_args(OnClear):
+        raise ValueError(f"on_clear must be 'delete' or 'keep', not {quoted(on_clear)}")
+
+
 @asynccontextmanager
 async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
     """The turn that users of an in-memory SQLite's one connection take with the SDK."""
@@ -103,17 +133,6 @@ async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
         yield
     finally:
         lock.release()
-
-
-def constructor_is_known(session: SQLAlchemySession) -> bool:
-    """Whether a session has the state that is known, and nothing else.
-
-    Raises:
-        ImportError: If something is missing.
-    """
-    found = set(vars(session))
-    _refuse(f"its constructor does not set {name}" for name in sorted(STATE - found))
-    return found == STATE
 
 
 def _refuse(problems: Iterator[str]) -> None:
@@ -169,3 +188,177 @@ def _names(code: object) -> Iterator[str]:
 
 
 _refuse(_problems())
+
+
+class StoredSession(SQLAlchemySession):
+    """The SDK's session on a store: shared tables, retries, scope, atomic replacement of history.
+
+    Args:
+        session_id: The conversation's id.
+        store: Where sessions are read and written.
+        session_settings: As in the SDK.
+        ensure_ascii: As in the SDK.
+        on_clear: Whether `clear_session()` deletes the session or empties its history.
+        **kwargs: Passed on to `SQLAlchemySession`.
+
+    Raises:
+        ImportError: If the constructor of `SQLAlchemySession` does not set what is needed here.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        store: ScopedStore,
+        *,
+        session_settings: SessionSettings | dict[str, Any] | None,
+        ensure_ascii: bool,
+        on_clear: OnClear,
+        **kwargs: Any,
+    ) -> None:
+        database, names = store.database, store.database.names
+        engine = database.engine
+        typed = session_settings is None or isinstance(session_settings, SessionSettings)
+        if _constructor_is_known(engine) and (typed and not kwargs):
+            # What the SDK's constructor does, less the table objects that it makes each time.
+            self.session_id = session_id
+            self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
+            self._engine = engine
+            self._ensure_ascii = ensure_ascii
+            self._connection_lock = self._sqlite_connection_locks.get(id(engine.sync_engine))
+            self._init_lock = (
+                self._get_table_init_lock(engine, names.sessions, names.messages)
+                if database.create_tables
+                else None
+            )
+            self._session_factory = async_sessionmaker(engine, expire_on_commit=False)
+            self._create_tables = database.create_tables
+        else:
+            super().__init__(
+                session_id,
+                engine=engine,
+                create_tables=database.create_tables,
+                sessions_table=names.sessions,
+                messages_table=names.messages,
+                session_settings=session_settings,
+                ensure_ascii=ensure_ascii,
+                **kwargs,
+            )
+        # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
+        tables = database.tables
+        self._metadata = tables.sessions.metadata
+        self._sessions = tables.sessions
+        self._messages = tables.messages
+        self._store = store
+        self._on_clear: OnClear = on_clear
+        self._must_exist = False
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What a session of the same catalog is made with."""
+        return {
+            "on_clear": self._on_clear,
+            "session_settings": self.session_settings,
+            "ensure_ascii": self._ensure_ascii,
+        }
+
+    async def _ensure_tables(self) -> None:
+        if self._create_tables:
+            await self._store.database.ensure()
+            self._create_tables = False
+
+    async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
+        return await self._store.database.retry(operation, prepare=False)
+
+    async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
+        if create:
+            await (await sess.connection()).run_sync(self._enter)
+            return True
+        if not await super()._lock_session(sess):
+            return False
+        if not self._store.scope:
+            return True
+        return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
+
+    def _enter(self, connection: Connection) -> None:
+        def has_tables() -> bool:
+            names = self._store.database.names
+            schema = connection.schema_for_object(self._sessions)
+            found = inspected(connection).has_table
+            return all(found(name, schema=schema) for name in (names.metadata, names.elements))
+
+        self._store.enter_history(
+            connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
+        )
+
+    async def _clear_session(self) -> None:
+        if self._on_clear == "delete" and not self._must_exist:
+            await super()._clear_session()
+            return
+        async with self._session() as sess, sess.begin():
+            if await self._lock_session(sess):
+                await self._delete_history(sess)
+
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
+
+        Never returns False: compaction would then clear the session and add the items again.
+        """
+        await self._ensure_tables()
+        rows = [
+            {"session_id": self.session_id, "message_data": await self._serialize_item(item)}
+            for item in items
+        ]
+
+        async def replace() -> None:
+            async with self._session() as sess, sess.begin():
+                if not await self._lock_session(sess, create=bool(rows)):
+                    return
+                await self._delete_history(sess)
+                if rows:
+                    await sess.execute(insert(self._messages), rows)
+                await sess.execute(
+                    update(self._sessions)
+                    .where(self._sessions.c.session_id == self.session_id)
+                    .values(updated_at=func.current_timestamp())
+                )
+
+        await settle(self._run_sqlite_write_with_retry(replace))
+        return True
+
+    async def _delete_history(self, sess: AsyncSession) -> None:
+        await sess.execute(
+            delete(self._messages).where(self._messages.c.session_id == self.session_id)
+        )
+
+    async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
+        kind = type(self)
+        for name in ("_serialize_item", "_deserialize_item"):
+            # A subclass that transforms items may keep more than the SDK would replace.
+            if getattr(kind, name) is not getattr(SQLAlchemySession, name):
+                return None
+        await self._ensure_tables()
+        if self._store.scope and not await self._store.exists(self.session_id):
+            return None
+        # The SDK answers for its own exact type only; this is such a view of the same state.
+        view = SQLAlchemySession.__new__(SQLAlchemySession)
+        vars(view).update(vars(self))
+        for name in ("_lock_session", "_run_sqlite_write_with_retry"):
+            setattr(view, name, getattr(self, name))
+        return await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+
+
+_known_constructors: dict[type, bool] = {}
+
+
+def _constructor_is_known(engine: AsyncEngine) -> bool:
+    """Whether the SDK's constructor sets what is known, and nothing else, and need not be called.
+
+    Raises:
+        ImportError: If it does not set what is needed here.
+    """
+    kind = SQLAlchemySession
+    if kind not in _known_constructors:
+        found = set(vars(kind("", engine=engine)))
+        _refuse(f"its constructor does not set {name}" for name in sorted(STATE - found))
+        _known_constructors[kind] = found == STATE
+    return _known_constructors[kind]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 from sqlalchemy import Dialect as SADialect
 from sqlalchemy import MetaData
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
+from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
+from .dialects.names import offline
 from .storage.tables import (
     CREATE_TYPES,
     DropTrigger,
@@ -18,9 +19,6 @@ from .storage.tables import (
     build_tables,
     table_names,
 )
-
-DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
-DIALECTS: tuple[str, ...] = get_args(DialectName)
 
 
 def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
@@ -93,23 +91,3 @@ def as_text(element: ExecutableDDLElement, sa_dialect: SADialect, **options: Any
 
 def _tables(names: TableNames | None) -> SessionTables:
     return build_tables(MetaData(), names or table_names(), CREATE_TYPES)
-
-
-def offline(dialect: str) -> SADialect:
-    """An SQLAlchemy dialect to compile with, without its driver.
-
-    Raises:
-        ValueError: If there is none of that name.
-    """
-    makers: dict[str, Any] = {
-        "postgresql": postgresql.dialect,
-        "mysql": mysql.dialect,
-        "mariadb": mysql.dialect,
-        "sqlite": sqlite.dialect,
-    }
-    if dialect not in makers:
-        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, not {dialect!r}")
-    options = {"is_mariadb": True} if dialect == "mariadb" else {}
-    # With a named parameter style, a % in a table's name is not doubled.
-    made: SADialect = makers[dialect](paramstyle="named", **options)
-    return made

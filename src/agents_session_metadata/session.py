@@ -1,37 +1,26 @@
 """`SQLAlchemyMetadataSession`: the SDK's session, with metadata.
 
-Of the private members of `SQLAlchemySession`, which `_sdk` checks, it overrides
-
-| member | because |
-|---|---|
-| `_ensure_tables` | ours are created with the SDK's, once per engine, not per instance |
-| `_lock_session` | whoever creates, or must not create, a session; where a scope is enforced |
-| `_run_sqlite_write_with_retry` | mutations pass here: transient errors are retried |
-| `_clear_session` | `on_clear="keep"` |
-| `_get_compaction_snapshot` | it answers only for the exact type `SQLAlchemySession` |
-
-and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
+What it overrides of the SDK's private methods is in `_sdk`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
-from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
-from sqlalchemy import URL, Connection, Delete, delete, func, insert, inspect, update
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ._sdk import constructor_is_known, sdk_store
+from ._sdk import StoredSession, check_on_clear, sdk_store
 from .catalog import SessionCatalog
 from .dialects.urls import create_engine, shown_url
 from .query.filters import Where
+from .quoting import quoted
 from .scope import MISSING, ScopedStore
-from .storage.database import settle
 from .storage.rows import check_id, check_id_type, id_problem
 from .storage.tables import table_names
 from .types import JSONValue, Metadata, MetadataLimits, OnClear
@@ -39,10 +28,8 @@ from .types import JSONValue, Metadata, MetadataLimits, OnClear
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-T = TypeVar("T")
 
-
-class SQLAlchemyMetadataSession(SQLAlchemySession):
+class SQLAlchemyMetadataSession(StoredSession):
     """An SDK session that also stores whose it is, what it is about and what else one must know.
 
     A drop-in for `SQLAlchemySession`: it takes the same arguments and keeps history the same way,
@@ -94,40 +81,14 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)
         store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
-        typed = session_settings is None or isinstance(session_settings, SessionSettings)
-        if _constructor_is_known(engine) and (typed and not kwargs):
-            # What the SDK's constructor does, less the table objects that it makes each time.
-            self.session_id = session_id
-            self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
-            self._engine = engine
-            self._ensure_ascii = ensure_ascii
-            self._connection_lock = self._sqlite_connection_locks.get(id(engine.sync_engine))
-            self._init_lock = (
-                self._get_table_init_lock(engine, sessions_table, messages_table)
-                if create_tables
-                else None
-            )
-            self._session_factory = async_sessionmaker(engine, expire_on_commit=False)
-            self._create_tables = create_tables
-        else:
-            super().__init__(
-                session_id,
-                engine=engine,
-                create_tables=create_tables,
-                sessions_table=sessions_table,
-                messages_table=messages_table,
-                session_settings=session_settings,
-                ensure_ascii=ensure_ascii,
-                **kwargs,
-            )
-        tables = store.database.tables
-        # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
-        self._metadata = tables.sessions.metadata
-        self._sessions = tables.sessions
-        self._messages = tables.messages
-        self._store = store
-        self._on_clear: OnClear = on_clear
-        self._must_exist = False
+        super().__init__(
+            session_id,
+            store,
+            session_settings=session_settings,
+            ensure_ascii=ensure_ascii,
+            on_clear=on_clear,
+            **kwargs,
+        )
 
     @classmethod
     def _in_store(
@@ -206,8 +167,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         )
 
     def __repr__(self) -> str:
-        shown = ascii(self.session_id)[:80]
-        return f"<{type(self).__name__} {shown} {shown_url(self.engine.url)}>"
+        return f"<{type(self).__name__} {quoted(self.session_id)} {shown_url(self.engine.url)}>"
 
     # ---- metadata ----
 
@@ -329,12 +289,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     @property
     def catalog(self) -> SessionCatalog:
         """The catalog of the same engine, tables and scope."""
-        return SessionCatalog._sharing(
-            self._store,
-            on_clear=self._on_clear,
-            session_settings=self.session_settings,
-            ensure_ascii=self._ensure_ascii,
-        )
+        return SessionCatalog._sharing(self._store, **self._settings)
 
     # ---- history ----
 
@@ -387,111 +342,3 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     def _has_valid_id(self) -> bool:
         bounded = self._store.database.dialect.bounded_ids
         return not bounded or id_problem(self.session_id) is None
-
-    async def _ensure_tables(self) -> None:
-        if self._create_tables:
-            await self._store.database.ensure()
-            self._create_tables = False
-
-    async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
-        return await self._store.database.retry(operation, prepare=False)
-
-    async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        if create:
-            await (await sess.connection()).run_sync(self._enter)
-            return True
-        if not await super()._lock_session(sess):
-            return False
-        if not self._store.scope:
-            return True
-        return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
-
-    def _enter(self, connection: Connection) -> None:
-        def has_tables() -> bool:
-            names = self._store.database.names
-            schema = connection.schema_for_object(self._sessions)
-            found = inspect(connection).has_table
-            return all(found(name, schema=schema) for name in (names.metadata, names.elements))
-
-        self._store.enter_history(
-            connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
-        )
-
-    async def _clear_session(self) -> None:
-        if self._on_clear == "delete" and not self._must_exist:
-            await super()._clear_session()
-            return
-        async with self._session() as sess, sess.begin():
-            if await self._lock_session(sess):
-                await sess.execute(self._own_messages())
-
-    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
-
-        Never answers False: compaction would then clear the session and add the items anew.
-        """
-        await self._ensure_tables()
-        rows = [
-            {"session_id": self.session_id, "message_data": await self._serialize_item(item)}
-            for item in items
-        ]
-
-        async def replace() -> None:
-            async with self._session() as sess, sess.begin():
-                if not await self._lock_session(sess, create=bool(rows)):
-                    return
-                await sess.execute(self._own_messages())
-                if rows:
-                    await sess.execute(insert(self._messages), rows)
-                await sess.execute(
-                    update(self._sessions)
-                    .where(self._sessions.c.session_id == self.session_id)
-                    .values(updated_at=func.current_timestamp())
-                )
-
-        await settle(self._run_sqlite_write_with_retry(replace))
-        return True
-
-    def _own_messages(self) -> Delete:
-        return delete(self._messages).where(self._messages.c.session_id == self.session_id)
-
-    async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
-        kind = type(self)
-        for name in ("_serialize_item", "_deserialize_item"):
-            # A subclass that transforms items may keep more than the SDK would replace.
-            if getattr(kind, name) is not getattr(SQLAlchemySession, name):
-                return None
-        await self._ensure_tables()
-        if self._store.scope and not await self._store.exists(self.session_id):
-            return None
-        # The SDK answers for its own exact type only; this is such a view of the same state.
-        view = SQLAlchemySession.__new__(SQLAlchemySession)
-        vars(view).update(vars(self))
-        for name in ("_lock_session", "_run_sqlite_write_with_retry"):
-            setattr(view, name, getattr(self, name))
-        return await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
-
-
-def check_on_clear(on_clear: str) -> None:
-    """Refuse what `clear_session` could not do.
-
-    Raises:
-        ValueError: If it is neither `delete` nor `keep`.
-    """
-    if on_clear not in get_args(OnClear):
-        raise ValueError(f"on_clear must be 'delete' or 'keep', not {on_clear!r}")
-
-
-_known_constructors: dict[type, bool] = {}
-
-
-def _constructor_is_known(engine: AsyncEngine) -> bool:
-    """Whether the SDK's constructor sets what is known, and nothing else, and may be passed over.
-
-    Raises:
-        ImportError: If it does not set what this module needs.
-    """
-    kind = SQLAlchemySession
-    if kind not in _known_constructors:
-        _known_constructors[kind] = constructor_is_known(kind("", engine=engine))
-    return _known_constructors[kind]

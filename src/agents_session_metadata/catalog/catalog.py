@@ -65,8 +65,7 @@ class SessionCatalog(SingleSessions, Questions, Moving, Indexes):
         ensure_ascii: bool = True,
     ) -> None:
         # The SDK may share the engine. It is imported late: that takes longer than most commands.
-        from agents_session_metadata._sdk import sdk_store
-        from agents_session_metadata.session import check_on_clear
+        from agents_session_metadata._sdk import check_on_clear, sdk_store
 
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)

@@ -40,6 +40,7 @@ class CatalogPart:
         Raises:
             TypeError: If the id is not a string.
         """
+        # A session has a catalog, too; and what needs no session need not wait for the SDK.
         from agents_session_metadata.session import SQLAlchemyMetadataSession
 
         return SQLAlchemyMetadataSession._in_store(

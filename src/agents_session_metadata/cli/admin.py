@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+
+from agents_session_metadata.quoting import quoted
 
 from . import command as registry
 from .command import DATABASE, TABLES, place_of
@@ -17,12 +19,29 @@ from .output import colored, printable, say, write, write_json
 command = partial(registry.command, panel="Database")
 
 
+def _dialects() -> list[str]:
+    from agents_session_metadata.dialects.names import DIALECTS  # with SQLAlchemy
+
+    return list(DIALECTS)
+
+
+def _known_dialect(name: str) -> str:
+    if name not in _dialects():
+        raise typer.BadParameter(f"{quoted(name)} is not one of {', '.join(_dialects())}.")
+    return name
+
+
 @command("ddl", "ddl --dialect postgresql > tables.sql", shared=TABLES)
 def ddl(
     ctx: typer.Context,
     *,
     dialect: Annotated[
-        Literal["postgresql", "mysql", "mariadb", "sqlite"], typer.Option(help="The database.")
+        str,
+        typer.Option(
+            help="postgresql, mysql, mariadb or sqlite.",
+            callback=_known_dialect,
+            autocompletion=_dialects,
+        ),
     ],
     drop: Annotated[
         bool, typer.Option("--drop", help="Print DROP statements instead of CREATE statements.")

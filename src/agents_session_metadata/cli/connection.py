@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_DRIVER_MODULES = {"aiosqlite", "sqlite3", "asyncpg", "psycopg", "asyncmy", "aiomysql", "pymysql"}
 _BATCH, _BATCH_SECONDS = 200, 0.05
 _PANEL = "Database options"
 
@@ -74,7 +73,7 @@ class Place:
         Raises:
             Failure: If there is none, or it is malformed. No message repeats a password.
         """
-        from agents_session_metadata.dialects.urls import DRIVERS, with_driver
+        from agents_session_metadata.dialects.urls import DRIVERS, is_file_based, with_driver
 
         if not self.url:
             usage("no database is given; pass --url or --url-file, or set AGENT_SESSIONS_URL")
@@ -86,7 +85,7 @@ class Place:
                 "use SQLite, PostgreSQL, MariaDB or MySQL"
             )
         # Of user:p@ss@host, SQLAlchemy takes ss@host for the host, and errors would show it.
-        if "@" in (url.host or "") or (backend != "sqlite" and "@" in (url.database or "")):
+        if "@" in (url.host or "") or (not is_file_based(url) and "@" in (url.database or "")):
             usage("the URL has an unescaped @ in the user name or the password; write it as %40")
         return url
 
@@ -105,7 +104,7 @@ class Place:
         """
         from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 
-        from agents_session_metadata.dialects.urls import DRIVERS, EXTRAS, create_engine
+        from agents_session_metadata.dialects.urls import ASYNC_DRIVERS, EXTRAS, create_engine
 
         url = self.database_url()
         if not self.create_tables:
@@ -119,7 +118,7 @@ class Place:
             pass  # No driver of that name, or none for asyncio.
         except ArgumentError:
             usage("the URL is malformed; write it like sqlite:///folder/name.db")
-        drivers = ", ".join(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
+        drivers = ", ".join(ASYNC_DRIVERS)
         raise Failure(
             f"{url.drivername} is not an installed asyncio driver; use one of {drivers}", 2
         )
@@ -336,7 +335,7 @@ def place_from_options(
 
 def explain(error: Exception, place: Place) -> Failure | None:
     """What an error means to whoever typed the command; None for a bug."""
-    from agents_session_metadata.ddl import DIALECTS
+    from agents_session_metadata.dialects.names import PRODUCTS, possible_names
     from agents_session_metadata.errors import (
         InvalidCursorError,
         InvalidFilterError,
@@ -346,10 +345,8 @@ def explain(error: Exception, place: Place) -> Failure | None:
     )
 
     if isinstance(error, TablesMissingError):
-        backend = place.database_url().get_backend_name()
-        # A mysql:// URL may lead to either.
-        dialect = {"mysql": "mariadb"}.get(backend, backend if backend in DIALECTS else "…")
-        other = " (on MySQL: --dialect mysql)" if backend == "mysql" else ""
+        dialect, *others = possible_names(place.database_url()) or ("…",)
+        other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)
         return Failure(
             f"missing tables or triggers: {', '.join(error.tables)}; pass --create-tables, "
             f"or run the SQL that `agent-sessions ddl --dialect {dialect}` prints{other}"
@@ -373,12 +370,14 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+    from agents_session_metadata.dialects.urls import DRIVER_MODULES
+
     cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         cause = error.orig
     driver = type(cause).__module__.partition(".")[0]
     from_database = isinstance(error, (DBAPIError, OSError, PoolTimeoutError))
-    if not (from_database or driver in _DRIVER_MODULES):
+    if not (from_database or driver in DRIVER_MODULES):
         return None
     url = place.database_url()
     reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
@@ -394,10 +393,10 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
 
 def _refuse_missing_file(url: URL) -> None:
     """SQLite would create an empty database for a misspelled name."""
-    name = url.database or ":memory:"
-    if url.get_backend_name() != "sqlite" or name == ":memory:" or name.startswith("file:"):
-        return
-    if not Path(name).exists():
+    from agents_session_metadata.dialects.urls import file_of
+
+    name = file_of(url)
+    if name is not None and not Path(name).exists():
         raise Failure(
             f"there is no file {name}; check the URL, or create the database with --create-tables"
         )

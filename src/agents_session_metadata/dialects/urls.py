@@ -20,6 +20,12 @@ DRIVERS = {
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
 """The extras that install the drivers."""
 
+ASYNC_DRIVERS = tuple(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
+"""What a URL may name."""
+
+DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
+"""The packages whose errors come from a database."""
+
 
 def with_driver(url: str | URL) -> URL:
     """A URL, with the default driver of its database if it names none.
@@ -37,6 +43,19 @@ def with_driver(url: str | URL) -> URL:
             "the database URL is not valid; write it like postgresql://user:password@host/name"
         ) from None
     return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+
+
+def is_file_based(url: URL) -> bool:
+    """Whether a URL leads to a file or to memory, without a server."""
+    return url.get_backend_name() == "sqlite"
+
+
+def file_of(url: URL) -> str | None:
+    """The path of the file that a URL leads to; None for a server, memory, or a `file:` URI."""
+    name = url.database
+    if not is_file_based(url) or not name or name == ":memory:" or name.startswith("file:"):
+        return None
+    return name
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:

@@ -23,7 +23,8 @@ from sqlalchemy import (
     text,
 )
 
-from agents_session_metadata.ddl import as_text, offline
+from agents_session_metadata.ddl import as_text
+from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.creation import types_beside
 from agents_session_metadata.storage.tables import (
     CORE,
@@ -75,8 +76,7 @@ class Inspection:
             table.name: self.inspector.get_foreign_keys(table.name, schema=self.schema)
             for table in self.present
         }
-        is_mariadb = getattr(connection.dialect, "is_mariadb", False)
-        self.dialect: Dialect = offline("mariadb" if is_mariadb else connection.dialect.name)
+        self.dialect: Dialect = offline(connected_name(connection.dialect))
 
     @property
     def own(self) -> tuple[Table, ...]:

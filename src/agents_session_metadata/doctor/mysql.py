@@ -198,3 +198,6 @@ class MySQLRepairs(Repairs):
             if found is not None and found[2] == column.name:
                 return f"`{column.name}` {kind or found[3]}{found[4]}"
         return None
+
+
+INSPECTION, REPAIRS = MySQLInspection, MySQLRepairs

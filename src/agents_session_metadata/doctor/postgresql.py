@@ -214,3 +214,6 @@ class PostgreSQLRepairs(Repairs):
         collation = f"{quote(found.schema)}.{quote(found.collation)}"
         alter = f"ALTER TABLE {self.inspection.name_of(column.table)} ALTER COLUMN"
         return (f"{alter} {quote(column.name)} TYPE {kind} COLLATE {collation}",)
+
+
+INSPECTION, REPAIRS = PostgreSQLInspection, PostgreSQLRepairs

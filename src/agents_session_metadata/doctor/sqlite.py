@@ -122,3 +122,6 @@ class SQLiteRepairs(Repairs):
             statements.append(create)
         statements.insert(1 + len(emptying), insert)
         return "; ".join([*statements, "COMMIT"])
+
+
+INSPECTION, REPAIRS = SQLiteInspection, SQLiteRepairs

@@ -12,7 +12,6 @@ from sqlalchemy import (
     MetaData,
     Table,
     bindparam,
-    column,
     delete,
     exists,
     func,
@@ -20,7 +19,6 @@ from sqlalchemy import (
     inspect,
     or_,
     select,
-    table,
     tuple_,
 )
 from sqlalchemy.exc import DBAPIError, NoSuchTableError
@@ -203,9 +201,9 @@ def _is_list(rows: Table) -> ColumnElement[bool]:
 
 
 def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateTrigger]:
-    if not group.triggers or not dialect_of(connection.dialect).uses_triggers:
+    dialect = dialect_of(connection.dialect)
+    if not group.triggers or not dialect.uses_triggers:
         return []
     schema = connection.schema_for_object(group.triggers[0].table)
-    master = table("sqlite_master", column("type"), column("name"), schema=schema)
-    found = connection.scalars(select(master.c.name).where(master.c.type == "trigger")).all()
+    found = dialect.existing_triggers(connection, schema)
     return [trigger for trigger in group.triggers if trigger.name not in found]
