@@ -56,7 +56,7 @@ def test_values_after_the_equals_sign():
             ["list", "--url", f"postgresql+nothing://u:{PASSWORD}@h/x"],
             "is not an installed asyncio driver",
         ),
-        (["list", "--url", "sqlite://somewhere"], "the database URL is not valid"),
+        (["list", "--url", "sqlite://somewhere"], "the URL is malformed"),
         (["list", "--url", "sqlite:///:memory:", "--where", "{"], "--where is not valid JSON"),
         (
             ["list", "--url", "sqlite:///:memory:", "--where", '{"a": 1, "a": 2}'],
@@ -173,6 +173,26 @@ def test_no_command_waits_for_the_sdk(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "spared"),
+    [
+        ("--help", {"sqlalchemy", "asyncio", "pydantic", "markdown_it", "pygments"}),
+        ("resume-check chat", {"pydantic", "rich", "agents", "sqlalchemy.dialects.mysql"}),
+    ],
+)
+def test_a_command_imports_little(line, spared, tmp_path):
+    filled(tmp_path, "n=1")
+    script = (
+        "import atexit, json, os, sys\n"
+        "atexit.register(lambda: os.write(2, json.dumps(list(sys.modules)).encode()))\n"
+        "from agents_session_metadata.cli import main\n"
+        f"sys.argv[1:] = {line.split()}\n"
+        "main()"
+    )
+    done = shell(f"{{python}} -c '{script}' 2>&1 >/dev/null | tail -n 1", tmp_path)
+    assert not spared & {*json.loads(done.stdout[done.stdout.index("[") :])}
+
+
 def test_output_that_nobody_reads_to_its_end(tmp_path):
     url = f"sqlite:///{tmp_path}/x.db"
     pairs = [f"k{number}={'x' * 5000}" for number in range(40)]
@@ -267,7 +287,7 @@ def test_what_was_typed_is_not_printed_raw(tmp_path):
         ["set", evil, evil],
         ["list", "--meta", evil],
         ["list", "--where", evil],
-        ["list", "--order-by", evil],
+        ["list", "--order-by", f"${evil}"],
         ["list", "--url", f"sqlite:///{evil}"],
         ["list", "--url", f"{evil}://x"],
         ["list", "--limit", evil],

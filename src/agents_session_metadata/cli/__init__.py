@@ -6,6 +6,7 @@ Typer and Rich come with the extra `cli`. This module imports without them, so t
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an exception could be raised, and lost, anywhere.
         signal.signal(signal.SIGINT, exit_at_once)
+    # Imports make many objects and no garbage; the collector would look through them 50 times.
+    gc.set_threshold(50_000, 20, 20)
     code: object = 0
     try:
         code = _run()
