@@ -12,6 +12,8 @@ import signal
 import sys
 from io import TextIOWrapper
 
+from ._interrupt import exit_at_once
+
 
 def main() -> None:
     """Run the command line."""
@@ -65,8 +67,3 @@ def _run() -> object:
             os._exit(1)
         return error.code
     return 0
-
-
-def exit_at_once(_number: int, _frame: object) -> None:
-    """End the process at Ctrl-C, while nothing is open that has to be closed."""
-    os._exit(130)

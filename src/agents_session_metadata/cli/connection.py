@@ -20,7 +20,7 @@ import typer
 
 from agents_session_metadata.quoting import quoted
 
-from . import exit_at_once
+from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
 from .output import printable
 
