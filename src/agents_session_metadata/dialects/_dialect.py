@@ -96,10 +96,6 @@ class Dialect:
         """Whether a table or index could not be created because somebody else just did."""
         return self.error_code(error) in self.creation_race_codes
 
-    def existing_triggers(self, connection: Connection, schema: str | None) -> set[str]:
-        """The names of the triggers in a schema, if the package needs triggers here."""
-        return set()
-
     def commits_each(self, connection: Connection) -> bool:
         """Whether a connection commits every statement by itself."""
         fairy: Any = connection.connection

@@ -23,7 +23,6 @@ from sqlalchemy import (
     event,
     func,
     select,
-    table,
     type_coerce,
     update,
 )
@@ -77,11 +76,6 @@ class SQLite(Dialect):
 
     def configure(self, engine: Engine) -> None:
         event.listen(engine, "connect", _configure_connection)
-
-    def existing_triggers(self, connection: Connection, schema: str | None) -> set[str]:
-        master = table("sqlite_master", column("type"), column("name"), schema=schema)
-        found = connection.scalars(select(master.c.name).where(master.c.type == "trigger"))
-        return set(found)
 
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)

@@ -40,6 +40,7 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "activity",
-                f"the index on {quoted(key)} has {wrong} wrong or extra entries and lacks {missing}",
+                f"the index on {quoted(key)} has {wrong} wrong or extra entries, "
+                f"and {missing} are missing",
                 tuple(inspection.sql(statement, literals=True) for statement in repair),
             )

@@ -204,6 +204,5 @@ def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateT
     dialect = dialect_of(connection.dialect)
     if not group.triggers or not dialect.uses_triggers:
         return []
-    schema = connection.schema_for_object(group.triggers[0].table)
-    found = dialect.existing_triggers(connection, schema)
+    found = dialect.existing_triggers(connection, group.triggers[0].table)
     return [trigger for trigger in group.triggers if trigger.name not in found]
