@@ -8,29 +8,39 @@ import pickle
 import pytest
 
 from agents_session_metadata import (
+    BudgetExceededError,
     CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
     InvalidPhaseError,
     MetadataLimitError,
+    RunClaimedError,
     ScopeError,
+    SessionChangedError,
     SessionExistsError,
     SessionNotFoundError,
+    SessionPausedError,
+    StateVersionError,
     TablesMissingError,
     UnsupportedDialectError,
 )
 
 ERRORS = [
+    BudgetExceededError("cost", spent=2, allowed=1),
     CorruptMetadataError("chat", "a"),
     InvalidCursorError(),
     InvalidFilterError("is wrong", path="$.a"),
     InvalidMetadataError("is wrong", key="a", path="$[1]"),
     InvalidPhaseError("is wrong", phase="a"),
     MetadataLimitError("max_keys", key="a", size=5, allowed=4),
+    RunClaimedError("a", crashed=True),
     ScopeError("a"),
+    SessionChangedError("a"),
     SessionExistsError("a"),
     SessionNotFoundError("a"),
+    SessionPausedError("a"),
+    StateVersionError("a", "9.9"),
     TablesMissingError(["a"]),
     UnsupportedDialectError("a"),
 ]

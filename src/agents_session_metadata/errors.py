@@ -158,6 +158,88 @@ class SessionNotFoundError(SessionMetadataError, LookupError):
         super().__init__(f"session {quoted(session_id)} does not exist here")
 
 
+class SessionChangedError(SessionMetadataError, RuntimeError):
+    """The history of a session is not what the caller expected. Nothing was written.
+
+    Attributes:
+        session_id: The session's id.
+    """
+
+    def __init__(self, session_id: str, problem: str = "its history has changed") -> None:
+        self.session_id = session_id
+        super().__init__(f"session {quoted(session_id)}: {problem}; read it again")
+
+
+class SessionPausedError(SessionMetadataError, RuntimeError):
+    """The session has a paused run that depends on its history. Nothing was written.
+
+    Attributes:
+        session_id: The session's id.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(
+            f"session {quoted(session_id)} has a paused run, which depends on its history; "
+            "finish or delete the run first"
+        )
+
+
+class RunClaimedError(SessionMetadataError, RuntimeError):
+    """A paused run is claimed by another process, or was when that process died.
+
+    Attributes:
+        session_id: The session's id.
+        crashed: Whether the lease has ended without a result, so that the claimer has probably
+            crashed.
+    """
+
+    def __init__(self, session_id: str, *, crashed: bool = False) -> None:
+        self.session_id = session_id
+        self.crashed = crashed
+        name = f"the paused run of session {quoted(session_id)}"
+        super().__init__(
+            f"{name} was claimed by a process that did not finish it; tools that ran since would "
+            "run again; pass after_crash=True to claim it all the same"
+            if crashed
+            else f"{name} is claimed by another process; try again when its lease has ended"
+        )
+
+
+class StateVersionError(SessionMetadataError, RuntimeError):
+    """The stored state of a paused run has a version that this SDK cannot read. It stays stored.
+
+    Attributes:
+        session_id: The session's id.
+        version: The version of the state.
+    """
+
+    def __init__(self, session_id: str, version: object) -> None:
+        self.session_id = session_id
+        self.version = version
+        super().__init__(
+            f"the paused run of session {quoted(session_id)} has the state version "
+            f"{quoted(version)}, which the installed openai-agents cannot read; install the "
+            "version of openai-agents that paused it, or a later one"
+        )
+
+
+class BudgetExceededError(SessionMetadataError, RuntimeError):
+    """A budget is used up; the model was not called.
+
+    Attributes:
+        limit: What is limited: `cost` or `tokens`.
+        spent: How much was spent.
+        allowed: How much is allowed.
+    """
+
+    def __init__(self, limit: str, *, spent: Any, allowed: Any) -> None:
+        self.limit = limit
+        self.spent = spent
+        self.allowed = allowed
+        super().__init__(f"the budget is used up: spent {spent} of {allowed} (`{limit}`)")
+
+
 class TablesMissingError(SessionMetadataError, RuntimeError):
     """Tables (or, on SQLite, triggers) that metadata needs are not in the database.
 

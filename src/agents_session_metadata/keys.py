@@ -70,6 +70,12 @@ TOOL_CALLS: Final = "tool_calls"
 INVOCATIONS: Final = "invocations"
 """The newest tool calls: `[id, tool, milliseconds]`."""
 
+# What a fork records.
+FORKED_FROM: Final = "forked_from"
+"""The id of the session that it is a copy of."""
+FORKED_BEFORE: Final = "forked_before"
+"""The id of the original's item that the copy ends before, if it is not a copy of all."""
+
 COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
 """Keys with few values, each shared by many sessions: a poor way into an index."""
 

@@ -47,7 +47,9 @@ class SessionInfo:
         created_at: When its row was made; aware, UTC.
         updated_at: When its history last changed; aware, UTC. Metadata does not move it.
         metadata: The stored keys that were asked for, with their values.
-        item_count: Number of items in the history, or None when it was not asked for.
+        item_count: Number of items in the history, or None if it was not asked for.
+        preview: The beginning of the first user message, or None if there is none, if it is
+            encrypted, or if it was not asked for.
     """
 
     session_id: str
@@ -55,6 +57,7 @@ class SessionInfo:
     updated_at: datetime
     metadata: Metadata
     item_count: int | None = None
+    preview: str | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,34 @@ class SessionPage:
     """
 
     sessions: list[SessionInfo]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class ItemInfo:
+    """One item of a history.
+
+    Attributes:
+        item_id: The id of its row; it grows with time, across all sessions of a database.
+        created_at: When it was stored; aware, UTC.
+        item: The item, as the SDK's `get_items()` returns it.
+    """
+
+    item_id: int
+    created_at: datetime
+    item: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ItemPage:
+    """A page of a history.
+
+    Attributes:
+        items: The items, in the order asked for.
+        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+    """
+
+    items: list[ItemInfo]
     next_cursor: str | None
 
 
