@@ -32,7 +32,7 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from sqlalchemy import Connection, delete, func, insert, update
+from sqlalchemy import Connection, func, insert, update
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
@@ -326,9 +326,8 @@ class StoredSession(SQLAlchemySession):
         return True
 
     async def _delete_history(self, sess: AsyncSession) -> None:
-        await sess.execute(
-            delete(self._messages).where(self._messages.c.session_id == self.session_id)
-        )
+        connection = await sess.connection()
+        await connection.run_sync(self._store.rows.delete_history, self.session_id)
 
     async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
         kind = type(self)

@@ -18,12 +18,13 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from ._sdk import StoredSession, check_on_clear, sdk_store
 from .catalog import SessionCatalog
 from .dialects.urls import create_engine, shown_url
+from .maintenance.history import Cut, rewind
 from .query.filters import Where
 from .quoting import quoted
 from .scope import MISSING, ScopedStore
 from .storage.rows import check_id, check_id_type, id_problem
 from .storage.tables import table_names
-from .types import JSONValue, Metadata, MetadataLimits, OnClear
+from .types import ItemInfo, JSONValue, Metadata, MetadataLimits, OnClear
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -338,6 +339,38 @@ class SQLAlchemyMetadataSession(StoredSession):
         """
         if self._has_valid_id():
             await super().clear_session()
+
+    async def rewind(
+        self,
+        *,
+        turns: int | None = None,
+        before: int | None = None,
+        expect_last: int | None = None,
+    ) -> list[ItemInfo]:
+        """Remove the end of the history, in one transaction; metadata stays, `updated_at` moves.
+
+        A turn begins with a user message and ends before the next one. An
+        `OpenAIResponsesCompactionSession` around this session remembers what was removed: create a
+        new one afterwards.
+
+        Args:
+            turns: How many turns to remove; all of them if there are fewer. Items before the first
+                user message stay.
+            before: The `item_id` of the first item to remove. Pass either this or `turns`.
+            expect_last: The `item_id` that the newest item must have.
+
+        Returns:
+            The removed items, oldest first.
+
+        Raises:
+            SessionChangedError: If the newest item is not `expect_last`.
+            SessionNotFoundError: If the session does not exist.
+            TypeError: If an argument is not an integer.
+            ValueError: If the history does not have the item, if a call would be separated from its
+                output, an approval from its request or reasoning from the item after it, or if the
+                history is encrypted. Nothing is removed then.
+        """
+        return await rewind(self._store, self.session_id, Cut(turns, before, expect_last))
 
     def _has_valid_id(self) -> bool:
         bounded = self._store.database.dialect.bounded_ids

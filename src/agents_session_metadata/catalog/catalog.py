@@ -18,6 +18,7 @@ from agents_session_metadata.types import (
     OnClear,
 )
 
+from .histories import Histories
 from .indexes import Indexes
 from .moving import Moving
 from .questions import Questions
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class SessionCatalog(SingleSessions, Questions, Moving, Indexes):
+class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes):
     """Every session in one database: create, list, filter, page, count, delete, scope.
 
     It also sees sessions that the plain SDK wrote; their metadata is empty. As an async context

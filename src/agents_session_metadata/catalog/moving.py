@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from agents_session_metadata.errors import (
     SessionNotFoundError,
 )
+from agents_session_metadata.maintenance.history import Cut
 from agents_session_metadata.maintenance.retention import delete_matching, expired
 from agents_session_metadata.maintenance.transfer import (
     BATCH,
@@ -96,8 +97,12 @@ class Moving(CatalogPart):
         new_id: str | None = None,
         *,
         metadata: Mapping[str, JSONValue] | None = None,
+        before: int | None = None,
     ) -> SQLAlchemyMetadataSession:
         """Copy a session's history and metadata, in one transaction.
+
+        The copy's metadata says what it is a copy of: `forked_from` is the id of this session, and
+        `forked_before` is `before`, if that is given. A copy of a copy has only its own two.
 
         A history written through `EncryptedSession` cannot be read under another id: its key is
         derived from the id.
@@ -106,6 +111,7 @@ class Moving(CatalogPart):
             session_id: The session to copy.
             new_id: The copy's id; a random one by default.
             metadata: Keys to set in the copy.
+            before: The `item_id` of the first item that is not copied; every item is by default.
 
         Returns:
             The copy.
@@ -117,13 +123,17 @@ class Moving(CatalogPart):
             SessionExistsError: If the new id is taken.
             SessionNotFoundError: If there is no such session.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            ValueError: If the new id cannot carry metadata.
+            TypeError: If an id is not a string, or `before` not an integer.
+            ValueError: If the new id cannot carry metadata, if `metadata` contradicts `forked_from`
+                or `forked_before`, or if the copy cannot end before that item, as in
+                `SQLAlchemyMetadataSession.rewind`.
         """
         name = str(uuid.uuid4()) if new_id is None else new_id
         check_id_type(session_id)
-        work = fork(self._store, session_id, name, metadata or {})
+        cut = None if before is None else Cut(before=before)
         if not is_text(session_id):
             raise SessionNotFoundError(session_id)
+        work = fork(self._store, session_id, name, metadata or {}, cut)
         await self._store.database.write(work)
         return self.session(name)
 

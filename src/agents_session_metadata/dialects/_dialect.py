@@ -152,6 +152,10 @@ class Dialect:
         """A session id as it sorts by code point; `native` says that the column does so itself."""
         return column
 
+    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
+        """The bytes of a text in UTF-8."""
+        return func.octet_length(column)
+
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in a form that sorts and fits into a cursor."""
         raise NotImplementedError

@@ -132,6 +132,9 @@ class SQLite(Dialect):
             start += len(value)
         return {name: json.dumps(spans), f"{name}_data": b"".join(values)}
 
+    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
+        return func.length(cast(column, LargeBinary))
+
     # The SDK's times are text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return type_coerce(column, String)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
-from sqlalchemy import Connection, Table, delete
+from sqlalchemy import Connection, delete
 
 from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
@@ -13,6 +13,7 @@ from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.messages import delete_messages
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
@@ -104,7 +105,7 @@ def _deletion(
         )
         parameters.update(dialect.list_parameters("ids", ids))
         deleted = list(connection.scalars(statement, parameters))
-        delete_rows(connection, [tables.messages], deleted)
+        delete_histories(connection, deleted)
         return len(deleted)
 
     def lock_and_delete(connection: Connection, queries: Queries) -> int:
@@ -114,13 +115,15 @@ def _deletion(
         still = All((condition, IdIn(tuple(locked))))
         query = queries.ids(still, after=None, limit=len(ids))
         doomed = list(connection.scalars(*query)) if locked else []
-        delete_rows(connection, [tables.messages, tables.sessions], doomed)
+        delete_histories(connection, doomed)
+        if doomed:
+            of_doomed = dialect.one_of(tables.sessions.c.session_id, "ids", len(doomed))
+            parameters = dialect.list_parameters("ids", doomed)
+            connection.execute(delete(tables.sessions).where(of_doomed), parameters)
         return len(doomed)
 
-    def delete_rows(connection: Connection, of_tables: list[Table], doomed: list[str]) -> None:
-        parameters = dialect.list_parameters("ids", doomed)
-        for table in of_tables if doomed else []:
-            of_doomed = dialect.one_of(table.c.session_id, "ids", len(doomed))
-            connection.execute(delete(table).where(of_doomed), parameters)
+    def delete_histories(connection: Connection, doomed: list[str]) -> None:
+        if doomed:
+            delete_messages(connection, tables, dialect, doomed)
 
     return delete_in_turn if dialect.single_writer else lock_and_delete

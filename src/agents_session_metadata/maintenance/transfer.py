@@ -15,6 +15,7 @@ from agents_session_metadata.errors import (
     SessionMetadataError,
     SessionNotFoundError,
 )
+from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.paging import Found, read_page
@@ -27,9 +28,12 @@ from agents_session_metadata.storage.bulk import (
     lock_sessions,
     read_histories,
 )
+from agents_session_metadata.storage.messages import comes_before, read_history
 from agents_session_metadata.storage.rows import check_id
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
+
+from .history import Cut, lock_to_change
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does about a session that exists."""
@@ -75,6 +79,10 @@ def read_records(
         }
         for each in found
     ]
+
+
+_ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
+"""The keys by which a copy names what it was copied from."""
 
 
 class Import:
@@ -224,19 +232,28 @@ class Import:
 
 
 def fork(
-    store: ScopedStore, session_id: str, new_id: str, metadata: Mapping[str, JSONValue]
+    store: ScopedStore,
+    session_id: str,
+    new_id: str,
+    metadata: Mapping[str, JSONValue],
+    cut: Cut | None,
 ) -> Callable[[Connection, Queries], None]:
-    """Work that copies a session's history and metadata, with some metadata changed.
+    """Work that copies a session's history up to a cut, and its metadata with some keys changed.
 
     Raises:
         InvalidMetadataError: If a key or value cannot be stored.
         MetadataLimitError: If a limit is exceeded.
         ScopeError: If the metadata contradicts the scope.
-        ValueError: If the new id cannot carry metadata.
+        ValueError: If the new id cannot carry metadata, or the metadata names another origin.
     """
     check_id(new_id)
-    encoded = encode_metadata(metadata, store.limits)
-    store.scope.check(metadata)
+    origin = {FORKED_FROM: session_id, **({} if cut is None else {FORKED_BEFORE: cut.before})}
+    for key in _ORIGIN:
+        if key in metadata and (key not in origin or metadata[key] != origin[key]):
+            raise ValueError(f"metadata must not set {key}: every fork records its own origin")
+    store.check_written({}, _ORIGIN - origin.keys())
+    encoded = encode_metadata({**metadata, **origin}, store.limits)
+    store.scope.check({**metadata, **origin})
     tables, rows = store.database.tables, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
@@ -245,17 +262,24 @@ def fork(
                 raise SessionExistsError(new_id)
 
         def lock() -> None:
-            if not store.lock(connection, session_id):
-                raise SessionNotFoundError(session_id)
+            lock_to_change(store, connection, session_id)
 
         # Rows are locked in the order of their ids, by everybody.
         for step in (lock, create) if session_id <= new_id else (create, lock):
             step()
+        first_left = None
+        if cut is not None:
+            history = read_history(connection, tables, store.database.dialect, session_id)
+            first_left = history[cut.position(session_id, history)].item_id
         for table in (tables.messages, tables.metadata, tables.elements):
             copied = [column for column in table.c if column.name not in ("id", "session_id")]
             source = select(literal(new_id), *copied).where(table.c.session_id == session_id)
             if table is tables.messages:
                 source = source.order_by(table.c.id)
+                if first_left is not None:
+                    source = source.where(comes_before(table, first_left))
+            else:
+                source = source.where(table.c.key.not_in(_ORIGIN))
             names = ["session_id", *(column.name for column in copied)]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, delete, false, inse
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import EncodedValue
 
+from .messages import delete_messages
 from .tables import SessionTables, element_rows
 
 
@@ -48,10 +49,10 @@ def delete_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
     """Delete sessions that are locked, with their histories."""
-    parameters = dialect.list_parameters("ids", ids)
-    for table in (tables.messages, tables.sessions):
-        of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
-        connection.execute(delete(table).where(of_ids), parameters)
+    delete_messages(connection, tables, dialect, ids)
+    sessions = tables.sessions
+    of_ids = dialect.one_of(sessions.c.session_id, "ids", len(ids))
+    connection.execute(delete(sessions).where(of_ids), dialect.list_parameters("ids", ids))
 
 
 def insert_sessions(

@@ -26,6 +26,7 @@ from agents_session_metadata.values import (
     key_problem,
 )
 
+from .messages import delete_messages
 from .stored import decode_stored
 from .tables import SessionTables, element_rows
 
@@ -67,10 +68,7 @@ class _Statements:
         self.delete_metadata = [
             delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
         ]
-        self.delete_session = [
-            delete(table).where(table.c.session_id == of_session)
-            for table in (tables.messages, sessions)
-        ]
+        self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
 
 
 @lru_cache(maxsize=256)
@@ -241,8 +239,12 @@ class Rows:
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Delete the session with its history and metadata."""
-        for statement in self._statements.delete_session:
-            connection.execute(statement, {"of_session": session_id})
+        self.delete_history(connection, session_id)
+        connection.execute(self._statements.delete_session, {"of_session": session_id})
+
+    def delete_history(self, connection: Connection, session_id: str) -> None:
+        """Delete all items of the session."""
+        delete_messages(connection, self._tables, self._dialect, [session_id])
 
     def _claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool

@@ -1,0 +1,58 @@
+"""The histories of sessions: pages of items, and removing the end."""
+
+from __future__ import annotations
+
+from agents_session_metadata.maintenance.history import Cut, ItemOrder, read_page, rewind
+from agents_session_metadata.storage.store import check_limit
+from agents_session_metadata.types import ItemInfo, ItemPage
+
+from .part import CatalogPart
+from .questions import LONGEST_PAGE
+
+
+class Histories(CatalogPart):
+    """Reads and cuts the histories of sessions."""
+
+    async def list_items(
+        self,
+        session_id: str,
+        *,
+        order_by: ItemOrder = "item_id",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> ItemPage:
+        """A page of the items of a session's history.
+
+        A page ends early rather than exceed about 8 MiB, but it has at least one item. Rows that
+        the SDK skips, because they are not JSON, are skipped. Items that were written through
+        `EncryptedSession` are encrypted. Walking through pages returns every item that exists
+        throughout the walk exactly once.
+
+        Args:
+            session_id: The session's id.
+            order_by: `item_id`, or `-item_id` for the newest first.
+            limit: Items per page, 1 to 1,000.
+            cursor: The `next_cursor` of the previous page, for the same session, order and scope.
+
+        Returns:
+            The page; an empty one if there is no such session.
+
+        Raises:
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+            ValueError: If `limit` is out of range, or `order_by` is neither of the two.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        return await read_page(self._store, session_id, order_by, limit, cursor)
+
+    async def rewind_session(
+        self,
+        session_id: str,
+        *,
+        turns: int | None = None,
+        before: int | None = None,
+        expect_last: int | None = None,
+    ) -> list[ItemInfo]:
+        """As `SQLAlchemyMetadataSession.rewind`, by id: for sessions behind a wrapper."""
+        return await rewind(self._store, session_id, Cut(turns, before, expect_last))

@@ -1,0 +1,167 @@
+"""The items of sessions: the rows of the SDK's messages table.
+
+Whenever this package deletes items by itself, it calls `delete_messages`. What depends on items can
+follow there, in the same transaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Table,
+    and_,
+    bindparam,
+    delete,
+    or_,
+    select,
+)
+
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.types import ItemInfo
+
+from .tables import SessionTables
+
+UNREADABLE: Final[Any] = object()
+"""Stands for the item of a row that is not JSON. The SDK skips such rows."""
+Restriction: TypeAlias = "Callable[[Any, Any], tuple[Any, dict[str, Any]]]"
+"""Restricts a statement to the sessions, by their column, that a caller may see.
+
+It gives the statement and the parameters that it needs besides.
+"""
+_AT_ONCE = 500
+"""Rows that one statement deletes by their ids."""
+
+
+def delete_messages(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    ids: Sequence[str],
+    items: Sequence[int] | None = None,
+) -> None:
+    """Delete items of sessions that are locked.
+
+    Args:
+        connection: The connection.
+        tables: The tables.
+        dialect: The database.
+        ids: The sessions.
+        items: The ids of the items, all of them of one session; None deletes every item.
+    """
+    messages = tables.messages
+    of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
+    parameters = dialect.list_parameters("ids", ids)
+    if items is None:
+        connection.execute(of_sessions, parameters)
+        return
+    for start in range(0, len(items), _AT_ONCE):
+        some = items[start : start + _AT_ONCE]
+        of_items = messages.c.id.in_(bindparam("items", expanding=True))
+        connection.execute(of_sessions.where(of_items), {**parameters, "items": some})
+
+
+def read_history(
+    connection: Connection, tables: SessionTables, dialect: Dialect, session_id: str
+) -> list[ItemInfo]:
+    """All items of a session in the SDK's order; unreadable ones are `UNREADABLE`."""
+    messages = tables.messages
+    statement: Any = (
+        select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
+        .where(messages.c.session_id == bindparam("of_session"))
+        .order_by(messages.c.created_at, messages.c.id)
+    )
+    return list(_items(connection.execute(statement, {"of_session": session_id}), dialect))
+
+
+def comes_before(messages: Table, item_id: int) -> ColumnElement[bool]:
+    """Whether an item comes before another one of its session, in the SDK's order."""
+    first = messages.alias("first")
+    time = select(first.c.created_at).where(first.c.id == item_id).scalar_subquery()
+    return or_(
+        messages.c.created_at < time,
+        and_(messages.c.created_at == time, messages.c.id < item_id),
+    )
+
+
+def read_lengths(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    session_id: str,
+    *,
+    after: int | None,
+    limit: int,
+    descending: bool,
+    restrict: Restriction,
+) -> Sequence[tuple[int, int]]:
+    """Ids of a session's items, in their order, each with the length of its text in bytes."""
+    inner, outer = tables.messages.alias("inner_messages"), tables.messages
+    # By an expression, so that no database walks through the ids of all sessions instead of
+    # sorting those of this one.
+    order = inner.c.id + 0
+    page: Any = (
+        select(inner.c.id)
+        .where(inner.c.session_id == bindparam("of_session"))
+        .order_by(order.desc() if descending else order)
+        .limit(bindparam("limit", type_=Integer, literal_execute=True))
+    )
+    page, parameters = restrict(page, inner.c.session_id)
+    parameters |= {"of_session": session_id, "limit": limit}
+    if after is not None:
+        last: Any = bindparam("after_item", type_=BigInteger)
+        page = page.where(inner.c.id < last if descending else inner.c.id > last)
+        parameters["after_item"] = after
+    # A length may take reading the whole text, so only rows of the page are asked for theirs.
+    ids = page.subquery("page")
+    statement: Any = (
+        select(outer.c.id, dialect.byte_length(outer.c.message_data))
+        .join(ids, ids.c.id == outer.c.id)
+        .order_by(outer.c.id.desc() if descending else outer.c.id)
+    )
+    return [(item_id, length) for item_id, length in connection.execute(statement, parameters)]
+
+
+def read_items(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    session_id: str,
+    items: Sequence[int],
+    *,
+    descending: bool,
+    restrict: Restriction,
+) -> list[ItemInfo]:
+    """Some items of a session, in the order of their ids; unreadable ones are `UNREADABLE`."""
+    if not items:
+        return []
+    messages = tables.messages
+    statement: Any = (
+        select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
+        .where(
+            messages.c.session_id == bindparam("of_session"),
+            messages.c.id.in_(bindparam("items", expanding=True)),
+        )
+        .order_by(messages.c.id.desc() if descending else messages.c.id)
+    )
+    statement, parameters = restrict(statement, messages.c.session_id)
+    parameters |= {"of_session": session_id, "items": list(items)}
+    return list(_items(connection.execute(statement, parameters), dialect))
+
+
+def _items(rows: Any, dialect: Dialect) -> Iterator[ItemInfo]:
+    for item_id, created_at, text in rows:
+        yield ItemInfo(item_id, dialect.to_datetime(created_at), _item(text))
+
+
+def _item(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return UNREADABLE
