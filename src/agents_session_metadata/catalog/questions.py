@@ -51,6 +51,7 @@ class Questions(CatalogPart):
         cursor: str | None = None,
         keys: Iterable[str] | None = None,
         count_items: bool = False,
+        preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionPage:
         """A page of sessions with their metadata.
@@ -74,6 +75,7 @@ class Questions(CatalogPart):
             cursor: The `next_cursor` of the previous page, for the same filter, order and scope.
             keys: The metadata keys to return; every stored one by default. `[]` means none.
             count_items: Whether to count the items of each history.
+            preview: As in `get_session`; it takes one more statement for the whole page.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
                 valid JSON, instead of raising it; the session is returned without these keys.
 
@@ -98,7 +100,13 @@ class Questions(CatalogPart):
             after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
         # One more than requested tells whether there is a next page.
         found = await self._page(
-            condition, ordering, limit=limit + 1, after=after, keys=wanted, count_items=count_items
+            condition,
+            ordering,
+            previews=limit if preview else 0,
+            limit=limit + 1,
+            after=after,
+            keys=wanted,
+            count_items=count_items,
         )
         next_cursor = None
         if len(found) > limit:

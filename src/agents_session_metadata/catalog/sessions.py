@@ -117,6 +117,7 @@ class SingleSessions(CatalogPart):
         *,
         keys: Iterable[str] | None = None,
         count_items: bool = False,
+        preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionInfo | None:
         """One session with its metadata.
@@ -125,6 +126,9 @@ class SingleSessions(CatalogPart):
             session_id: Its id.
             keys: The metadata keys to return; every stored one by default.
             count_items: Whether to count the items of its history.
+            preview: Whether to read the beginning of the first user message: at most 200
+                characters with whitespace collapsed. It is looked for among the first 10 items, in
+                the first 4,000 characters of the stored text.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
                 valid JSON, instead of raising it; the session is returned without these keys.
 
@@ -141,7 +145,14 @@ class SingleSessions(CatalogPart):
         if not is_text(session_id):
             return None
         condition = self._store.scope.restrict(IdIn((session_id,)))
-        found = await self._page(condition, WALK, limit=1, keys=wanted, count_items=count_items)
+        found = await self._page(
+            condition,
+            WALK,
+            previews=int(preview),
+            limit=1,
+            keys=wanted,
+            count_items=count_items,
+        )
         return found[0].checked(on_corrupt) if found else None
 
     async def last_session(

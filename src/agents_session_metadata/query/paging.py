@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -12,6 +13,7 @@ from sqlalchemy import Connection, Result
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.storage.previews import read_previews
 from agents_session_metadata.storage.stored import decode_stored
 from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey
@@ -80,6 +82,18 @@ def read_page(
             return found
         # The database has sorted these by their beginnings, which are the same.
         pieces = -(-longest // queries.dialect.sorted_bytes)
+
+
+def with_previews(
+    connection: Connection, queries: Queries, found: list[Found], count: int
+) -> list[Found]:
+    """The same sessions, the first ones with their previews."""
+    ids = [each.info.session_id for each in found[:count]]
+    previews = read_previews(connection, queries.tables, queries.dialect, ids)
+    return [
+        each._replace(info=replace(each.info, preview=previews.get(each.info.session_id)))
+        for each in found
+    ]
 
 
 def read_last(
