@@ -26,7 +26,7 @@ from agents_session_metadata.storage.messages import (
 )
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.types import ItemInfo, ItemPage
-from agents_session_metadata.values import is_text, search_key
+from agents_session_metadata.values import is_text
 
 from .pairs import is_user_message, separated_pair
 
@@ -53,8 +53,7 @@ async def read_page(
     check_id_type(session_id)
     if order_by not in get_args(ItemOrder):
         raise ValueError(f"order_by must be 'item_id' or '-item_id', got {order_by!r}")
-    scope = {key: search_key(value) for key, value in store.scope.values.items()}
-    question = session_id, order_by, scope
+    question = session_id, order_by, store.scope.condition
     after = None if cursor is None else decode_item_cursor(cursor, *question)
     if not is_text(session_id):
         return ItemPage([], None)

@@ -44,7 +44,7 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
     if ordering.key is not None:
         value = position.value
         body.append(value and base64.b64encode(value.indexed + value.rest).decode())
-    return _token(_json(body), condition, ordering)
+    return seal(_json(body), _question(condition, ordering))
 
 
 def decode_cursor(
@@ -58,14 +58,8 @@ def decode_cursor(
     Raises:
         InvalidCursorError: If the cursor is damaged or belongs to another question.
     """
-    if not isinstance(cursor, str):
-        raise InvalidCursorError
+    body = unseal(cursor, _question(condition, ordering))
     try:
-        token = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        body = token[len(VERSION) + _DIGEST_BYTES :]
-        # Several texts decode to the same bytes; only one of them was given out.
-        if cursor != _token(body, condition, ordering):
-            raise InvalidCursorError
         position = _position(json.loads(body), ordering)
         dialect.position_parameters(position.time, position.session_id)
     except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error):
@@ -86,10 +80,34 @@ def _position(body: Any, ordering: Ordering) -> Position:
     return Position(session_id, time, value)
 
 
-def _token(body: bytes, condition: Condition, ordering: Ordering) -> str:
-    question = hashlib.sha256(_json([condition.encoded(), ordering.encoded()])).digest()
-    digest = hashlib.sha256(question + body).digest()[:_DIGEST_BYTES]
+def _question(condition: Condition, ordering: Ordering) -> list[Any]:
+    return [condition.encoded(), ordering.encoded()]
+
+
+def seal(body: bytes, question: Any) -> str:
+    """Make a cursor of a position and of the question, as JSON, that it belongs to."""
+    asked = hashlib.sha256(_json(question)).digest()
+    digest = hashlib.sha256(asked + body).digest()[:_DIGEST_BYTES]
     return base64.urlsafe_b64encode(VERSION + digest + body).decode().rstrip("=")
+
+
+def unseal(cursor: object, question: Any) -> bytes:
+    """The position in a cursor.
+
+    Raises:
+        InvalidCursorError: If the cursor is damaged or belongs to another question.
+    """
+    if not isinstance(cursor, str):
+        raise InvalidCursorError
+    try:
+        token = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        body = token[len(VERSION) + _DIGEST_BYTES :]
+        # Several texts decode to the same bytes; only one of them was given out.
+        if cursor != seal(body, question):
+            raise InvalidCursorError
+    except (ValueError, binascii.Error):
+        raise InvalidCursorError from None
+    return body
 
 
 def _json(value: Any) -> bytes:
