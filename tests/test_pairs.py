@@ -7,6 +7,7 @@ from typing import Any
 from agents.run_internal import items as sdk
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata.maintenance.pairs import OUTPUT_OF, separated_pair
 
@@ -60,6 +61,7 @@ def kept_by_the_sdk(items: list[Any]) -> set[int]:
     return {item["number"] if isinstance(item, dict) else item for item in left}
 
 
+@examples(200)
 @given(HISTORIES)
 def test_no_cut_orphans_anything(items):
     before = kept_by_the_sdk(items)

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import examples
 
 from agents_session_metadata.storage.previews import HEAD, LENGTH, completed, preview_of
 
@@ -29,6 +30,7 @@ def is_beginning(part: object, whole: object) -> bool:
     return part == whole
 
 
+@examples(200)
 @given(st.dictionaries(st.text(), VALUES, max_size=4), st.booleans())
 def test_json_that_is_cut_anywhere(value, ensure_ascii):
     text = json.dumps(value, ensure_ascii=ensure_ascii)
@@ -37,6 +39,7 @@ def test_json_that_is_cut_anywhere(value, ensure_ascii):
         assert is_beginning(json.loads(completed(text[:end])), value)
 
 
+@examples(200)
 @given(st.text(), st.booleans(), st.booleans())
 def test_the_beginning_of_the_text(text, ensure_ascii, role_first):
     item = {"role": "user", "content": text} if role_first else {"content": text, "role": "user"}

@@ -33,6 +33,9 @@ async def session(catalog):
     return session
 
 
+ORIGIN = {"forked_from": "chat"}
+
+
 async def only_the_source(catalog):
     """Nothing but the source is there, and it is as it was."""
     page = await catalog.list_sessions(count_items=True)
@@ -45,9 +48,12 @@ async def test_a_copy(catalog, session):
     copy = await catalog.fork_session("chat", "copy")
     assert type(copy) is SQLAlchemyMetadataSession
     assert copy.session_id == "copy"
-    for one in (copy, session):
-        assert (await one.get_items(), await one.get_metadata()) == before
-    types = {key: type(value) for key, value in METADATA.items()}
+    assert (await session.get_items(), await session.get_metadata()) == before
+    assert (await copy.get_items(), await copy.get_metadata()) == (
+        before[0],
+        {**before[1], **ORIGIN},
+    )
+    types = {key: type(value) for key, value in {**METADATA, **ORIGIN}.items()}
     assert {key: type(value) for key, value in (await copy.get_metadata()).items()} == types
 
 
@@ -71,7 +77,7 @@ async def test_copy_and_source_go_their_own_ways(catalog, session):
     await session.pop_item()
     await session.delete_metadata(["n"])
     assert len(await copy.get_items()) == 26
-    assert await copy.get_metadata() == {**METADATA, "title": "two", "new": True}
+    assert await copy.get_metadata() == {**METADATA, **ORIGIN, "title": "two", "new": True}
     assert len(await session.get_items()) == 24
     await session.clear_session()
     assert len(await copy.get_items()) == 26
@@ -91,13 +97,15 @@ async def test_everything_that_metadata_may_hold(catalog):
     for session_id, metadata in corpus.sessions().items():
         await catalog.create_session(session_id, metadata=metadata)
         copy = await catalog.fork_session(session_id)
-        assert repr(await copy.get_metadata()) == repr(await catalog.get_metadata(session_id))
+        copied = await copy.get_metadata()
+        assert copied.pop("forked_from") == session_id
+        assert repr(copied) == repr(await catalog.get_metadata(session_id))
 
 
 async def test_an_empty_session(catalog):
     await catalog.create_session("chat")
     copy = await catalog.fork_session("chat")
-    assert (await copy.get_items(), await copy.get_metadata()) == ([], {})
+    assert (await copy.get_items(), await copy.get_metadata()) == ([], ORIGIN)
     assert await catalog.count_sessions() == 2
 
 
@@ -136,7 +144,7 @@ async def test_what_cannot_be_stored(catalog, session):
 
 
 async def test_limits(catalog, session):
-    limits = MetadataLimits(max_keys=len(METADATA), max_value_bytes=100)
+    limits = MetadataLimits(max_keys=len(METADATA) + 1, max_value_bytes=100)
     small = SessionCatalog(catalog.engine, metadata_limits=limits)
     for metadata in ({"one": "more"}, {"title": "x" * 200}):
         with pytest.raises(MetadataLimitError):
@@ -170,5 +178,5 @@ async def test_one_of_many_copies_wins(catalog, session):
     assert sum(isinstance(result, SessionExistsError) for result in results) == 9
     (by,) = [number for number, one in enumerate(results) if not isinstance(one, Exception)]
     copy = catalog.session("copy")
-    assert await copy.get_metadata() == {**METADATA, "by": by}
+    assert await copy.get_metadata() == {**METADATA, **ORIGIN, "by": by}
     assert len(await copy.get_items()) == 25

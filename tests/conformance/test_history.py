@@ -1,0 +1,511 @@
+"""Items of a history page by page, previews, rewinding, and forks that end before an item."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from agents import Runner
+from agents.extensions.memory import EncryptedSession, SQLAlchemySession
+from agents.run_internal.items import drop_orphan_function_calls
+from hypothesis import given
+from processes import run_processes
+from scaling import examples, scale
+from sqlalchemy import event
+from test_pairs import HISTORIES
+
+from agents_session_metadata import (
+    InvalidCursorError,
+    SessionCatalog,
+    SessionChangedError,
+    SessionNotFoundError,
+)
+from conformance import raw
+from conformance.running import Seconds, agent, calls, waiting_tool
+
+TURN = [raw.message("question"), raw.message("answer", "assistant")]
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "done"}
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+async def all_items(catalog, session_id="chat", **options):
+    """Every item of a history, by walking through its pages, and the sizes of the pages."""
+    items, sizes, cursor = [], [], None
+    while True:
+        page = await catalog.list_items(session_id, cursor=cursor, **options)
+        items += page.items
+        sizes.append(len(page.items))
+        if (cursor := page.next_cursor) is None:
+            return items, sizes
+
+
+async def ids(catalog, session_id="chat"):
+    return [each.item_id for each in (await all_items(catalog, session_id))[0]]
+
+
+# ---- pages ----
+
+
+async def test_pages_of_items(catalog, engine):
+    chat, other = catalog.session("chat"), catalog.session("other")
+    before = datetime.now(timezone.utc) - timedelta(seconds=2)
+    for number in range(7):
+        await chat.add_items([raw.message(f"{number} 😀\0")])
+        await other.add_items([raw.message("not this")])
+    # Rows that the SDK skips: in the middle, and at the end.
+    for data in ("no json", "{", '{"role":"user","content":"8"}', "no json"):
+        await raw.execute(
+            engine,
+            "INSERT INTO agent_messages (session_id, message_data) VALUES ('chat', :data)",
+            data=data,
+        )
+    history = await chat.get_items()
+    assert len(history) == 8
+    for limit, sizes in ((3, [3, 3, 2]), (8, [8]), (4, [4, 4]), (1000, [8])):
+        items, found = await all_items(catalog, limit=limit)
+        assert ([each.item for each in items], found) == (history, sizes)
+        reverse, found = await all_items(catalog, order_by="-item_id", limit=limit)
+        assert (reverse, found) == (items[::-1], sizes)
+    assert [each.item_id for each in items] == sorted({each.item_id for each in items})
+    for each in items:
+        assert each.created_at.tzinfo is timezone.utc
+        assert before <= each.created_at <= datetime.now(timezone.utc) + timedelta(seconds=2)
+    for nobody in ("nobody", "chat ", "CHAT", "", "a\0", "\ud800"):
+        assert await all_items(catalog, nobody) == ([], [0])
+
+
+async def test_what_a_page_refuses(catalog):
+    await catalog.session("chat").add_items(TURN * 3)
+    await catalog.session("chat2").add_items(TURN * 3)
+    cursor = (await catalog.list_items("chat", limit=2)).next_cursor
+    for limit in (0, 1001, True, 1.5, None):
+        with pytest.raises(ValueError, match="limit"):
+            await catalog.list_items("chat", limit=limit)
+    for order_by in ("created_at", "", None, "-"):
+        with pytest.raises(ValueError, match="order_by"):
+            await catalog.list_items("chat", order_by=order_by)
+    with pytest.raises(TypeError, match="session_id"):
+        await catalog.list_items(7)
+    scoped = catalog.scoped({"owner_id": "u1"})
+    for ask in (
+        lambda: catalog.list_items("chat2", cursor=cursor),
+        lambda: catalog.list_items("chat", order_by="-item_id", cursor=cursor),
+        lambda: scoped.list_items("chat", cursor=cursor),
+        lambda: catalog.list_items("chat", cursor=""),
+        lambda: catalog.list_items("chat", cursor=cursor[:-1]),
+        lambda: catalog.list_items("chat", cursor=cursor + "="),
+        lambda: catalog.list_items("chat", cursor=7),
+        lambda: catalog.list_sessions(cursor=cursor),
+    ):
+        with pytest.raises(InvalidCursorError):
+            await ask()
+    # It continues after items that are gone.
+    assert len(await catalog.rewind_session("chat", before=(await ids(catalog))[1])) == 5
+    await catalog.session("chat").add_items(TURN)
+    page = await catalog.list_items("chat", cursor=cursor)
+    assert ([each.item for each in page.items], page.next_cursor) == (TURN, None)
+
+
+async def test_a_page_ends_early_rather_than_become_large(catalog):
+    session = catalog.session("chat")
+    large = "é" * 1_300_000  # 2.6 MB, unless it is escaped
+    for text_of_item in (large, large, "small", large, "x" * 9_000_000, "small", "small"):
+        await session.add_items([raw.message(text_of_item)])
+    history = await session.get_items()
+    for session_id, ensure_ascii in (("chat", True), ("plain", False)):
+        plain = SessionCatalog(catalog.engine, create_tables=True, ensure_ascii=ensure_ascii)
+        if session_id == "plain":
+            await plain.session("plain").add_items(history)
+        items, sizes = await all_items(plain, session_id)
+        assert [each.item for each in items] == history
+        assert sizes == ([1, 2, 1, 1, 2] if ensure_ascii else [4, 1, 2])
+    reverse, _ = await all_items(catalog, order_by="-item_id")
+    assert reverse == (await all_items(catalog))[0][::-1]
+
+
+async def test_pages_and_previews_within_a_scope(mine, everyone):
+    (item,) = (await mine.list_items("mine-0")).items
+    assert item.item == raw.message("mine 0")
+    assert await all_items(mine, "theirs-0") == ([], [0])
+    assert (await mine.get_session("mine-0", preview=True)).preview == "mine 0"
+    assert await mine.get_session("theirs-0", preview=True) is None
+    for change in (
+        lambda: mine.rewind_session("theirs-0", turns=1),
+        lambda: mine.session("theirs-0").rewind(turns=1),
+        lambda: mine.rewind_session("nobody", turns=1),
+        lambda: everyone.rewind_session("a\0", turns=1),
+        lambda: mine.fork_session("theirs-0", before=1),
+    ):
+        with pytest.raises(SessionNotFoundError):
+            await change()
+    copy = await mine.fork_session("mine-0", before=item.item_id)
+    assert await copy.get_items() == []
+    assert (await copy.get_metadata(["owner_id"])) == {"owner_id": "mine"}
+    assert [each.item for each in await mine.rewind_session("mine-0", turns=1)] == [item.item]
+    assert (await mine.get_metadata("mine-0"))["title"] == "mine 0"
+
+
+# ---- previews ----
+
+
+async def test_previews(catalog, engine):
+    long = "  A question\n\n about\ttrams 😀 " + "x" * 5_000
+    shown = ("A question about trams 😀 " + "x" * 5_000)[:200]
+    content = [{"type": "input_text", "text": "in parts"}, {"type": "input_image"}]
+    histories = {
+        "answer-first": ([raw.message("hello", "assistant"), *TURN], "question"),
+        "content-first": ([{"content": long, "role": "user"}], shown),
+        "empty": ([], None),
+        "late": ([OUTPUT] * 9 + TURN, "question"),
+        "long": ([raw.message(long), raw.message("not this")], shown),
+        "megabytes": ([{"content": "y" * 3_000_000, "role": "user"}], "y" * 200),
+        "no-user": ([raw.message('"role":"user"', "assistant")] * 20, None),
+        "parts": ([{"role": "user", "type": "message", "content": content}], "in parts"),
+    }
+    for session_id, (items, _) in histories.items():
+        await catalog.create_session(session_id)
+        await catalog.session(session_id).add_items(items)
+    expected = {session_id: preview for session_id, (_, preview) in histories.items()}
+    encrypted = EncryptedSession("encrypted", catalog.session("encrypted"), "key")
+    await encrypted.add_items(TURN)
+    plain = SQLAlchemySession("spaces", engine=engine)
+    await plain.add_items(TURN)
+    await raw.execute(
+        engine,
+        "UPDATE agent_messages SET message_data = :data WHERE session_id = 'spaces'",
+        data=json.dumps(raw.message("with spaces")),
+    )
+    expected |= {"encrypted": None, "spaces": "with spaces"}
+    page = await catalog.list_sessions(preview=True, order_by="session_id")
+    assert {info.session_id: info.preview for info in page.sessions} == expected
+    for session_id, preview in expected.items():
+        assert (await catalog.get_session(session_id, preview=True, keys=[])).preview == preview
+        assert (await catalog.get_session(session_id)).preview is None
+    page = await catalog.list_sessions(preview=True, order_by="session_id", limit=2)
+    more = await catalog.list_sessions(
+        preview=True, order_by="session_id", limit=2, cursor=page.next_cursor
+    )
+    found = {info.session_id: info.preview for info in page.sessions + more.sessions}
+    assert found == dict(sorted(expected.items())[:4])
+
+
+async def test_previews_are_one_statement_more(catalog, engine):
+    for number in range(5):
+        await catalog.session(f"chat-{number}").add_items(TURN * 50)
+    await catalog.list_sessions(preview=True)
+    statements = []
+    event.listen(
+        engine.sync_engine,
+        "before_cursor_execute",
+        lambda connection, cursor, statement, *_: statements.append(statement),
+    )
+    await catalog.list_sessions()
+    without = len(statements)
+    await catalog.list_sessions(preview=True)
+    assert len(statements) == 2 * without + 1
+    await catalog.list_sessions({"nobody": 1}, preview=True)
+    assert len(statements) == 3 * without + 1
+
+
+# ---- rewinding ----
+
+
+async def test_rewinding_turns(catalog):
+    before = [raw.message("hello", "assistant"), raw.message("be brief", "system")]
+    session = await catalog.create_session("chat", metadata={"title": "x"})
+    assert await session.rewind(turns=1) == []
+    await session.add_items([*before, *TURN, *TURN, CALL, OUTPUT, *TURN])
+    everything = (await all_items(catalog))[0]
+    assert await session.rewind(turns=1) == everything[8:]
+    assert await session.rewind(turns=1) == everything[4:8]
+    await session.add_items(TURN * 2)
+    added = (await all_items(catalog))[0][4:]
+    assert await session.rewind(turns=10) == [*everything[2:4], *added]
+    assert await session.get_items() == before
+    assert await session.rewind(turns=1) == []
+    assert await session.get_metadata() == {"title": "x"}
+
+
+async def test_rewinding_to_an_item(catalog, engine):
+    session = await catalog.create_session("chat", metadata={"title": "x"})
+    await session.add_items(TURN * 600)
+    await catalog.session("other").add_items(TURN)
+    await raw.set_times(engine, "chat")
+    created_at, updated_at = await raw.times(engine, "chat")
+    first, *_, last = everything = await ids(catalog)
+    for stale in (last + 1, last - 1, 0, (await ids(catalog, "other"))[-1]):
+        with pytest.raises(SessionChangedError, match=f"newest item is {last}") as caught:
+            await session.rewind(before=first, expect_last=stale)
+        assert caught.value.session_id == "chat"
+    for foreign in (0, last + 1, 2**70, *await ids(catalog, "other")):
+        with pytest.raises(ValueError, match=f"no item {foreign}"):
+            await session.rewind(before=foreign)
+    assert (await ids(catalog), await raw.times(engine, "chat")) == (
+        everything,
+        (created_at, updated_at),
+    )
+    removed = await catalog.rewind_session("chat", before=everything[2], expect_last=last)
+    assert [each.item_id for each in removed] == everything[2:]
+    assert [each.item for each in removed] == TURN * 599
+    assert await session.get_items() == TURN
+    after = await raw.times(engine, "chat")
+    assert after[0] == created_at
+    assert after[1] > updated_at
+    await session.rewind(before=first)
+    assert await session.get_items() == []
+    assert await session.get_metadata() == {"title": "x"}
+    assert len(await ids(catalog, "other")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({}, ValueError),
+        ({"turns": 1, "before": 1}, ValueError),
+        ({"turns": 0}, ValueError),
+        ({"turns": -1}, ValueError),
+        ({"turns": True}, TypeError),
+        ({"turns": "1"}, TypeError),
+        ({"before": 1.0}, TypeError),
+        ({"turns": 1, "expect_last": "1"}, TypeError),
+    ],
+)
+async def test_arguments_of_a_rewind(catalog, arguments, error):
+    await catalog.session("chat").add_items(TURN)
+    with pytest.raises(error):
+        await catalog.rewind_session("chat", **arguments)
+    if "before" in arguments:
+        with pytest.raises(error):
+            await catalog.fork_session("chat", before=1.0 if error is TypeError else 10**6)
+    assert len(await ids(catalog)) == 2
+
+
+async def test_a_pair_is_never_separated(catalog):
+    session = catalog.session("chat")
+    await session.add_items([raw.message("a"), CALL, OUTPUT, raw.message("b"), CALL])
+    first, call, output, *_ = everything = await ids(catalog)
+    for change in (
+        lambda: session.rewind(before=output),
+        lambda: catalog.fork_session("chat", "copy", before=output),
+    ):
+        with pytest.raises(ValueError, match=rf"item {output} .*belongs to item {call} "):
+            await change()
+    assert await ids(catalog) == everything
+    assert await catalog.get_session("copy") is None
+    # The last call has no output yet.
+    await session.rewind(before=everything[-1])
+    await session.rewind(before=call)
+    assert await ids(catalog) == [first]
+
+
+async def test_rows_that_the_sdk_skips_go_with_their_neighbors(catalog, engine):
+    session = catalog.session("chat")
+    for data in (TURN[0], "junk", TURN[1], "junk", TURN[0], "junk"):
+        if data == "junk":
+            await raw.execute(
+                engine,
+                "INSERT INTO agent_messages (session_id, message_data) VALUES ('chat', 'junk')",
+            )
+        else:
+            await session.add_items([data])
+    newest = (await ids(catalog))[-1]
+    (removed,) = await session.rewind(turns=1, expect_last=newest)
+    assert removed.item == TURN[0]
+    assert await raw.count_rows(engine, "agent_messages") == 4
+    with pytest.raises(ValueError, match="no item"):
+        await session.rewind(before=removed.item_id - 1)
+    assert len(await session.rewind(turns=1)) == 2
+    assert await raw.count_rows(engine, "agent_messages") == 0
+
+
+async def test_encrypted_histories_are_left_alone(catalog):
+    session = EncryptedSession("chat", catalog.session("chat"), "key")
+    await session.add_items(TURN)
+    first = (await ids(catalog))[0]
+    for change in (
+        lambda: session.rewind(turns=1),
+        lambda: catalog.rewind_session("chat", before=first),
+        lambda: catalog.fork_session("chat", before=first),
+    ):
+        with pytest.raises(ValueError, match="encrypted"):
+            await change()
+    assert await session.get_items() == TURN
+
+
+@examples(10)
+@given(items=HISTORIES)
+async def test_what_a_rewind_leaves_is_not_orphaned(engine, items):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.delete_session("chat")
+    session = await catalog.create_session("chat")
+    numbered = [{**each, "number": at} for at, each in enumerate(items) if isinstance(each, dict)]
+    await session.add_items(numbered)
+    while everything := (await catalog.list_items("chat")).items:
+        kept = {each["number"] for each in drop_orphan_function_calls(await session.get_items())}
+        with suppress(ValueError):
+            await session.rewind(before=everything[len(everything) // 2].item_id)
+        left = await session.get_items()
+        assert left in ([each.item for each in everything[: len(left)]], numbered)
+        still_kept = {each["number"] for each in drop_orphan_function_calls(left)}
+        assert still_kept >= {each["number"] for each in left} & kept
+        if len(left) == len(everything):
+            await session.pop_item()
+
+
+# ---- forks ----
+
+
+async def test_forks_say_where_they_come_from(catalog):
+    session = await catalog.create_session("chat", metadata={"title": "x", "tags": ["a"]})
+    await session.add_items(TURN * 2)
+    third = (await ids(catalog))[2]
+    copy = await catalog.fork_session("chat", "copy", before=third, metadata={"title": "y"})
+    assert await copy.get_items() == TURN
+    assert await copy.get_metadata() == {
+        "title": "y",
+        "tags": ["a"],
+        "forked_from": "chat",
+        "forked_before": third,
+    }
+    again = await catalog.fork_session("copy", "again")
+    assert (await again.get_metadata()) == {"title": "y", "tags": ["a"], "forked_from": "copy"}
+    await catalog.fork_session("chat", "whole", metadata={"forked_from": "chat"})
+    family = await catalog.list_sessions({"forked_from": "chat"}, order_by="session_id")
+    assert [info.session_id for info in family.sessions] == ["copy", "whole"]
+    for metadata in ({"forked_from": "copy"}, {"forked_before": 1}):
+        with pytest.raises(ValueError, match="must not set forked_"):
+            await catalog.fork_session("chat", "wrong", metadata=metadata)
+    assert await session.get_items() == TURN * 2
+    original, copied = (await all_items(catalog))[0], (await all_items(catalog, "copy"))[0]
+    assert [each.created_at for each in copied] == [each.created_at for each in original[:2]]
+
+
+# ---- several writers ----
+
+ADDING = """
+import asyncio, json, sys
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy.ext.asyncio import create_async_engine
+from agents_session_metadata import *
+
+url, kind, name, count = sys.argv[1:]
+
+async def main():
+    engine = create_async_engine(url)
+    if kind == "add":
+        session = SQLAlchemySession("chat", engine=engine)
+        for number in range(int(count)):
+            mark = f"{name}-{number}"
+            # Two rows in one transaction: neither may be there without the other.
+            call = {"type": "function_call", "call_id": mark, "name": "f", "arguments": "{}"}
+            output = {"type": "function_call_output", "call_id": mark, "output": ""}
+            for attempt in range(20):
+                try:
+                    await session.add_items([{"role": "user", "content": mark}, call, output])
+                    break
+                except Exception:
+                    if attempt == 19:
+                        raise
+            emit(mark)
+    else:
+        session = SQLAlchemyMetadataSession("chat", engine=engine)
+        for _ in range(int(count)):
+            for each in await session.rewind(turns=1):
+                emit([each.item.get("call_id", each.item.get("content")), each.item_id])
+    await engine.dispose()
+
+start()
+asyncio.run(main())
+"""
+
+
+async def test_rewinding_while_others_write(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat")
+    count = scale(20, 500)
+    writers = [(shared_database.url, "add", name, count) for name in "ab"]
+    rewinders = [(shared_database.url, "rewind", name, count) for name in "xy"]
+    results = await run_processes(ADDING, [*writers, *rewinders])
+    added = {mark for found in results[:2] for mark in found}
+    assert len(added) == 2 * count
+    removed = [tuple(each) for found in results[2:] for each in found]
+    left = [
+        (each.item.get("call_id", each.item.get("content")), each.item_id)
+        for each in (await all_items(catalog))[0]
+    ]
+    everything = removed + left
+    # No item is lost or removed twice, and none of three that were written together is alone.
+    assert len({item_id for _, item_id in everything}) == len(everything) == 3 * len(added)
+    for part in (removed, left):
+        marks = [mark for mark, _ in part]
+        assert all(marks.count(mark) == 3 for mark in marks)
+
+
+# ---- four scripts of chat applications ----
+
+
+def books(*steps):
+    return agent("books", *steps)
+
+
+async def test_undo(catalog):
+    session = catalog.session("chat")
+    for question, answer in (("one", "1"), ("two", "2")):
+        await Runner.run(books(answer), question, session=session)
+    kept = (await session.get_items())[:2]
+    removed = await session.rewind(turns=1)
+    assert [each.item["role"] for each in removed] == ["user", "assistant"]
+    assert await session.get_items() == kept
+
+
+async def test_edit_a_message_and_ask_again(catalog):
+    session = await catalog.create_session("chat", metadata={"title": "x"})
+    for question in ("one", "two", "three"):
+        await Runner.run(books(question.upper()), question, session=session)
+    page = await catalog.list_items("chat")
+    (second,) = [each for each in page.items if each.item.get("content") == "two"]
+    await session.rewind(before=second.item_id, expect_last=page.items[-1].item_id)
+    await Runner.run(books("NEW"), "two, please", session=session)
+    contents = [each["content"] for each in await session.get_items()]
+    assert contents[0::2] == ["one", "two, please"]
+    assert contents[3][0]["text"] == "NEW"
+    assert await session.get_metadata() == {"title": "x"}
+
+
+async def test_retry_after_a_failure(catalog):
+    session = catalog.session("chat")
+    await Runner.run(books("1"), "one", session=session)
+    kept = await session.get_items()
+    tool = waiting_tool(Seconds(), "work", 0, RuntimeError("broken"))
+    failing = agent("books", calls("work"), tools=[tool])
+    with pytest.raises(Exception, match="broken"):
+        await Runner.run(failing, "two", session=session)
+    await session.rewind(turns=1)
+    assert await session.get_items() == kept
+    result = await Runner.run(books("2"), "two", session=session)
+    assert result.final_output == "2"
+    assert len(await session.get_items()) == 4
+
+
+async def test_fork_at_a_message(catalog):
+    session = await catalog.create_session("chat", metadata={"title": "x"})
+    for question in ("one", "two"):
+        await Runner.run(books(question.upper()), question, session=session)
+    page = await catalog.list_items("chat", order_by="-item_id")
+    (second,) = [each for each in page.items if each.item.get("content") == "two"]
+    other = await catalog.fork_session("chat", before=second.item_id)
+    result = await Runner.run(books("OTHER"), "something else", session=other)
+    assert result.final_output == "OTHER"
+    assert [each["content"] for each in (await session.get_items())[::2]] == ["one", "two"]
+    found = [each["content"] for each in (await other.get_items())[::2]]
+    assert found == ["one", "something else"]
+    family = await catalog.list_sessions({"forked_from": "chat"})
+    assert [info.session_id for info in family.sessions] == [other.session_id]
