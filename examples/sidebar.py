@@ -7,7 +7,8 @@ from agents_session_metadata import SessionCatalog, SessionInfo, SessionNotFound
 
 def show(chat: SessionInfo) -> None:
     """Print a line of the sidebar."""
-    print(f"  {chat.metadata['title']:12} {' '.join(chat.metadata['tags'])}")
+    title, tags = chat.metadata["title"], " ".join(chat.metadata["tags"])
+    print(f"  {title or chat.preview:24} {tags}")
 
 
 async def main(catalog: SessionCatalog) -> None:
@@ -17,23 +18,29 @@ async def main(catalog: SessionCatalog) -> None:
     theirs = catalog.scoped({"owner_id": "user_456"})
     for number in range(1, 26):
         tags = ["work"] if number % 3 else ["home", "family"]
-        metadata = {"title": f"Chat {number}", "tags": tags}
+        # A chat without a title is shown by the beginning of its first message.
+        metadata = {"title": f"Chat {number}" if number % 2 else None, "tags": tags}
         session = await mine.create_session(f"chat-{number:02}", metadata=metadata)
-        await session.add_items([{"role": "user", "content": "Hello"}])
+        await session.add_items([{"role": "user", "content": f"Hello,\nthis is chat {number}."}])
     await theirs.create_session("secret", metadata={"title": "Not yours", "tags": ["work"]})
 
     print("The newest 20 chats:")
-    page = await mine.list_sessions(limit=20, keys=["title", "tags"])
+    page = await mine.list_sessions(limit=20, keys=["title", "tags"], preview=True)
     for chat in page.sessions:
         show(chat)
     print("The next page:")
-    rest = await mine.list_sessions(limit=20, keys=["title", "tags"], cursor=page.next_cursor)
+    rest = await mine.list_sessions(
+        limit=20, keys=["title", "tags"], preview=True, cursor=page.next_cursor
+    )
     for chat in rest.sessions:
         show(chat)
     shown = [chat.session_id for chat in page.sessions + rest.sessions]
     assert len(page.sessions) == 20
     assert len(set(shown)) == len(shown) == 25
     assert rest.next_cursor is None
+    assert [chat.preview for chat in rest.sessions if chat.session_id == "chat-04"] == [
+        "Hello, this is chat 4."
+    ]
 
     print("Renaming is no activity, so the chat stays where it is:")
     await mine.set_metadata("chat-07", {"title": "Holidays"})

@@ -55,7 +55,14 @@ def directory(tmp_path: Path) -> Path:
 
 def test_there_is_one_for_each_scenario() -> None:
     names = [path.stem for path in SCENARIOS]
-    assert names == ["agent_identity", "approval_pause", "last_session", "sidebar", "tool_workflow"]
+    assert names == [
+        "agent_identity",
+        "approval_pause",
+        "edit_and_retry",
+        "last_session",
+        "sidebar",
+        "tool_workflow",
+    ]
 
 
 @by_name

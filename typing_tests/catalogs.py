@@ -15,13 +15,20 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    BudgetExceededError,
     CorruptMetadataError,
+    ItemInfo,
+    ItemPage,
     MetadataLimits,
+    RunClaimedError,
     SessionCatalog,
+    SessionChangedError,
     SessionInfo,
     SessionPage,
+    SessionPausedError,
     SessionTables,
     SQLAlchemyMetadataSession,
+    StateVersionError,
     Statistics,
     ToolStatistics,
     ValueCount,
@@ -66,6 +73,8 @@ async def single_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.last_session({"agent": "analyst"}), SessionInfo | None)
     assert_type(await catalog.delete_session("chat-1"), bool)
     assert_type(await catalog.fork_session("chat-1"), SQLAlchemyMetadataSession)
+
+    assert_type(await catalog.fork_session("chat-1", before=17), SQLAlchemyMetadataSession)
 
     (await catalog.get_session("chat-1")).metadata  # type: ignore[union-attr]  # pyright: ignore[reportOptionalMemberAccess]  # noqa: B018
     catalog.session(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -142,3 +151,30 @@ def tables() -> None:
     assert_type(found, SessionTables)
     assert_type(found.tables, tuple[Table, Table, Table, Table])
     assert_type(found.metadata, Table)
+
+
+async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession) -> None:
+    """Items by page; what was removed comes back."""
+    page = await catalog.list_items("chat-1", order_by="-item_id", limit=10, cursor=None)
+    assert_type(page, ItemPage)
+    assert_type(page.items, list[ItemInfo])
+    assert_type(page.next_cursor, str | None)
+    assert_type(page.items[0].item, dict[str, Any])
+    assert_type(await session.rewind(turns=1), list[ItemInfo])
+    assert_type(await catalog.rewind_session("chat-1", before=1, expect_last=2), list[ItemInfo])
+    assert_type((await catalog.list_sessions(preview=True)).sessions[0].preview, str | None)
+    await catalog.list_items("chat-1", order_by="created_at")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def errors(
+    changed: SessionChangedError,
+    paused: SessionPausedError,
+    claimed: RunClaimedError,
+    version: StateVersionError,
+    budget: BudgetExceededError,
+) -> None:
+    """Errors say what was wrong."""
+    assert_type([changed.session_id, paused.session_id, claimed.session_id], list[str])
+    assert_type(claimed.crashed, bool)
+    assert_type(version.version, object)
+    assert_type(budget.limit, str)

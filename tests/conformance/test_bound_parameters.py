@@ -79,7 +79,7 @@ async def fork(catalog: SessionCatalog, text: str) -> None:
 Call = Callable[[Any, str], Awaitable[Any]]
 BY_FILTER: dict[str, Call] = {
     "last_session": lambda catalog, where: catalog.last_session(where, count_items=True),
-    "list_sessions": lambda catalog, where: catalog.list_sessions(where, limit=1),
+    "list_sessions": lambda catalog, where: catalog.list_sessions(where, limit=1, preview=True),
     "iter_sessions": lambda catalog, where: each(catalog.iter_sessions(where)),
     "count_sessions": lambda catalog, where: catalog.count_sessions(where),
     "count_values": lambda catalog, where: catalog.count_values("number", where),
@@ -100,6 +100,8 @@ BY_TEXT: dict[str, Call] = {
     ),
     "count_values": lambda catalog, text: catalog.count_values(text),
     "fork_session": fork,
+    "list_items": lambda catalog, text: catalog.list_items(text),
+    "rewind_session": lambda catalog, text: catalog.rewind_session(text, turns=1),
     "import_sessions": lambda catalog, text: catalog.import_sessions([record(text)], "replace"),
     "delete_metadata": lambda catalog, text: catalog.delete_metadata(text, [text, "fraction"]),
     "delete_session": lambda catalog, text: catalog.delete_session(text),
@@ -117,6 +119,7 @@ OF_A_SESSION: dict[str, Call] = {
         text, text
     ),
     "catalog": lambda session, text: session.catalog.get_metadata(text),
+    "rewind": lambda session, text: session.rewind(turns=1),
     "pop_item": lambda session, text: session.pop_item(),
     "delete_metadata": lambda session, text: session.delete_metadata([text]),
     "clear_session": lambda session, text: session.clear_session(),

@@ -200,13 +200,32 @@ async def check_fork_session(everyone, mine):
     fork = await mine.fork_session("mine-0", "fork", metadata={"title": "fork"})
     assert (await everyone.get_metadata("fork"))["owner_id"] == "mine"
     assert await fork.get_items() == [raw.message("mine 0")]
-    with pytest.raises(SessionNotFoundError):
-        await mine.fork_session("theirs-0", "stolen")
+    for before in (None, 1):
+        with pytest.raises(SessionNotFoundError):
+            await mine.fork_session("theirs-0", "stolen", before=before)
     with pytest.raises(ScopeError):
         await mine.fork_session("mine-0", "given", metadata={"owner_id": "theirs"})
     with pytest.raises(SessionExistsError):
         await mine.fork_session("mine-0", "theirs-0")
     assert await everyone.count_sessions() == 5
+
+
+async def check_list_items(everyone, mine):
+    (item,) = (await mine.list_items("mine-0")).items
+    assert item.item == raw.message("mine 0")
+    assert (await mine.list_items("theirs-0")).items == []
+
+
+async def check_rewind_session(everyone, mine):
+    newest = (await everyone.list_items("theirs-0")).items[-1].item_id
+    for cut in ({"turns": 1}, {"before": newest}, {"turns": 1, "expect_last": 0}):
+        for session_id in ("theirs-0", "nobody's"):
+            with pytest.raises(SessionNotFoundError):
+                await mine.rewind_session(session_id, **cut)
+    with pytest.raises(ValueError, match="no item"):
+        await mine.rewind_session("mine-0", before=newest)
+    (removed,) = await mine.rewind_session("mine-0", turns=1)
+    assert removed.item == raw.message("mine 0")
 
 
 async def check_export_sessions(everyone, mine):

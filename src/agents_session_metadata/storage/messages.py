@@ -125,7 +125,8 @@ def read_lengths(
         .join(ids, ids.c.id == outer.c.id)
         .order_by(outer.c.id.desc() if descending else outer.c.id)
     )
-    return [(item_id, length) for item_id, length in connection.execute(statement, parameters)]
+    found: Any = connection.execute(statement, parameters)
+    return [(item_id, length) for item_id, length in found]
 
 
 def read_items(
