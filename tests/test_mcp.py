@@ -32,7 +32,7 @@ from agents_session_metadata.mcp_server import (
     WRITE_TOOLS,
     make_server,
 )
-from agents_session_metadata.mcp_server.answers import NOTE
+from agents_session_metadata.mcp_server.answers import HISTORY_NOTE, LISTED_ITEM_CHARACTERS, NOTE
 from agents_session_metadata.mcp_server.tools import TOOLS
 
 sqlite_only = pytest.mark.parametrize("shared_database", ["sqlite-file"], indirect=True)
@@ -66,7 +66,7 @@ class Tools:
         # The client has checked it against the output schema.
         assert result.structured_content == answer
         if tool in READ_TOOLS:
-            assert answer.pop("note") == NOTE
+            assert answer.pop("note") == (HISTORY_NOTE if tool == "get_history" else NOTE)
         return answer
 
     async def error(self, tool, **arguments):
@@ -236,6 +236,47 @@ async def test_values_are_stored_as_they_are_given(catalog):
 
 
 @sqlite_only
+async def test_histories(catalog, shared_database):
+    long = {"type": "function_call_output", "call_id": "c", "output": '"é\0😀' * 2_000}
+    huge = {"role": "user", "content": "x" * 3_000_000}
+    items = [{"role": "user", "content": f'{number} \n"'} for number in range(120)]
+    await catalog.session("gt-alpha-Toast").add_items([*items, long, huge])
+    everything = (await catalog.list_items("gt-alpha-Toast", limit=1000)).items
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        for newest_first in (False, True):
+            found, cursor = [], None
+            while True:
+                answer = await tools(
+                    "get_history",
+                    session="gt-alpha-Toast",
+                    limit=50,
+                    cursor=cursor,
+                    newest_first=newest_first,
+                )
+                found += answer["items"]
+                cursor = answer["next_cursor"]
+                if cursor is None:
+                    break
+            ordered = everything[::-1] if newest_first else everything
+            assert [each["item_id"] for each in found] == [each.item_id for each in ordered]
+            for each, info in zip(found, ordered, strict=True):
+                text = json.dumps(info.item, ensure_ascii=False, separators=(",", ":"))
+                if "item" in each:
+                    assert each["item"] == info.item
+                else:
+                    assert text.startswith(each["json_text"])
+                    assert len(each["json_text"]) > LISTED_ITEM_CHARACTERS / 4
+                    assert each["characters"] == len(text)
+                assert each["created_at"] == info.created_at.isoformat(timespec="seconds")
+            assert ["item" in each for each in found].count(False) == 2
+        assert (await tools("get_history", session="secret"))["items"] == []
+        assert "cursor" in await tools.error("get_history", session="gt-alpha-Toast", cursor="x")
+    async with within(catalog, session="gt-alpha-Toast") as tools:
+        answer = await tools("get_history", limit=2)
+        assert [each["item"] for each in answer["items"]] == items[:2]
+        assert "one session only" in await tools.error("get_history", session="secret")
+
+
 async def test_errors_say_what_to_change(catalog):
     before = await catalog.get_session("secret")
     deep = "[" * 100_000

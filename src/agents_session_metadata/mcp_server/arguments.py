@@ -124,6 +124,10 @@ All = Annotated[
     Field(description="true, without key: delete every metadata key. Default: false."),
 ]
 Limit = Annotated[int, Field(description="Sessions per page. Default: 20.", ge=1, le=100)]
+ItemLimit = Annotated[int, Field(description="Items per page. Default: 20.", ge=1, le=100)]
+NewestFirst = Annotated[
+    bool, Field(description="true: newest items first. Default: false, oldest first.")
+]
 Cursor = Annotated[
     str | None,
     Field(

@@ -35,7 +35,7 @@ from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.rows import check_id
 
-from .answers import ERROR_CHARACTERS, NOTE, output_schema, to_text
+from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema
 from .tools import TOOLS, Tool, View
 
@@ -223,7 +223,7 @@ def _instructions(view: View) -> str:
     return (
         "Metadata of conversations (sessions): who owns them, what they are about, their status. "
         f"{prefix}list_sessions and {prefix}find_sessions find sessions, {prefix}get_metadata "
-        f"reads all metadata of one.{own} {NOTE}"
+        f"reads all metadata of one, {prefix}get_history its messages.{own} {NOTE} {HISTORY_NOTE}"
     )
 
 
