@@ -52,6 +52,87 @@ def document(result):
     return json.loads(result.stdout)
 
 
+# ---- histories ----
+
+
+async def test_history(cli, catalog):
+    session = catalog.session("a")
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": 1}'}
+    output = {"type": "function_call_output", "call_id": "c", "output": "done\x1b[2J"}
+    answer = {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "two\n\tlines"}, {"type": "refusal"}],
+    }
+    await session.add_items([raw.message("hé\u202e!"), call, output, answer, {"__enc__": 1}])
+    ids = [each.item_id for each in (await catalog.list_items("a")).items]
+    result = await cli("history", "a")
+    lines = result.stdout.splitlines()
+    heads = [line for line in lines if not line.startswith(" ")]
+    assert [(int(each.split()[0]), each.split()[3]) for each in heads] == [
+        (ids[0], "user"),
+        (ids[1], "function_call"),
+        (ids[2], "function_call_output"),
+        (ids[3], "assistant"),
+        (ids[4], "encrypted"),
+    ]
+    rest = [line.strip() for line in lines if line.startswith(" ")]
+    assert rest == [
+        "hé\\u202e!",
+        "call_id: c",
+        "name: f",
+        'arguments: {"x": 1}',
+        "call_id: c",
+        "output: done\\x1b[2J",
+        "two",
+        "lines",
+        "(refusal)",
+    ]
+    found = document(await cli("history", "a", "--json", "--limit", "2", "--newest-first"))
+    assert [each["item_id"] for each in found["items"]] == [ids[4], ids[3]]
+    assert found["items"][1]["item"] == answer
+    more = ("--newest-first", "--cursor", found["next_cursor"])
+    lines = (await cli("history", "a", "--jsonl", *more)).stdout.splitlines()
+    assert [json.loads(line)["item_id"] for line in lines] == ids[2::-1]
+    result = await cli("history", "a", "--limit", "1")
+    assert "there are more items; continue with --cursor" in result.stderr
+    every = document(await cli("history", "a", "--limit", "2", "--all", "--json"))
+    assert ([each["item_id"] for each in every["items"]], every["next_cursor"]) == (ids, None)
+    assert "has no items" in (await cli("history", "nobody", code=1)).stderr
+    await cli("history", "a", "--cursor", "x", code=2)
+
+
+async def test_rewind_and_fork(cli, catalog):
+    session = await catalog.create_session("a", metadata={"title": "x"})
+    await session.add_items([raw.message("1"), raw.message("2", "assistant"), raw.message("3")])
+    first, second, third = [each.item_id for each in (await catalog.list_items("a")).items]
+    result = await cli("fork", "a", "b", "--before", str(third), "--meta", "title=y")
+    assert result.stdout == "b\n"
+    assert await catalog.get_metadata("b") == {
+        "title": "y",
+        "forked_from": "a",
+        "forked_before": third,
+    }
+    copy = document(await cli("fork", "a", "--json"))
+    assert copy["metadata"] == {"title": "x", "forked_from": "a"}
+    assert await catalog.session(copy["session_id"]).get_items() == await session.get_items()
+    result = await cli("rewind", "a", "--turns", "1", "--expect-last", str(first), "--yes", code=1)
+    assert "newest item" in said(result.stderr)
+    result = await cli("rewind", "a", "--turns", "1", "--yes")
+    assert (result.stdout, result.stderr) == ("", "removed 1 item\n")
+    removed = document(await cli("rewind", "a", "--before", str(second), "--yes", "--json"))
+    assert [each["item"]["content"] for each in removed["removed"]] == ["2"]
+    assert await session.get_items() == [raw.message("1")]
+    for arguments in ((), ("--turns", "1", "--before", "1"), ("--turns", "0")):
+        await cli("rewind", "a", *arguments, "--yes", code=2)
+    assert "pass --yes" in said((await cli("rewind", "a", "--turns", "1", code=2)).stderr)
+    await cli("rewind", "nobody", "--turns", "1", "--yes", code=1)
+    await cli("rewind", "a", "--before", str(third), "--yes", code=1)
+    await cli("fork", "a", "b", code=1)
+    await cli("fork", "nobody", code=1)
+    await cli("fork", "a", "", code=2)
+    assert await session.get_items() == [raw.message("1")]
+
+
 # ---- reading ----
 
 

@@ -640,7 +640,7 @@ def test_what_changes_something_answers_in_json(tmp_path):
 def test_every_command_has_an_example_in_its_help():
     assert run("--help").exit_code == 0  # it imports all commands
     assert set(EXAMPLES) == set(COMMANDS)
-    assert len(COMMANDS) == 19
+    assert len(COMMANDS) == 22
     for name, example in EXAMPLES.items():
         result = run(name, "--help")
         assert result.exit_code == 0

@@ -15,6 +15,7 @@ from .output import printable
 
 COMMANDS = {
     **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
+    **dict.fromkeys(("history", "rewind", "fork"), "history"),
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     **dict.fromkeys(("ddl", "doctor", "mcp"), "admin"),
