@@ -1,7 +1,7 @@
 """Cursors of pages of items, in the format of `cursors`.
 
 The position is the id of the last item, in decimal digits. The question is
-`["items", session id, order, scope]`; the scope is its condition, encoded.
+`["items", session id, order, scope]`; the scope, as an encoded condition, comes last.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from .cursors import seal, unseal
 from .logic import Condition
 
 
-def encode_item_cursor(item_id: int, session_id: str, order_by: str, scope: Condition) -> str:
+def encode_item_cursor(item_id: int, session_id: str, order_by: str, within: Condition) -> str:
     """Make a cursor of the last item of a page."""
-    return seal(str(item_id).encode(), ["items", session_id, order_by, scope.encoded()])
+    return seal(str(item_id).encode(), ["items", session_id, order_by, within.encoded()])
 
 
-def decode_item_cursor(cursor: str, session_id: str, order_by: str, scope: Condition) -> int:
+def decode_item_cursor(cursor: str, session_id: str, order_by: str, within: Condition) -> int:
     """Read the id of the last item out of a cursor.
 
     Raises:
         InvalidCursorError: If the cursor is damaged or belongs to another question.
     """
-    body = unseal(cursor, ["items", session_id, order_by, scope.encoded()])
+    body = unseal(cursor, ["items", session_id, order_by, within.encoded()])
     # No id has more digits.
     if not re.fullmatch(rb"-?[0-9]{1,18}", body):
         raise InvalidCursorError
