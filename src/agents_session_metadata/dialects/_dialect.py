@@ -58,6 +58,8 @@ class Dialect:
     """Whether the first write of a transaction shuts out all others, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, not foreign keys, delete metadata with its session."""
+    nests_correlated: ClassVar[bool] = True
+    """Whether a subquery in FROM may refer to the query around the one that it is in."""
     probes_by_range: ClassVar[bool] = False
     """Whether a row is found in the covering index by a range of one id.
 

@@ -129,6 +129,7 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
+    nests_correlated = False  # MariaDB cannot.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     rows_per_insert = 50
     index_if_not_exists = False

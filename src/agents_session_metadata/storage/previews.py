@@ -39,27 +39,55 @@ def read_previews(
 
 @lru_cache(maxsize=256)
 def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Any:
-    # A row by its offset, one after the other until there is a user message: neither the rest of
-    # the history is read nor the rest of a long message.
-    sessions, messages = tables.sessions, tables.messages
-    own, numbered = messages.alias("own"), messages.alias("numbered")
-    text = own.c.message_data
-    is_user = or_(*(text.like(literal_column(f"'%{part}%'")) for part in _USER))
-    head = case((is_user, func.substr(text, literal_column("1"), literal_column(str(HEAD)))))
-    ids = (
-        select(numbered.c.id)
-        .where(numbered.c.session_id == sessions.c.session_id)
-        .order_by(numbered.c.created_at, numbered.c.id)
-        .limit(literal_column("1"))
-        .correlate(sessions)
-    )
-    rows = []
-    for number in range(ROWS):
-        at = ids.offset(literal_column(str(number))).scalar_subquery()
-        rows.append(select(head).where(own.c.id == at).correlate(sessions).scalar_subquery())
-    return select(sessions.c.session_id, func.coalesce(*rows)).where(
+    # Neither the rest of the history is read nor the rest of a long message.
+    sessions = tables.sessions
+    find = _first_in_subquery if dialect.nests_correlated else _first_row_by_row
+    return select(sessions.c.session_id, find(tables)).where(
         dialect.one_of(sessions.c.session_id, "ids", count)
     )
+
+
+def _first_in_subquery(tables: SessionTables) -> Any:
+    rows = _rows(tables).limit(literal_column(str(ROWS))).subquery("beginning")
+    text = rows.c.message_data
+    first = (
+        select(_head(text))
+        .where(_is_user(text))
+        .order_by(rows.c.created_at, rows.c.id)
+        .limit(literal_column("1"))
+    )
+    return first.correlate(tables.sessions).scalar_subquery()
+
+
+def _first_row_by_row(tables: SessionTables) -> Any:
+    """One subquery per row; the database stops at the first that finds a user message."""
+    own = tables.messages.alias("own")
+    text = own.c.message_data
+    found = []
+    for number in range(ROWS):
+        row = _rows(tables).with_only_columns(tables.messages.c.id).limit(literal_column("1"))
+        item_id = row.offset(literal_column(str(number))).scalar_subquery()
+        head = select(case((_is_user(text), _head(text)))).where(own.c.id == item_id)
+        found.append(head.correlate(tables.sessions).scalar_subquery())
+    return func.coalesce(*found)
+
+
+def _rows(tables: SessionTables) -> Any:
+    messages, sessions = tables.messages, tables.sessions
+    return (
+        select(messages.c.id, messages.c.created_at, messages.c.message_data)
+        .where(messages.c.session_id == sessions.c.session_id)
+        .order_by(messages.c.created_at, messages.c.id)
+        .correlate(sessions)
+    )
+
+
+def _is_user(text: Any) -> Any:
+    return or_(*(text.like(literal_column(f"'%{part}%'")) for part in _USER))
+
+
+def _head(text: Any) -> Any:
+    return func.substr(text, literal_column("1"), literal_column(str(HEAD)))
 
 
 def preview_of(head: str) -> str | None:
