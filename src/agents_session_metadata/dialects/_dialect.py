@@ -73,6 +73,8 @@ class Dialect:
     """Bytes of a long binary value that ORDER BY takes into account."""
     rows_per_insert: ClassVar[int] = 1
     """Rows with computed columns that one INSERT takes, where the driver sends each by itself."""
+    warns_of_missing: ClassVar[bool] = False
+    """Whether dropping what does not exist, `IF EXISTS`, gives a warning."""
     index_if_not_exists: ClassVar[bool] = True
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Errors of a CREATE that another process won."""

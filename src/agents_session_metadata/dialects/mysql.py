@@ -132,6 +132,7 @@ class MySQL(Dialect):
     nests_correlated = False  # MariaDB cannot.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     rows_per_insert = 50
+    warns_of_missing = True
     index_if_not_exists = False
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready

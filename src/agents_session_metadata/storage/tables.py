@@ -293,7 +293,8 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     wanted: Any = _is_wanted
     for group in tables.groups:
         for drop in group.cleanup:
-            event.listen(metadata, "before_drop", drop)
+            exists: Any = _exists
+            event.listen(metadata, "before_drop", drop.execute_if(callable_=exists, state=drop))
         for trigger in group.triggers:
             # After all tables, not after one: on an upgrade the sessions table is there already.
             create = trigger.execute_if(callable_=wanted, state=trigger)
@@ -314,6 +315,14 @@ def _with_groups(
     core = TableGroup(CORE, tables, triggers)
     others = (group.define(metadata, core, group.names(names.metadata), types) for group in GROUPS)
     return SessionTables(sessions, messages, rows, elements, groups=(core, *others))
+
+
+def _exists(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:
+    """Whether to drop a trigger of a feature: drivers log a warning if there is no such trigger."""
+    dialect = dialect_of(bind.dialect)
+    if not isinstance(bind, Connection) or not dialect.warns_of_missing:
+        return True
+    return state.name in dialect.existing_triggers(bind, state.table)
 
 
 def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, **__: Any) -> bool:
