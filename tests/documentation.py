@@ -107,7 +107,7 @@ class Program:
         elif block.kind == "console":
             # In a thread: each command brings an event loop of its own.
             printed = await asyncio.to_thread(_replayed, block)
-            assert _steady(printed) == _steady(block.source), block.place
+            assert _steady(printed) == _steady(block.source), (block.place, printed)
         elif block.kind == "sh":
             for line in block.source.splitlines():
                 _check_command(line, block)

@@ -52,6 +52,30 @@ def document(result):
     return json.loads(result.stdout)
 
 
+# ---- indexes ----
+
+
+async def test_index(cli, filled):
+    assert document(await cli("index", "list", "--json")) == []
+    assert "created" in (await cli("index", "create", "owner_id", "--create-tables")).stderr
+    assert "exists already" in (await cli("index", "create", "owner_id")).stderr
+    assert document(await cli("index", "create", "tags", "--json")) == {
+        "key": "tags",
+        "created": True,
+    }
+    listed = document(await cli("index", "list", "--count", "--json"))
+    assert listed == [
+        {"key": "owner_id", "complete": True, "entries": 3},
+        {"key": "tags", "complete": True, "entries": 9},
+    ]
+    assert "owner_id   yes        3" in (await cli("index", "list", "--count")).stdout
+    assert "scope" in (await cli("index", "list", "--scope", "owner_id=u1", code=1)).stderr
+    assert "dropped" in (await cli("index", "drop", "tags")).stderr
+    await cli("index", "drop", "tags", code=1)
+    await cli("index", "drop", "$nothing", code=1)
+    assert [each.key for each in await filled.list_indexes()] == ["owner_id"]
+
+
 # ---- histories ----
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     **dict.fromkeys(("history", "rewind", "fork"), "history"),
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
+    "index": "indexes",
     **dict.fromkeys(("ddl", "doctor", "mcp"), "admin"),
 }
 """The commands in the order of the help, with the modules that define them."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from .connection import Place, place_from_options
 from .options import Failure
@@ -58,6 +58,13 @@ class _Command(TyperCommand):
             raise typer.Exit(code)
 
 
+class _Group(TyperGroup):
+    """Commands with a common first word."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return prepared(super().get_params(ctx))
+
+
 class _DatabaseCommand(_Command):
     shared = DATABASE
 
@@ -88,7 +95,14 @@ def command(
 
     def register(function: CommandFunction) -> CommandFunction:
         paragraphs = (inspect.getdoc(function) or "").split("\n\n")
-        app = _APPS.setdefault(first, typer.Typer(add_completion=False, rich_markup_mode="rich"))
+        group = typer.Typer(
+            add_completion=False,
+            rich_markup_mode="rich",
+            cls=_Group,
+            help=inspect.getdoc(inspect.getmodule(function)),
+            rich_help_panel=panel,
+        )
+        app = _APPS.setdefault(first, group)
         app.command(
             second or first,
             cls=_CLASSES[shared],
