@@ -35,8 +35,11 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
     )
     from .keys import normalize_agent
+    from .runs.budget import Budget
     from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
-    from .runs.tracking import ModelPrice, SessionTracker
+    from .runs.prices import ModelPrice
+    from .runs.titles import SessionTitler
+    from .runs.tracking import SessionTracker
     from .session import SQLAlchemyMetadataSession
     from .storage.tables import SessionTables, session_tables
     from .types import (
@@ -48,10 +51,12 @@ if TYPE_CHECKING:
         SessionPage,
         Statistics,
         ToolStatistics,
+        UsageRow,
         ValueCount,
     )
 
 __all__ = [
+    "Budget",
     "BudgetExceededError",
     "CorruptMetadataError",
     "IndexInfo",
@@ -80,6 +85,7 @@ __all__ = [
     "SessionPage",
     "SessionPausedError",
     "SessionTables",
+    "SessionTitler",
     "SessionTracker",
     "StateVersionError",
     "Statistics",
@@ -87,6 +93,7 @@ __all__ = [
     "ToolStatistics",
     "TriggersNotAllowedError",
     "UnsupportedDialectError",
+    "UsageRow",
     "ValueCount",
     "normalize_agent",
     "session_tables",
@@ -115,8 +122,11 @@ _MODULES = {
         "UnsupportedDialectError",
     ],
     "keys": ["normalize_agent"],
+    "runs.budget": ["Budget"],
     "runs.lifecycle": ["PhaseChange", "ResumeDecision", "ResumePolicy", "SessionLifecycle"],
-    "runs.tracking": ["ModelPrice", "SessionTracker"],
+    "runs.prices": ["ModelPrice"],
+    "runs.titles": ["SessionTitler"],
+    "runs.tracking": ["SessionTracker"],
     "session": ["SQLAlchemyMetadataSession"],
     "storage.tables": ["SessionTables", "session_tables"],
     "types": [
@@ -128,6 +138,7 @@ _MODULES = {
         "SessionPage",
         "Statistics",
         "ToolStatistics",
+        "UsageRow",
         "ValueCount",
     ],
 }

@@ -225,7 +225,7 @@ class StateVersionError(SessionMetadataError, RuntimeError):
 
 
 class BudgetExceededError(SessionMetadataError, RuntimeError):
-    """A budget is used up; the model was not called.
+    """A budget is used up, or the cost of the next call is unknown; the model was not called.
 
     Attributes:
         limit: What is limited: `cost` or `tokens`.
@@ -233,11 +233,13 @@ class BudgetExceededError(SessionMetadataError, RuntimeError):
         allowed: How much is allowed.
     """
 
-    def __init__(self, limit: str, *, spent: Any, allowed: Any) -> None:
+    def __init__(self, limit: str, *, spent: Any, allowed: Any, problem: str = "") -> None:
         self.limit = limit
         self.spent = spent
         self.allowed = allowed
-        super().__init__(f"the budget is used up: spent {spent} of {allowed} (`{limit}`)")
+        super().__init__(
+            f"{problem or 'the budget is used up'}: spent {spent} of {allowed} (`{limit}`)"
+        )
 
 
 class TablesMissingError(SessionMetadataError, RuntimeError):

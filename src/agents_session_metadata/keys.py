@@ -48,6 +48,9 @@ DURATION_MS: Final = "duration_ms"
 TOUCHED_AT: Final = "lifecycle_at"
 """When lifecycle was last called, in ISO 8601."""
 
+RESUMES: Final = "resumes"
+"""How often `SessionLifecycle.resume()` decided to resume the session."""
+
 # What tracking adds up over runs.
 RUNS: Final = "runs"
 """Runs that were tracked."""
@@ -69,6 +72,13 @@ TOOL_CALLS: Final = "tool_calls"
 """A list of `[tool, calls, milliseconds]`, one entry a tool."""
 INVOCATIONS: Final = "invocations"
 """The newest tool calls: `[id, tool, milliseconds]`."""
+
+TRACE_IDS: Final = "trace_ids"
+"""The newest trace ids of runs, oldest first."""
+
+# What a titler records.
+TITLE_AUTO: Final = "title_auto"
+"""The title that a `SessionTitler` wrote. The title is automatic as long as the two are equal."""
 
 # What a fork records.
 FORKED_FROM: Final = "forked_from"

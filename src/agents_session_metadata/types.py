@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
@@ -144,6 +144,13 @@ class Statistics:
         duration: Time from start to finish of finished sessions.
         errors: Errors recorded.
         tools: What was recorded of each tool.
+        resumed: Number of sessions that were resumed.
+        resumed_completed: Number of those that have the status `completed`.
+        with_errors: Number of sessions that recorded an error since their last start.
+        duration_median: The median of the finished sessions' durations, by nearest rank (of two
+            in the middle, the shorter); None if there are none.
+        duration_p95: The 95th percentile of these durations, by nearest rank; None if there are
+            none.
     """
 
     sessions: int
@@ -158,6 +165,11 @@ class Statistics:
     duration: timedelta
     errors: int
     tools: dict[str, ToolStatistics]
+    resumed: int = 0
+    resumed_completed: int = 0
+    with_errors: int = 0
+    duration_median: timedelta | None = None
+    duration_p95: timedelta | None = None
 
     @property
     def tool_calls(self) -> int:
@@ -179,3 +191,42 @@ class IndexInfo:
     key: str
     complete: bool
     entries: int | None = None
+
+
+@dataclass(frozen=True)
+class UsageRow:
+    """What runs used, added up from the usage ledger.
+
+    Of `day`, `agent`, `model`, `owner_id` and `session_id` those are set by which the ledger was
+    added up; the others are None.
+
+    Attributes:
+        day: The day in UTC on which the usage was recorded.
+        agent: The agent's name, cut after 255 characters. Calls that an agent used as a tool made
+            are counted for the agent that called the tool.
+        model: The model's name, cut after 255 characters; None if it is unknown.
+        owner_id: What the session had under `owner_id` at that time; None if it had nothing.
+        session_id: The session; None if it has ended since.
+        requests: Requests to models.
+        input_tokens: Tokens that went into models, those from a cache included.
+        cached_input_tokens: Those from a cache.
+        output_tokens: Tokens that came out of models, those of reasoning included.
+        reasoning_tokens: Those of reasoning.
+        total_tokens: All tokens, as the SDK counts them.
+        cost: What it cost, without the models in `unpriced`; None if no model had a price.
+        unpriced: The models that had no price; None stands for unknown ones.
+    """
+
+    day: date | None = None
+    agent: str | None = None
+    model: str | None = None
+    owner_id: JSONValue = None
+    session_id: str | None = None
+    requests: int = 0
+    input_tokens: int = 0
+    cached_input_tokens: int = 0
+    output_tokens: int = 0
+    reasoning_tokens: int = 0
+    total_tokens: int = 0
+    cost: Decimal | None = None
+    unpriced: tuple[str | None, ...] = ()

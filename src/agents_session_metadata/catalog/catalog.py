@@ -23,13 +23,14 @@ from .indexes import Indexes
 from .moving import Moving
 from .questions import Questions
 from .sessions import SingleSessions
+from .usage import UsageLedger
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
     from typing_extensions import Self
 
 
-class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes):
+class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, UsageLedger):
     """Every session in one database: create, list, filter, page, count, delete, scope.
 
     It also sees sessions that the plain SDK wrote; their metadata is empty. As an async context

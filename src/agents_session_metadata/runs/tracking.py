@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -13,67 +14,48 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agents import RunHooks
-from agents.models import get_default_model
-from agents.usage import Usage
+from agents.tracing import get_current_trace
+from sqlalchemy import Connection
 
 from agents_session_metadata import keys
-from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import (
+    MetadataLimitError,
+    SessionMetadataError,
+    TablesMissingError,
+)
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.database import settle
+from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
 from agents_session_metadata.types import JSONValue, Metadata
 
+from .accounting import Accounts
+from .budget import Budget
 from .lifecycle import Forwarding, count_of, edit_keeping
+from .prices import ModelPrice, check_prices
+from .titles import SessionTitler
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_PER = 1_000_000
+MOST_TRACE_IDS = 20
+"""How many of the newest trace ids are kept."""
+
 _COST_DECIMALS = Decimal("1e-12")
 _TOO_MUCH = Decimal(10**12)
 
+_warned: set[str] = set()
+"""What was warned of in this process and is not warned of again."""
+
 
 class _Session(Protocol):
+    @property
+    def session_id(self) -> str: ...
+
     async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
-
-
-@dataclass(frozen=True)
-class ModelPrice:
-    """What a million tokens cost, in whatever currency: one for all prices that are added up.
-
-    Attributes:
-        input: Input tokens, those that were not cached.
-        output: Output tokens.
-        cached_input: Cached input tokens; as `input` when None.
-
-    Raises:
-        ValueError: If a price is negative or no finite number.
-    """
-
-    input: Decimal
-    output: Decimal
-    cached_input: Decimal | None = None
-
-    def __post_init__(self) -> None:
-        for name, price in vars(self).items():
-            finite = price is None or Decimal(price).is_finite()
-            if not finite or not 0 <= (price or 0) < _TOO_MUCH:
-                raise ValueError(f"{name} must be a price, not {quoted(price)}")
-
-    def cost(self, usage: Usage) -> Decimal:
-        """What this usage costs.
-
-        Args:
-            usage: Tokens, as the SDK counts them.
-
-        Returns:
-            The cost in the currency of the prices, exactly.
-        """
-        cached = usage.input_tokens_details.cached_tokens
-        cached_price = self.input if self.cached_input is None else self.cached_input
-        fresh = max(usage.input_tokens - cached, 0)
-        total = fresh * Decimal(self.input) + cached * Decimal(cached_price)
-        return (total + usage.output_tokens * Decimal(self.output)) / _PER
 
 
 @dataclass
@@ -93,24 +75,36 @@ class SessionTracker(RunHooks[Any]):
     ```
 
     It adds up, over runs: `runs`, `requests`, `input_tokens`, `output_tokens`, `total_tokens`,
-    `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. An exception
-    that leaves the block adds to `error_count` and sets `last_error`; of a failure that is caught
-    within it, hooks are not told. The totals are right when runs overlap, in one process or in
-    several. All runs within one `async with` are written at its end; blocks of one tracker that
-    overlap count as one, which ends with the last of them.
+    `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. The newest
+    20 trace ids are kept under `trace_ids`. An exception that leaves the block adds to
+    `error_count` and sets `last_error`; a failure that your code catches inside the block is not
+    recorded, because the SDK does not report it to hooks. The totals are right when runs overlap,
+    in one process or in several. All runs within one `async with` are written at its end; blocks of
+    one tracker that overlap count as one, which ends with the last of them. A streamed run must be
+    read to its end inside the block.
+
+    In the same transaction it adds the usage to the ledger that `SessionCatalog.usage` reads. If
+    the ledger's table is missing and `create_tables` is off, it logs one warning per process.
 
     A tracker that cannot write logs a warning. It never replaces a run's result or its error.
 
     Args:
         session: The session; an `EncryptedSession` around it will do.
         hooks: Run hooks of the application's own; they are called first.
-        prices: A price for every model, or prices by model name. Requests to a model that has none
-            cost nothing. The name is that of the agent's model, or of the SDK's default model: one
-            that a `RunConfig` sets in their place, hooks are not told.
+        prices: A price for every model, or prices by model name. The name is that of the agent's
+            model, or of the SDK's default model. Usage of a model without a price is not counted
+            in `cost`; the ledger names the model.
         clock: Gives seconds; for tests.
+        titler: Writes a title after the first answered turn, in the background.
+        model: The name under which all model calls are counted. Hooks are not told of a model that
+            a `RunConfig` sets, nor of calls that agents make inside tools: without `model`, the
+            former are counted under the agent's own model, and the latter, when the tool returns,
+            under the model None.
+        budget: Refuses model calls when it is used up. The usage is then written before each call.
 
     Raises:
-        TypeError: If a price is no `ModelPrice`.
+        TypeError: If `session` is not a session with metadata (a `SessionCatalog`, for example), a
+            price is not a `ModelPrice`, or another argument has the wrong type.
     """
 
     def __init__(
@@ -120,25 +114,41 @@ class SessionTracker(RunHooks[Any]):
         hooks: RunHooks[Any] | None = None,
         prices: ModelPrice | Mapping[str, ModelPrice] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        titler: SessionTitler | None = None,
+        model: str | None = None,
+        budget: Budget | None = None,
     ) -> None:
-        each = prices.values() if isinstance(prices, Mapping) else [prices] if prices else []
-        for price in each:
-            if not isinstance(price, ModelPrice):
-                raise TypeError(f"a price must be a ModelPrice, not {type(price).__name__}")
+        _check_session(session)
+        check_prices(prices)
+        for name, value, kind in (
+            ("titler", titler, SessionTitler),
+            ("model", model, str),
+            ("budget", budget, Budget),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
         self.session = session
+        self._store = _store_of(session)
+        if budget is not None and self._store is None:
+            raise TypeError(f"a budget needs a session with a catalog, got {_kind_of(session)}")
         self._hooks = hooks
         self._prices = prices
         self._clock = clock
+        self._titler = titler
+        self._model = model
+        self._budget = budget
         self._open_blocks = 0
+        self._has_warned = False
         self._reset()
 
     def _reset(self) -> None:
-        self._usages: dict[int, tuple[Usage, Usage]] = {}
+        self._accounts = Accounts(self._prices, self._model)
         self._agents: dict[str, None] = {}
+        self._trace_ids: dict[str, None] = {}
         self._calls: list[_ToolCall] = []
         self._open: dict[Any, _ToolCall] = {}
-        self._cost = Decimal(0)
         self._failures: list[str] = []
+        self._has_answer = False
         self._started = self._clock()
 
     async def __aenter__(self) -> Self:
@@ -158,31 +168,38 @@ class SessionTracker(RunHooks[Any]):
             self._failures.append(_message_of(error))
         self._open_blocks -= 1
         if not self._open_blocks:
-            await self._write()
+            await settle(self._write())
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any
     ) -> None:
-        self._see(context)
+        if self._sees(context):
+            if self._budget is not None:
+                await self._check_budget(self._budget, agent)
+            self._accounts.call_starts(context.usage, _storable(agent.name), agent)
+        elif self._budget is not None:
+            raise RuntimeError(
+                "a SessionTracker with a budget must be used in its `async with` block: "
+                "usage outside it is not counted"
+            )
         if self._hooks is not None:
             await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
 
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
-        self._see(context)
-        if isinstance(self._prices, Mapping):
-            price = self._prices.get(_model_name(agent))
-            if price is not None:
-                self._cost += price.cost(response.usage)
+        if self._sees(context):
+            name = _storable(agent.name)
+            self._accounts.call_ends(context.usage, name, agent, response.usage)
         if self._hooks is not None:
             await self._hooks.on_llm_end(context, agent, response)
 
     async def on_agent_start(self, context: Any, agent: Any) -> None:
-        self._see(context)
-        self._agents[_storable(agent.name)] = None
+        if self._sees(context):
+            self._agents[_storable(agent.name)] = None
         if self._hooks is not None:
             await self._hooks.on_agent_start(context, agent)
 
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
+        self._has_answer = True
         if self._hooks is not None:
             await self._hooks.on_agent_end(context, agent, output)
 
@@ -191,11 +208,12 @@ class SessionTracker(RunHooks[Any]):
             await self._hooks.on_handoff(context, from_agent, to_agent)
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
-        self._see(context)
-        # A provider may use the same id again in another turn or run.
-        call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock())
-        self._calls.append(call)
-        self._open[id(context.usage), call.identity] = call
+        if self._sees(context):
+            # A provider may use the same id again in another turn or run.
+            call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock())
+            self._calls.append(call)
+            self._open[id(context.usage), call.identity] = call
+            self._accounts.tool_starts(context.usage, _storable(agent.name))
         if self._hooks is not None:
             await self._hooks.on_tool_start(context, agent, tool)
 
@@ -203,14 +221,26 @@ class SessionTracker(RunHooks[Any]):
         call = self._open.pop((id(context.usage), _call_id(context, tool)), None)
         if call is not None:
             call.milliseconds = self._milliseconds_of(call)
+            self._accounts.tool_ends(context.usage, _storable(agent.name))
         if self._hooks is not None:
             await self._hooks.on_tool_end(context, agent, tool, result)
 
-    def _see(self, context: Any) -> None:
-        """Remember a run by its usage, which goes on growing and which nested runs share."""
-        usage = context.usage
-        if id(usage) not in self._usages:
-            self._usages[id(usage)] = (usage, _copied(usage))
+    def _sees(self, context: Any) -> bool:
+        """Remember a run by its usage, which nested runs share; give whether it is recorded."""
+        if not self._open_blocks:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(
+                    "hooks of a SessionTracker were called outside its `async with` block, and "
+                    "nothing is recorded; run the agent inside the block, and read a streamed run "
+                    "to its end there"
+                )
+            return False
+        if self._accounts.see(context.usage):
+            trace = get_current_trace()
+            if trace is not None and trace.trace_id not in ("", "no-op"):
+                self._trace_ids[_storable(trace.trace_id)] = None
+        return True
 
     def _milliseconds_of(self, call: _ToolCall) -> int:
         """How long a call took; or has taken: the SDK does not tell when one fails."""
@@ -218,19 +248,80 @@ class SessionTracker(RunHooks[Any]):
             return call.milliseconds
         return round((self._clock() - call.started) * 1000)
 
+    async def _check_budget(self, budget: Budget, agent: Any) -> None:
+        """Write what was used so far, for others to see, and then refuse a call beyond a budget."""
+        assert self._store is not None  # noqa: S101  # the constructor has checked it
+        await settle(self._flush(self._store))
+        unpriced = dict(self._accounts.unpriced)
+        model = self._accounts.model_of(agent)
+        if self._accounts.price_of(model) is None:
+            unpriced[model] = None
+        await budget.check(self._store, self.session.session_id, unpriced)
+
+    async def _flush(self, store: ScopedStore) -> None:
+        with self._taken() as entries:
+            if entries:
+                await store.database.ensure(USAGE)
+                await self._edit_with(store, entries, _change_nothing)
+
+    @contextmanager
+    def _taken(self) -> Iterator[list[UsageEntry]]:
+        """The entries that are not in the ledger yet; they are kept if they cannot be written."""
+        accounts = self._accounts
+        entries = accounts.take()
+        try:
+            yield entries
+        except BaseException:
+            accounts.give_back(entries)
+            raise
+
     async def _write(self) -> None:
-        failures = self._failures
-        if not self._usages and not failures:
+        """Write what was recorded; log what goes wrong."""
+        failures, answered = self._failures, self._has_answer
+        if not len(self._accounts) and not failures:
             return
-        added = _sum(self._usages.values())
-        cost = self._cost
-        if isinstance(self._prices, ModelPrice):
-            price = self._prices
-            spent = (price.cost(now) - price.cost(then) for now, then in self._usages.values())
-            cost = sum(spent, Decimal(0))
-        added[keys.RUN_MS] = round((self._clock() - self._started) * 1000)
+        change = self._change()
+        entries = self._accounts.take()
+        self._reset()
+        stored: Metadata | None = None
+        try:
+            edited, missing = await self._with_ledger(entries)
+            try:
+                stored = await edit_keeping(edited, keys.INVOCATIONS, change)
+            except MetadataLimitError as full:
+                of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS, keys.TRACE_IDS)
+                if not of_names or full.limit != "max_value_bytes":
+                    raise
+                # The totals, and a failure, count all the same.
+                logger.warning("%s: the names in it are not recorded", full)
+                by_number = partial(change, by_name=False)
+                stored = await edit_keeping(edited, keys.INVOCATIONS, by_number)
+            if missing is not None and USAGE not in _warned:
+                _warned.add(USAGE)
+                logger.warning("usage is not recorded: %s", missing)
+        except Exception as error:
+            logger.warning("what a run did could not be recorded", exc_info=True)
+            lost = isinstance(error, SessionMetadataError)
+            if lost and self._store is not None and not isinstance(error, TablesMissingError):
+                await self._write_ledger(self._store, entries)
+        if self._titler is not None and answered and not failures and stored is not None:
+            self._titler.start(self.session, stored)
+
+    def _change(self) -> Callable[..., None]:
+        """The change of the metadata that records what was seen."""
+        runs, used = self._accounts.totals()
+        self._accounts.count_all()
+        cost, failures = self._accounts.cost, self._failures
+        added = {
+            keys.RUNS: runs,
+            keys.REQUESTS: used.requests,
+            keys.INPUT_TOKENS: used.input,
+            keys.OUTPUT_TOKENS: used.output,
+            keys.TOTAL_TOKENS: used.total,
+            keys.RUN_MS: round((self._clock() - self._started) * 1000),
+        }
         calls = [(call.identity, call.tool, self._milliseconds_of(call)) for call in self._calls]
-        agents = list(self._agents)
+        agents, trace_ids = list(self._agents), list(self._trace_ids)
 
         def change(stored: Metadata, kept: int, *, by_name: bool = True) -> None:
             for key, number in added.items():
@@ -240,6 +331,11 @@ class SessionTracker(RunHooks[Any]):
             if by_name:
                 known = _list_of(stored, keys.AGENTS)
                 stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
+            if trace_ids and by_name:
+                before = [
+                    each for each in _list_of(stored, keys.TRACE_IDS) if each not in trace_ids
+                ]
+                stored[keys.TRACE_IDS] = [*before, *trace_ids][-MOST_TRACE_IDS:]
             if calls and by_name:
                 stored[keys.TOOL_CALLS] = _added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
             if calls:
@@ -250,19 +346,97 @@ class SessionTracker(RunHooks[Any]):
                 stored[keys.LAST_ERROR] = failures[-1]
                 stored[keys.TOUCHED_AT] = datetime.now(timezone.utc).isoformat()
 
-        self._reset()
+        return change
+
+    async def _with_ledger(
+        self, entries: list[UsageEntry]
+    ) -> tuple[Any, TablesMissingError | None]:
+        """What edits the session's metadata and adds to the ledger in the same transaction.
+
+        If the ledger is missing, it is the session itself, beside the error.
+        """
+        store = self._store
+        if store is None or not entries:
+            return self.session, None
         try:
+            await store.database.ensure(USAGE)
+        except TablesMissingError as missing:
+            return self.session, missing
+        return _Ledgered(partial(self._edit_with, store, entries)), None
+
+    async def _edit_with(
+        self,
+        store: ScopedStore,
+        entries: list[UsageEntry],
+        change: Callable[[Metadata], object],
+    ) -> Metadata:
+        session_id = self.session.session_id
+
+        def add(connection: Connection, metadata: Metadata) -> None:
+            owner = metadata.get(keys.OWNER_ID)
+            _add(connection, store, entries, session_id=session_id, owner=owner)
+
+        must_exist = getattr(self.session, "_must_exist", False)
+        return await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
+
+    async def _write_ledger(self, store: ScopedStore, entries: list[UsageEntry]) -> None:
+        """Write the ledger alone, when the metadata could not be written."""
+        owner = store.scope.values.get(keys.OWNER_ID)
+        try:
+            await store.database.ensure(USAGE)
             try:
-                await edit_keeping(self.session, keys.INVOCATIONS, change)
-            except MetadataLimitError as full:
-                of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS)
-                if not of_names or full.limit != "max_value_bytes":
-                    raise
-                # The totals, and a failure, count all the same.
-                logger.warning("%s: the names in it are not recorded", full)
-                await edit_keeping(self.session, keys.INVOCATIONS, partial(change, by_name=False))
+                await self._edit_with(store, entries, _change_nothing)
+            except SessionMetadataError:  # The session has ended, or is not what it was.
+                await store.database.write(
+                    lambda connection, _: _add(
+                        connection, store, entries, session_id=None, owner=owner
+                    )
+                )
         except Exception:
-            logger.warning("what a run did could not be recorded", exc_info=True)
+            logger.warning("what a run used could not be recorded", exc_info=True)
+
+
+@dataclass(frozen=True)
+class _Ledgered:
+    """A session whose edits add to the ledger."""
+
+    edit_metadata: Callable[[Callable[[Metadata], object]], Any]
+
+
+def _change_nothing(_: Metadata) -> None:
+    """A change for a transaction that writes something else."""
+
+
+def _add(
+    connection: Connection,
+    store: ScopedStore,
+    entries: list[UsageEntry],
+    *,
+    session_id: str | None,
+    owner: JSONValue,
+) -> None:
+    [table] = store.database.tables.group(USAGE).tables
+    today = datetime.now(timezone.utc).date()
+    add_usage(connection, table, entries, session_id=session_id, owner=owner, day=today)
+
+
+def _check_session(session: object) -> None:
+    named = isinstance(getattr(session, "session_id", None), str)
+    if not named or not callable(getattr(session, "edit_metadata", None)):
+        raise TypeError(
+            f"session must be a session with metadata, such as a SQLAlchemyMetadataSession, "
+            f"got {_kind_of(session)}"
+        )
+
+
+def _kind_of(session: object) -> str:
+    return quoted(type(session).__name__)
+
+
+def _store_of(session: Any) -> ScopedStore | None:
+    """The store of a session, behind wrappers as well; None if it is a session of another kind."""
+    catalog = getattr(session, "catalog", None)
+    return catalog._store if isinstance(catalog, SessionCatalog) else None
 
 
 def _message_of(error: Exception) -> str:
@@ -273,13 +447,6 @@ def _message_of(error: Exception) -> str:
     return _storable(f"{type(error).__name__}: {text}"[:500])
 
 
-def _model_name(agent: Any) -> str:
-    model = getattr(agent, "model", None)
-    if model is None:
-        return get_default_model()
-    return model if isinstance(model, str) else str(getattr(model, "model", ""))
-
-
 def _call_id(context: Any, tool: Any) -> str:
     """What the start and the end of one tool call have in common."""
     return _storable(getattr(context, "tool_call_id", None) or f"{tool.name}-{id(context):x}")
@@ -288,25 +455,6 @@ def _call_id(context: Any, tool: Any) -> str:
 def _storable(text: object) -> str:
     """A name or message, which may come from outside, without what a database cannot add up."""
     return str(text).encode(errors="replace").decode().replace("\x00", "\ufffd")
-
-
-def _copied(usage: Usage) -> Usage:
-    copy = Usage()
-    copy.add(usage)
-    return copy
-
-
-def _sum(usages: Any) -> dict[str, int]:
-    added: dict[str, int] = {}
-    for key in (keys.RUNS, keys.REQUESTS, keys.INPUT_TOKENS, keys.OUTPUT_TOKENS, keys.TOTAL_TOKENS):
-        added[key] = 0
-    for now, then in usages:
-        added[keys.RUNS] += 1
-        added[keys.REQUESTS] += now.requests - then.requests
-        added[keys.INPUT_TOKENS] += now.input_tokens - then.input_tokens
-        added[keys.OUTPUT_TOKENS] += now.output_tokens - then.output_tokens
-        added[keys.TOTAL_TOKENS] += now.total_tokens - then.total_tokens
-    return added
 
 
 def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:

@@ -144,7 +144,7 @@ def read_lists(
 
 def _create_indexes(connection: Connection, table: Table, present: Container[str | None]) -> None:
     if_not_exists = dialect_of(connection.dialect).index_if_not_exists
-    for index in table.indexes:
+    for index in sorted(table.indexes, key=lambda index: str(index.name)):
         if index.name not in present:
             connection.execute(CreateIndex(index, if_not_exists=if_not_exists))
 

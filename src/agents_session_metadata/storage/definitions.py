@@ -104,16 +104,27 @@ def derived_name(table: str, suffix: str) -> str:
 
 
 class CreateTrigger(DDLElement):
-    """A trigger that deletes, for each row that `event` touches in a table, the rows of another."""
+    """A trigger that deletes, for each row that `event` touches in a table, the rows of another.
+
+    With `keeps_rows` it sets their columns to NULL instead.
+    """
 
     def __init__(
-        self, name: str, event: str, table: Table, target: Table, columns: tuple[str, ...]
+        self,
+        name: str,
+        event: str,
+        table: Table,
+        target: Table,
+        columns: tuple[str, ...],
+        *,
+        keeps_rows: bool = False,
     ) -> None:
         self.name = name
         self.event = event
         self.table = table
         self.emptied = target
         self.columns = columns
+        self.keeps_rows = keeps_rows
 
 
 class DropTrigger(DDLElement):
@@ -135,6 +146,21 @@ def ending_with_session(sessions: Table, target: Table) -> tuple[CreateTrigger, 
     return tuple(deleting_trigger(event, sessions, target, "session_id") for event in events)
 
 
+def outliving_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
+    """The triggers that clear a session's id in rows that stay when the session ends."""
+    return tuple(
+        CreateTrigger(
+            derived_name(target.name, f"_after_{event.lower()}"),
+            event,
+            sessions,
+            target,
+            ("session_id",),
+            keeps_rows=True,
+        )
+        for event in ("DELETE", "INSERT", "UPDATE")
+    )
+
+
 _ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
 """By event, the rows of the table that the deleted ones belong to."""
 
@@ -153,10 +179,13 @@ def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
         # An upsert may write the id that is there already.
         changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
     # The tables stand without a schema: SQLite looks for them in the trigger's own.
-    delete_rows = f"DELETE FROM {quote(trigger.emptied.name)} WHERE {same}"  # noqa: S608  # names
+    verb = f"DELETE FROM {quote(trigger.emptied.name)}"  # noqa: S608  # a name
+    if trigger.keeps_rows:
+        cleared = ", ".join(f"{column} = NULL" for column in columns)
+        verb = f"UPDATE {quote(trigger.emptied.name)} SET {cleared}"  # noqa: S608  # a name
     return (
         f"CREATE TRIGGER IF NOT EXISTS {name_beside(trigger.table, trigger.name, compiler)}"
-        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {delete_rows}; END"
+        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {verb} WHERE {same}; END"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activity
+from . import activity, usage
 from .definitions import GroupDefinition
 
-GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP,)
+GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, usage.GROUP)

@@ -123,12 +123,23 @@ class SessionStore(Generic[Q]):
         await self.database.write(write)
 
     async def edit_metadata(
-        self, session_id: str, change: Callable[[Metadata], object], *, must_exist: bool = False
+        self,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool = False,
+        also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
-        """Let a function change a session's metadata while nobody else can."""
+        """Let a function change a session's metadata while nobody else can.
+
+        `also` writes something else in the same transaction, and is handed the changed metadata.
+        The session is then created even if its metadata did not change.
+        """
         check_id(session_id)
         return await self.database.write(
-            lambda connection, _: self._edit(connection, session_id, change, must_exist=must_exist)
+            lambda connection, _: self._edit(
+                connection, session_id, change, must_exist=must_exist, also=also
+            )
         )
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
@@ -244,6 +255,7 @@ class SessionStore(Generic[Q]):
         change: Callable[[Metadata], object],
         *,
         must_exist: bool,
+        also: Callable[[Connection, Metadata], None] | None,
     ) -> Metadata:
         claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
         texts: dict[str, str] = claim.stored
@@ -274,7 +286,12 @@ class SessionStore(Generic[Q]):
             texts.update((key, value.text) for key, value in changed.items())
         else:
             _check_result(result, metadata)
-            connection.rollback()
+            if also is None:
+                connection.rollback()
+            else:
+                self.rows.write(connection, session_id, new, ())
+        if also is not None:
+            also(connection, metadata)
         keys = map(str.__str__, metadata)
         return decoded(session_id, ((key, texts[key]) for key in keys))
 

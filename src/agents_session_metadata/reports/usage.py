@@ -1,0 +1,248 @@
+"""The usage ledger: what runs used, by day, agent, model, owner and session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    Text,
+    bindparam,
+    case,
+    delete,
+    func,
+    select,
+    type_coerce,
+)
+
+from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.keys import OWNER_ID
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.rows import check_id_type
+from agents_session_metadata.storage.usage import COST_UNIT, COUNTERS, USAGE, owner_key
+from agents_session_metadata.types import JSONValue, UsageRow
+from agents_session_metadata.values import decode_value, is_text, json_text
+
+FIELDS = ("day", "agent", "model", "owner_id", "session_id")
+"""What usage can be added up by."""
+
+_BILLION = 10**9
+_BATCH = 1000
+"""Rows that are deleted in one transaction."""
+
+
+class Spent(NamedTuple):
+    """What was used of a budget."""
+
+    cost: Decimal
+    tokens: int
+
+
+async def read_usage(
+    store: ScopedStore,
+    *,
+    owner_id: JSONValue,
+    session_id: str | None,
+    by: Sequence[str],
+    since: date | None,
+    until: date | None,
+) -> list[UsageRow]:
+    """Add up the ledger.
+
+    Raises:
+        InvalidMetadataError: If `owner_id` is not JSON.
+        TablesMissingError: If the ledger is missing and is not to be created.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `by` names an unknown field.
+    """
+    fields = _fields(by)
+    if session_id is not None:
+        check_id_type(session_id)
+    usage = _ledger(store)
+    conditions = _between(usage, since, until)
+    if owner_id is not None:
+        json_text("owner_id", owner_id)
+        conditions.append(usage.c.owner_key == owner_key(owner_id))
+    if session_id is not None:
+        conditions.append(usage.c.session_id == session_id)
+    await store.database.ensure(USAGE)
+    if session_id is not None and not is_text(session_id):
+        return []
+    columns = [usage.c["owner_key" if name == "owner_id" else name] for name in fields]
+    grouped = columns if "model" in fields else [*columns, usage.c.model]
+    statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
+
+    def read(connection: Connection, queries: Queries) -> list[UsageRow]:
+        query = _within(store, queries, statement, usage)
+        return _rows(fields, connection.execute(*query))
+
+    return await store.database.read(read)
+
+
+async def delete_usage(store: ScopedStore, *, before: date) -> int:
+    """Delete what was recorded before a day, in short transactions; give the number of rows.
+
+    Raises:
+        TablesMissingError: If the ledger is missing and is not to be created.
+        TypeError: If `before` is neither a date nor an aware datetime.
+        ValueError: If it is a datetime without a time zone.
+    """
+    usage, day = _ledger(store), _day("before", before)
+    await store.database.ensure(USAGE)
+    statement = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
+
+    def delete_batch(connection: Connection, queries: Queries) -> int:
+        query = _within(store, queries, statement, usage)
+        ids = list(connection.scalars(*query))
+        if ids:
+            one_of = usage.c.id.in_(bindparam("ids", expanding=True))
+            connection.execute(delete(usage).where(one_of), {"ids": ids})
+        return len(ids)
+
+    deleted = 0
+    while True:
+        found = await store.database.write(delete_batch)
+        deleted += found
+        if found < _BATCH:
+            return deleted
+
+
+async def read_spent(
+    store: ScopedStore,
+    *,
+    since: date | None,
+    session_id: str | None = None,
+    owner_id: JSONValue = None,
+) -> Spent:
+    """What a session or an owner has spent since a day, whatever the scope."""
+    usage = _ledger(store)
+    conditions = _between(usage, since, None)
+    if session_id is not None:
+        conditions.append(usage.c.session_id == session_id)
+    else:
+        conditions.append(usage.c.owner_key == owner_key(owner_id))
+    whole_sum = store.database.dialect.whole_sum
+    sums = *whole_sum(usage.c.cost), *whole_sum(usage.c.total_tokens)
+    statement: Statement = select(*sums).where(*conditions)
+    await store.database.ensure(USAGE)
+    rows: Any = await store.database.read(lambda connection, _: connection.execute(statement).one())
+    return Spent(_joined(*rows[:2]) * COST_UNIT, int(_joined(*rows[2:])))
+
+
+def _fields(by: Any) -> tuple[str, ...]:
+    if isinstance(by, (str, bytes)) or not isinstance(by, Iterable):
+        raise TypeError(f"by must be a tuple of names, such as ('day', 'model'), got {quoted(by)}")
+    fields = tuple(by)
+    for name in fields:
+        if name not in FIELDS:
+            raise ValueError(f"by must name {', '.join(FIELDS)}, got {quoted(name)}")
+    if len(set(fields)) < len(fields):
+        raise ValueError(f"by must not name a field twice, got {', '.join(fields)}")
+    return fields
+
+
+def _ledger(store: ScopedStore) -> Table:
+    return store.database.tables.group(USAGE).tables[0]
+
+
+def _between(usage: Table, since: date | None, until: date | None) -> list[ColumnElement[bool]]:
+    conditions = []
+    if since is not None:
+        conditions.append(usage.c.day >= _day("since", since))
+    if until is not None:
+        conditions.append(usage.c.day <= _day("until", until))
+    return conditions
+
+
+def _day(name: str, moment: object) -> date:
+    if isinstance(moment, datetime):
+        if moment.utcoffset() is None:
+            raise ValueError(f"{name} must have a time zone, got {moment.isoformat()}")
+        return moment.astimezone(timezone.utc).date()
+    if not isinstance(moment, date):
+        raise TypeError(f"{name} must be a date or a datetime, got {type(moment).__name__}")
+    return moment
+
+
+def _within(
+    store: ScopedStore, queries: Queries, statement: Statement, usage: Table
+) -> tuple[Statement, dict[str, Any]]:
+    """The statement, within the scope: an owner's rows, and otherwise those of sessions in it."""
+    values = store.scope.values
+    if OWNER_ID in values:
+        statement = statement.where(usage.c.owner_key == owner_key(values[OWNER_ID]))
+    if set(values) <= {OWNER_ID}:
+        return statement, {}
+    return store.question(queries, statement, usage.c.session_id)
+
+
+def _totals(store: ScopedStore, usage: Table) -> list[ColumnElement[Any]]:
+    whole_sum = store.database.dialect.whole_sum
+    sums = [part for name in (*COUNTERS, "cost") for part in whole_sum(usage.c[name])]
+    unpriced = func.sum(case((usage.c.cost.is_(None), 1), else_=0))
+    owner = func.min(type_coerce(usage.c.owner_id, Text))
+    labelled = [column.label(f"total_{number}") for number, column in enumerate(sums)]
+    return [owner.label("owner"), func.count().label("number"), unpriced.label("none"), *labelled]
+
+
+def _joined(billions: Any, rest: Any) -> Decimal:
+    return Decimal(billions or 0) * _BILLION + Decimal(rest or 0)
+
+
+@dataclass
+class _Total:
+    identity: dict[str, Any]
+    counts: list[int] = field(default_factory=lambda: [0] * len(COUNTERS))
+    cost: Decimal | None = None
+    unpriced: set[str | None] = field(default_factory=set)
+
+
+def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
+    totals: dict[tuple[Any, ...], _Total] = {}
+    by_model = "model" in fields
+    width = len(fields) + (not by_model)
+    for row in found:
+        group, (owner, number, unpriced, *sums) = row[:width], row[width:]
+        model = group[fields.index("model")] if by_model else group[-1]
+        identity = dict(zip(fields, group, strict=False))
+        if "owner_id" in identity:
+            identity["owner_id"] = None if owner is None else decode_value(owner)
+        total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
+        numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
+        *counts, cost = numbers
+        total.counts = [before + int(n) for before, n in zip(total.counts, counts, strict=True)]
+        if int(unpriced) < int(number):
+            total.cost = (total.cost or Decimal(0)) + cost * COST_UNIT
+        if int(unpriced):
+            total.unpriced.add(model)
+    ordered = sorted(totals.values(), key=lambda total: _order(total, fields))
+    return [
+        UsageRow(
+            **total.identity,
+            **_named(total.counts),
+            cost=None if total.cost is None else total.cost.normalize() + 0,
+            unpriced=tuple(sorted(total.unpriced, key=_text_order)),
+        )
+        for total in ordered
+    ]
+
+
+def _named(counts: list[int]) -> dict[str, Any]:
+    return dict(zip(COUNTERS, counts, strict=True))
+
+
+def _order(total: _Total, fields: tuple[str, ...]) -> list[tuple[bool, str]]:
+    return [_text_order(total.identity[name]) for name in fields]
+
+
+def _text_order(value: Any) -> tuple[bool, str]:
+    """None first; a day's text sorts as the day."""
+    return value is not None, str(value)

@@ -1,0 +1,152 @@
+"""Whose model calls a tracker saw: the usage of its runs by agent and model.
+
+The SDK adds up the usage of a run, and of the agents that it uses as tools, in one object. Hooks
+hear of each model call that the run itself makes. What the object has more was used by agents
+inside tools, whose calls hooks do not hear of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from agents.usage import Usage
+
+from agents_session_metadata.storage.usage import UsageEntry
+
+from .prices import ModelPrice, Prices, Tokens, cost_of, model_name, price_of
+
+_NOTHING = Tokens()
+
+
+@dataclass
+class _Run:
+    """A run.
+
+    Attributes:
+        usage: Its usage, which goes on growing; it is kept, so that its identity stays its own.
+        started: What it was when it was first seen.
+        counted: What has been counted of it.
+        calling: Agent and model of a call that has not ended.
+        caller: The agent that last used a tool.
+    """
+
+    usage: Usage
+    started: Tokens
+    counted: Tokens
+    calling: tuple[str, str | None] | None = None
+    caller: str | None = None
+
+
+class Accounts:
+    """The usage of runs, by agent and model.
+
+    Args:
+        prices: The prices.
+        model: The model of all calls, if the application says it.
+    """
+
+    def __init__(self, prices: Prices, model: str | None) -> None:
+        self._prices = prices
+        self._model = model
+        self._runs: dict[int, _Run] = {}
+        self._pending: dict[tuple[str | None, str | None], tuple[Tokens, Decimal | None]] = {}
+        self.cost = Decimal(0)
+        """What the calls cost that were counted and have a price."""
+        self.unpriced: dict[str | None, None] = {}
+        """The models of calls that were counted and have no price."""
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def see(self, usage: Usage) -> bool:
+        """Remember a run; give whether it is new."""
+        if id(usage) in self._runs:
+            return False
+        now = Tokens.of(usage)
+        self._runs[id(usage)] = _Run(usage, now, now)
+        return True
+
+    def model_of(self, agent: Any) -> str | None:
+        """The model that calls of an agent are counted under."""
+        return model_name(agent) if self._model is None else self._model
+
+    def price_of(self, model: str | None) -> ModelPrice | None:
+        """The price of a model; None if it has none."""
+        return price_of(self._prices, model)
+
+    def call_starts(self, usage: Usage, name: str, agent: Any) -> None:
+        """A model call of an agent begins."""
+        self._runs[id(usage)].calling = name, self.model_of(agent)
+
+    def call_ends(self, usage: Usage, name: str, agent: Any, used: Usage) -> None:
+        """A model call of an agent has ended."""
+        run = self._runs[id(usage)]
+        run.calling = None
+        self._count(run, name, self.model_of(agent), Tokens.of(used))
+
+    def tool_starts(self, usage: Usage, name: str) -> None:
+        """An agent uses a tool."""
+        self._runs[id(usage)].caller = name
+
+    def tool_ends(self, usage: Usage, name: str) -> None:
+        """A tool has ended: what it used is counted."""
+        run = self._runs.get(id(usage))
+        if run is not None:
+            run.caller = name
+            self._count_rest(run)
+
+    def totals(self) -> tuple[int, Tokens]:
+        """The number of runs, and what they have used."""
+        total = _NOTHING
+        for run in self._runs.values():
+            total = total.plus(Tokens.of(run.usage).minus(run.started))
+        return len(self._runs), total
+
+    def count_all(self) -> None:
+        """Count what no hook has told of."""
+        for run in self._runs.values():
+            self._count_rest(run)
+
+    def take(self) -> list[UsageEntry]:
+        """What was counted since it was last taken."""
+        self.count_all()
+        taken, self._pending = self._pending, {}
+        return [
+            UsageEntry(agent, model, tokens, cost)
+            for (agent, model), (tokens, cost) in taken.items()
+            if tokens != _NOTHING
+        ]
+
+    def give_back(self, entries: Iterable[UsageEntry]) -> None:
+        """Take back entries that could not be written."""
+        for entry in entries:
+            self._add((entry.agent, entry.model), Tokens(*entry.counts), entry.cost)
+
+    def _count_rest(self, run: _Run) -> None:
+        # A call has gone into the usage before its hook is called. If the call was counted here in
+        # the meantime, its hook counts it again, and the rest is negative the next time.
+        rest = Tokens.of(run.usage).minus(run.counted)
+        if rest != _NOTHING:
+            agent, model = run.calling or (run.caller, self._model)
+            self._count(run, agent, model, rest)
+
+    def _count(self, run: _Run, agent: str | None, model: str | None, used: Tokens) -> None:
+        run.counted = run.counted.plus(used)
+        price = self.price_of(model)
+        if price is None:
+            self.unpriced[model] = None
+            self._add((agent, model), used, None)
+        else:
+            cost = cost_of(used, price)
+            self.cost += cost
+            self._add((agent, model), used, cost)
+
+    def _add(
+        self, whose: tuple[str | None, str | None], used: Tokens, cost: Decimal | None
+    ) -> None:
+        before, cost_before = self._pending.get(whose, (_NOTHING, None))
+        added = cost if cost_before is None else cost_before + (cost or 0)
+        self._pending[whose] = before.plus(used), added

@@ -1,0 +1,127 @@
+"""`Budget`: what a session or an owner may use, held before each model call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import Any, Literal, get_args
+
+from agents_session_metadata.errors import BudgetExceededError
+from agents_session_metadata.keys import OWNER_ID
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.reports.usage import read_spent
+from agents_session_metadata.scope import ScopedStore
+
+Per = Literal["session", "owner_id"]
+"""Whose usage counts towards a budget."""
+
+Window = Literal["day", "month"]
+"""How often a budget begins anew."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be used, as the usage ledger counts it.
+
+    Given to a `SessionTracker`, it refuses the next model call that the run's hooks see once it is
+    used up. It can be exceeded by one call for each run in flight, and by the calls that agents
+    make inside tools.
+
+    Attributes:
+        cost: What may be spent, in the currency of the prices; None for any amount.
+        tokens: How many tokens may be used, as the SDK's `total_tokens` counts them; None for any
+            number.
+        per: `"session"` counts what the session used, `"owner_id"` what all sessions used while
+            they had the `owner_id` that the session has.
+        window: `"day"` and `"month"` count from the beginning of the day or month in UTC; None
+            counts everything.
+
+    Raises:
+        TypeError: If `cost` is not a number, or `tokens` not an integer.
+        ValueError: If there is neither, one is negative or not finite, or `per` or `window` is
+            unknown.
+    """
+
+    cost: Decimal | float | None = None
+    tokens: int | None = None
+    per: Per = "session"
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        if self.cost is None and self.tokens is None:
+            raise ValueError("a budget needs cost or tokens")
+        number = isinstance(self.cost, (int, float, Decimal)) and not isinstance(self.cost, bool)
+        if self.cost is not None:
+            if not number:
+                raise TypeError(f"cost must be a number, got {quoted(self.cost)}")
+            if not Decimal(self.cost).is_finite() or self.cost < 0:
+                raise ValueError(f"cost must be finite and not negative, got {self.cost}")
+        if self.tokens is not None:
+            if type(self.tokens) is not int:
+                raise TypeError(f"tokens must be an integer, got {quoted(self.tokens)}")
+            if self.tokens < 0:
+                raise ValueError(f"tokens must not be negative, got {self.tokens}")
+        if self.per not in get_args(Per):
+            raise ValueError(f"per must be 'session' or 'owner_id', got {quoted(self.per)}")
+        if self.window is not None and self.window not in get_args(Window):
+            raise ValueError(f"window must be 'day', 'month' or None, got {quoted(self.window)}")
+
+    def since(self, today: date) -> date | None:
+        """The first day that counts; None if all days do."""
+        if self.window == "month":
+            return today.replace(day=1)
+        return None if self.window is None else today
+
+    async def check(
+        self, store: ScopedStore, session_id: str, unpriced: Collection[str | None]
+    ) -> None:
+        """Refuse a model call if the budget is used up.
+
+        Args:
+            store: The store of the session.
+            session_id: The session's id.
+            unpriced: Models without a price: that of the call, and those of calls before it.
+
+        Raises:
+            BudgetExceededError: If it is used up, or a model has no price.
+            TablesMissingError: If the ledger is missing and is not to be created.
+            ValueError: If it is per owner, and the session has no `owner_id`.
+        """
+        whose: dict[str, Any] = {"session_id": session_id}
+        if self.per == OWNER_ID:
+            stored = await store.get_metadata(session_id, [OWNER_ID])
+            owner = stored[OWNER_ID]
+            if owner is None:
+                owner = store.scope.values.get(OWNER_ID)
+            if owner is None:
+                raise ValueError(
+                    f"a budget per owner_id needs a session with an owner_id; session "
+                    f"{quoted(session_id)} has none"
+                )
+            whose = {"owner_id": owner}
+        since = self.since(datetime.now(timezone.utc).date())
+        spent = await read_spent(store, since=since, **whose)
+        if self.cost is not None:
+            allowed = Decimal(str(self.cost))
+            for model in unpriced:
+                name = (
+                    "a model whose name is unknown" if model is None else f"model {quoted(model)}"
+                )
+                raise BudgetExceededError(
+                    "cost",
+                    spent=_plain(spent.cost),
+                    allowed=allowed,
+                    problem=f"{name} has no price; pass SessionTracker(prices=…), and model=… if "
+                    "the name is unknown",
+                )
+            if spent.cost >= allowed:
+                raise BudgetExceededError("cost", spent=_plain(spent.cost), allowed=allowed)
+        if self.tokens is not None and spent.tokens >= self.tokens:
+            raise BudgetExceededError("tokens", spent=spent.tokens, allowed=self.tokens)
+
+
+def _plain(cost: Decimal) -> Decimal:
+    """The cost without trailing zeros, and without an exponent where it has none."""
+    return Decimal(f"{cost.normalize():f}")

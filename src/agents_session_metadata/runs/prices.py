@@ -1,0 +1,130 @@
+"""`ModelPrice`, and the names by which prices are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
+
+from agents.models import get_default_model
+from agents.usage import Usage
+
+from agents_session_metadata.quoting import quoted
+
+_PER = 1_000_000
+_TOO_MUCH = Decimal(10**12)
+
+
+class Tokens(NamedTuple):
+    """Numbers of a `Usage`, in the order in which the ledger stores them."""
+
+    requests: int = 0
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+    total: int = 0
+
+    @classmethod
+    def of(cls, usage: Usage) -> Tokens:
+        """The numbers as they are now; details that a provider left out count as 0."""
+        # A provider's object may have been made without checks.
+        incoming: Any = usage.input_tokens_details
+        outgoing: Any = usage.output_tokens_details
+        return cls(
+            usage.requests or 0,
+            usage.input_tokens or 0,
+            (incoming.cached_tokens if incoming else 0) or 0,
+            usage.output_tokens or 0,
+            (outgoing.reasoning_tokens if outgoing else 0) or 0,
+            usage.total_tokens or 0,
+        )
+
+    def plus(self, other: Tokens) -> Tokens:
+        """Both together."""
+        return Tokens(*(one + two for one, two in zip(self, other, strict=True)))
+
+    def minus(self, other: Tokens) -> Tokens:
+        """What this has more; negative where it has less."""
+        return Tokens(*(one - two for one, two in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True)
+class ModelPrice:
+    """What a million tokens cost, in whatever currency: one for all prices that are added up.
+
+    Attributes:
+        input: Input tokens, those that were not cached.
+        output: Output tokens.
+        cached_input: Cached input tokens; as `input` when None.
+
+    Raises:
+        ValueError: If a price is negative or no finite number.
+    """
+
+    input: Decimal
+    output: Decimal
+    cached_input: Decimal | None = None
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            finite = price is None or Decimal(price).is_finite()
+            if not finite or not 0 <= (price or 0) < _TOO_MUCH:
+                raise ValueError(f"{name} must be a price, not {quoted(price)}")
+
+    def cost(self, usage: Usage) -> Decimal:
+        """What this usage costs.
+
+        Args:
+            usage: Tokens, as the SDK counts them.
+
+        Returns:
+            The cost in the currency of the prices, exactly.
+        """
+        return cost_of(Tokens.of(usage), self)
+
+
+Prices: TypeAlias = "ModelPrice | Mapping[str, ModelPrice] | None"
+"""One price for all models, or prices by model name."""
+
+
+def cost_of(tokens: Tokens, price: ModelPrice) -> Decimal:
+    """What these tokens cost; of a negative number, what it takes back."""
+    cached_price = price.input if price.cached_input is None else price.cached_input
+    fresh = tokens.input - tokens.cached
+    if tokens.input >= 0:
+        fresh = max(fresh, 0)
+    total = fresh * Decimal(price.input) + tokens.cached * Decimal(cached_price)
+    return (total + tokens.output * Decimal(price.output)) / _PER
+
+
+def check_prices(prices: object) -> None:
+    """Refuse what are no prices.
+
+    Raises:
+        TypeError: If a price is not a `ModelPrice`.
+    """
+    each = prices.values() if isinstance(prices, Mapping) else [prices] if prices else []
+    for price in each:
+        if not isinstance(price, ModelPrice):
+            raise TypeError(f"a price must be a ModelPrice, not {quoted(type(price).__name__)}")
+
+
+def price_of(prices: Prices, model: str | None) -> ModelPrice | None:
+    """The price of a model; None if it has none."""
+    if isinstance(prices, Mapping):
+        return None if model is None else prices.get(model)
+    return prices
+
+
+def model_name(agent: Any) -> str | None:
+    """The name of an agent's model, or of the SDK's default model; None if the model has no name.
+
+    A model that a `RunConfig` sets in their place is not known to hooks.
+    """
+    model = getattr(agent, "model", None)
+    if model is None:
+        return get_default_model()
+    name = model if isinstance(model, str) else getattr(model, "model", None)
+    return name if isinstance(name, str) and name else None

@@ -1,0 +1,165 @@
+"""The table of the usage ledger, and the statement that adds to it.
+
+| table | one row |
+|---|---|
+| `…_usage` | what the calls of one agent to one model used in one run |
+
+Rows outlive their session: its id is then set to NULL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import date
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Date,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    insert,
+)
+
+from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
+from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue
+from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key
+
+from .definitions import (
+    ColumnTypes,
+    GroupDefinition,
+    TableGroup,
+    derived_name,
+    outliving_session,
+)
+
+USAGE = "usage"
+
+COST_UNIT = Decimal("1e-12")
+"""The unit in which the ledger stores costs, as whole numbers."""
+
+COUNTERS = (
+    "requests",
+    "input_tokens",
+    "cached_input_tokens",
+    "output_tokens",
+    "reasoning_tokens",
+    "total_tokens",
+)
+"""The columns that are added up, besides the cost."""
+
+_MOST = 2**63 - 1
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class UsageEntry(NamedTuple):
+    """What the calls of one agent to one model used.
+
+    Attributes:
+        agent: The agent's name; None if it is unknown.
+        model: The model's name; None if it is unknown.
+        counts: The numbers, in the order of `COUNTERS`.
+        cost: What it cost; None if the model has no price.
+    """
+
+    agent: str | None
+    model: str | None
+    counts: tuple[int, ...]
+    cost: Decimal | None
+
+
+def owner_key(owner: JSONValue) -> bytes | None:
+    """What an owner is found by: equal values have equal keys, which an index holds whole."""
+    if owner is None:
+        return None
+    key = search_key(owner)
+    if not key.rest:
+        return key.indexed
+    digest = hashlib.sha256(key.indexed + key.rest).digest()
+    return key.indexed[: SEARCH_KEY_BYTES - _DIGEST_BYTES] + digest
+
+
+def add_usage(
+    connection: Connection,
+    table: Table,
+    entries: Iterable[UsageEntry],
+    *,
+    session_id: str | None,
+    owner: JSONValue,
+    day: date,
+) -> None:
+    """Add entries to the ledger, in the transaction of a connection."""
+    key = owner_key(owner)
+    whose = {
+        "session_id": session_id,
+        "owner_key": key,
+        "owner_id": None if key is None else json_text("owner_id", owner),
+        "day": day,
+    }
+    rows = [
+        {
+            **whose,
+            "agent": _cut(entry.agent),
+            "model": _cut(entry.model),
+            "cost": _cost_units(entry.cost),
+            **dict(zip(COUNTERS, entry.counts, strict=True)),
+        }
+        for entry in entries
+    ]
+    if rows:
+        connection.execute(insert(table), rows)
+
+
+def _cut(name: str | None) -> str | None:
+    return None if name is None else name[:MAX_KEY_LENGTH]
+
+
+def _cost_units(cost: Decimal | None) -> int | None:
+    return None if cost is None else max(-_MOST, min(round(cost / COST_UNIT), _MOST))
+
+
+def _define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> TableGroup:
+    [name] = names
+    sessions = core.tables[0]
+    usage = metadata.tables.get(name)
+    if usage is None:
+        options: dict[str, Any] = TABLE_OPTIONS
+        identity = BigInteger().with_variant(Integer(), "sqlite")
+        usage = Table(
+            name,
+            metadata,
+            Column("id", identity, primary_key=True, autoincrement=True),
+            Column("session_id", types.own_id, nullable=True),
+            Column("owner_key", types.search, nullable=True),
+            # The JSON text of what the session had under the key `owner_id` at that time.
+            Column("owner_id", types.text, nullable=True),
+            Column("day", Date, nullable=False),
+            Column("agent", types.key, nullable=True),
+            Column("model", types.key, nullable=True),
+            *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
+            # In units of 10 ** -12; NULL if the model has no price.
+            Column("cost", BigInteger, nullable=True),
+            ForeignKeyConstraint(
+                ["session_id"],
+                [sessions.c.session_id],
+                name=derived_name(name, "_session_fk"),
+                ondelete="SET NULL",
+            ),
+            Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
+            Index(derived_name(name, "_session_idx"), "session_id", "day"),
+            Index(derived_name(name, "_day_idx"), "day"),
+            **options,
+        )
+    return TableGroup(USAGE, (usage,), outliving_session(sessions, usage))
+
+
+GROUP = GroupDefinition(USAGE, ("_usage",), _define)
