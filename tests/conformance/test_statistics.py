@@ -64,6 +64,11 @@ def expected(records: list[dict[str, Any]]) -> Statistics:
                 total = tools.setdefault(entry[0], [0, 0])
                 total[0] += entry[1]
                 total[1] += entry[2]
+    everything = [record["metadata"] for record in records]
+    resumed = [each for each in everything if at_least_one(each.get(keys.RESUMES))]
+    durations = [
+        each[keys.DURATION_MS] for each in everything if type(each.get(keys.DURATION_MS)) is int
+    ]
     return Statistics(
         sessions=len(records),
         by_status=by_status,
@@ -80,13 +85,29 @@ def expected(records: list[dict[str, Any]]) -> Statistics:
             name: ToolStatistics(count, timedelta(milliseconds=milliseconds))
             for name, (count, milliseconds) in tools.items()
         },
+        resumed=len(resumed),
+        resumed_completed=sum(each.get("status") == "completed" for each in resumed),
+        with_errors=sum(at_least_one(each.get(keys.ERROR_COUNT)) for each in everything),
+        duration_median=nearest_rank(durations, 50),
+        duration_p95=nearest_rank(durations, 95),
     )
+
+
+def at_least_one(value: object) -> bool:
+    return type(value) in {int, float} and 1 <= value < 10**18
+
+
+def nearest_rank(durations: list[int], percent: int) -> timedelta | None:
+    if not durations:
+        return None
+    rank = -(-len(durations) * percent // 100)
+    return timedelta(milliseconds=sorted(durations)[rank - 1])
 
 
 def random_metadata(chance: random.Random) -> dict[str, Any]:
     tokens = [0, 1, 7, 2**31, 2**31 + 1, 2**40 + 3, 2**53 - 1, 2**53 + 1]
     metadata: dict[str, Any] = {"owner_id": chance.choice("abc")}
-    for key in (*COUNTERS, "status", keys.COST, keys.TOOL_CALLS):
+    for key in (*COUNTERS, "status", keys.COST, keys.TOOL_CALLS, keys.RESUMES):
         draw = chance.random()
         if draw < 0.15:
             continue
@@ -108,7 +129,9 @@ def random_metadata(chance: random.Random) -> dict[str, Any]:
             chance.shuffle(entries)
             metadata[key] = entries
         elif key in {keys.RUN_MS, keys.DURATION_MS}:
-            metadata[key] = chance.choice([0, 5, 2**31 + 7, 2**40])
+            metadata[key] = chance.choice([0, 5, chance.randrange(10**6), 2**31 + 7, 2**40])
+        elif key == keys.RESUMES:
+            metadata[key] = chance.choice([0, 0.5, 1, 1.0, 7])
         else:
             metadata[key] = chance.choice(tokens)
     return metadata
@@ -146,6 +169,7 @@ async def test_one_session(catalog):
         keys.RUN_MS: 1500,
         keys.DURATION_MS: 90_000,
         keys.ERROR_COUNT: 3,
+        keys.RESUMES: 2,
         keys.TOOL_CALLS: [["look", 2, 250], ["write", 1, 1000]],
     }
     await catalog.create_session("chat", metadata=metadata)
@@ -166,6 +190,11 @@ async def test_one_session(catalog):
             "look": ToolStatistics(2, timedelta(milliseconds=250)),
             "write": ToolStatistics(1, timedelta(seconds=1)),
         },
+        resumed=1,
+        resumed_completed=1,
+        with_errors=1,
+        duration_median=timedelta(seconds=90),
+        duration_p95=timedelta(seconds=90),
     )
     assert found.tool_calls == 3
 
@@ -276,6 +305,15 @@ async def test_nothing_that_can_be_stored_is_in_the_way(catalog, with_a_good_one
     found = await catalog.statistics()
     assert found.sessions == 2
     assert found.tools["the good tool"] == ToolStatistics(3, timedelta(milliseconds=4))
+
+
+async def test_ranks_of_durations(catalog):
+    for number in range(1, 22):
+        metadata = {keys.DURATION_MS: number * 1000}
+        await catalog.create_session(f"s{number}", metadata=metadata)
+        found = await check(catalog)
+        assert found.duration_median == timedelta(seconds=(number + 1) // 2)
+    assert found.duration_p95 == timedelta(seconds=20)
 
 
 async def test_one_statement(catalog, engine):

@@ -13,10 +13,14 @@ from sqlalchemy import (
     FromClause,
     Numeric,
     String,
+    and_,
+    case,
     cast,
+    exists,
     func,
     literal,
     null,
+    or_,
     select,
     true,
     type_coerce,
@@ -57,14 +61,16 @@ _MOST = 10**18
 """Nobody counts so far: a counter beyond, or a negative one, is left out."""
 _DEAREST = 10**12
 """Nobody spends so much on a session."""
+_MEDIAN, _P95 = 1, 2
 _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
 def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables) -> Statement:
     """Totals over the sessions that match, as rows of a kind, a name and two numbers.
 
-    The kinds are `sessions`, `status` by name, `count` by key, `cost`, and `tool` by name with
-    calls and milliseconds.
+    The kinds are `sessions`, `status` by name, `count` by key, `cost`, `tool` by name with calls
+    and milliseconds, `resumed` with those that are completed, `with errors`, and `duration` with
+    bits that say which rank it has.
     """
     rows = tables.metadata.alias("counted")
     source = build.source(default=rows)
@@ -100,6 +106,9 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
         ).where(whole)
         for key in _COUNTERS
     ]
+    completed = func.sum(case((_is_completed(tables, rows), 1), else_=0))
+    resumed = _part("resumed", null(), func.count(), completed)
+    at_least_one = (rows.c.search_key >= search_key(1).indexed,)
     return union_all(
         build.source().select(*_part("sessions", null(), func.count())),
         of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
@@ -107,8 +116,43 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
         of_key(keys.TOOL_CALLS, LIST, tools, calls.rows)
         .where(calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST))
         .group_by(calls.name),
+        of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
+        of_key(keys.ERROR_COUNT, NUMBER, _part("with errors", null(), func.count())).where(
+            *at_least_one
+        ),
+        _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
         *counters,
     )
+
+
+def _is_completed(tables: SessionTables, rows: FromClause) -> ColumnElement[bool]:
+    """Whether the session of a row has the status `completed`."""
+    status = tables.metadata.alias("status")
+    return (
+        exists()
+        .where(
+            status.c.session_id == rows.c.session_id,
+            status.c.key == keys.STATUS,
+            status.c.search_key == search_key("completed").indexed,
+        )
+        .correlate(rows)
+    )
+
+
+def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
+    """The columns of values in their order, each with its rank and the number of all."""
+    rank = func.row_number().over(order_by=rows.c.search_key)
+    return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
+
+
+def _ranked(values: Statement) -> Statement:
+    """The median and the 95th percentile of `_ranks`, by nearest rank; no division is needed."""
+    ranked = values.subquery("ranked")
+    rank, number = ranked.c.rank, ranked.c.number
+    is_median = and_(rank * 2 >= number, (rank - 1) * 2 < number)
+    is_p95 = and_(rank * 20 >= number * 19, (rank - 1) * 20 < number * 19)
+    which = case((is_median, _MEDIAN), else_=0) + case((is_p95, _P95), else_=0)
+    return select(*_part("duration", null(), ranked.c.value, which)).where(or_(is_median, is_p95))
 
 
 def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
@@ -151,10 +195,19 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
     by_status: dict[str, int] = {}
     totals: dict[str, Decimal] = {}
     tools: dict[str, ToolStatistics] = {}
+    counts: dict[str, int] = {}
+    ranks: dict[int, timedelta] = {}
     for kind, name, first, second in rows:
         number, more = Decimal(first or 0), Decimal(second or 0)
         if kind == "sessions":
             sessions = int(number)
+        elif kind == "resumed":
+            counts["resumed"], counts["resumed_completed"] = int(number), int(more)
+        elif kind == "with errors":
+            counts["with_errors"] = int(number)
+        elif kind == "duration":
+            of_rank = {bit: _duration(int(number)) for bit in (_MEDIAN, _P95) if int(more) & bit}
+            ranks.update(of_rank)
         elif kind == "status":
             by_status[decode_value(name)] = int(number)
         elif kind == "count":
@@ -177,6 +230,9 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
         duration=_duration(whole[keys.DURATION_MS]),
         errors=whole[keys.ERROR_COUNT],
         tools=tools,
+        **counts,
+        duration_median=ranks.get(_MEDIAN),
+        duration_p95=ranks.get(_P95),
     )
 
 

@@ -6,7 +6,7 @@ All state is plain metadata under the keys of `keys`: filters see it, and people
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
@@ -284,9 +284,37 @@ class SessionLifecycle:
         info = await self.session.catalog.get_session(self.session.session_id)
         if info is None:
             return ResumeDecision(should_resume=False, reason="not_found")
-        stored = info.metadata
+        return self._decide(info.metadata, info.updated_at)
+
+    async def resume(self) -> ResumeDecision:
+        """Decide as `resume_decision` does and, if the session may be resumed, count that.
+
+        A session that is resumed has `resumes` increased by one, in an edit that checks the
+        conditions again, and counts as active from then on. Otherwise nothing is written.
+
+        Returns:
+            The decision, with the metadata afterwards.
+        """
+        info = await self.session.catalog.get_session(self.session.session_id)
+        if info is None:
+            return ResumeDecision(should_resume=False, reason="not_found")
+        decision = self._decide(info.metadata, info.updated_at)
+        if not decision.should_resume:
+            return decision
+
+        def change(stored: Metadata) -> None:
+            nonlocal decision
+            decision = self._decide(dict(stored), info.updated_at)
+            if decision.should_resume:
+                stored[keys.RESUMES] = count_of(stored, keys.RESUMES) + 1
+                stored[keys.TOUCHED_AT] = self._now().isoformat()
+
+        metadata = await self.session.edit_metadata(change)
+        return replace(decision, metadata=metadata)
+
+    def _decide(self, stored: Metadata, updated_at: datetime) -> ResumeDecision:
         phase = stored.get(keys.PHASE)
-        last_active = max(info.updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or info.updated_at)
+        last_active = max(updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or updated_at)
         idle = max(self._now() - last_active, timedelta(0))
         error_count = count_of(stored, keys.ERROR_COUNT)
         reason: ResumeReason = "resumable"
