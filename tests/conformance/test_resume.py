@@ -205,3 +205,32 @@ async def test_an_approval_pause(catalog):
     stored = await lifecycle.finish("completed", "the build is green")
     assert (stored["status"], stored["summary"]) == ("completed", "the build is green")
     assert 0 <= stored[keys.DURATION_MS] < 600_000
+
+
+async def test_resuming_is_counted(catalog, session, last_active):
+    lifecycle = at(session, last_active)
+    assert (await lifecycle.resume()).should_resume
+    decision = await at(session, last_active + timedelta(minutes=29)).resume()
+    assert (decision.reason, decision.metadata[keys.RESUMES]) == ("resumable", 2)
+    # It is active again since then.
+    assert (await at(session, last_active + timedelta(minutes=58)).resume_decision()).should_resume
+    before = await session.get_metadata()
+    decision = await at(session, last_active + timedelta(minutes=59)).resume()
+    assert (decision.reason, decision.metadata) == ("too_old", before)
+    assert (await at(catalog.session("nobody"), last_active).resume()).reason == "not_found"
+    assert await session.get_metadata() == before
+    assert await catalog.get_session("nobody") is None
+
+
+async def test_resuming_what_has_just_ended(session, last_active, monkeypatch):
+    lifecycle = at(session, last_active)
+    edit = session.edit_metadata
+
+    async def edit_later(change):
+        await edit(lambda stored: stored.update(phase="completed"))
+        return await edit(change)
+
+    monkeypatch.setattr(session, "edit_metadata", edit_later)
+    decision = await lifecycle.resume()
+    assert (decision.should_resume, decision.reason) == (False, "not_resumable_phase")
+    assert keys.RESUMES not in await session.get_metadata()

@@ -1,0 +1,237 @@
+"""Budgets: what a session or an owner may use."""
+
+from __future__ import annotations
+
+import os
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from agents import Runner, function_tool
+from processes import run_processes
+
+from agents_session_metadata import (
+    Budget,
+    BudgetExceededError,
+    ModelPrice,
+    SessionCatalog,
+    SessionTracker,
+    TablesMissingError,
+    keys,
+)
+from conformance import raw
+from conformance.running import agent, calls
+
+PRICE = ModelPrice(input=Decimal(10_000), output=Decimal(0))
+"""A call costs 1: it has 100 input tokens. It has 110 tokens in all."""
+TABLE = "agent_sessions_metadata_usage"
+PROCESSES, RUNS = (4, 12) if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else (2, 3)
+
+RUN_UNTIL_REFUSED = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from sqlalchemy.ext.asyncio import create_async_engine
+from agents import Runner, function_tool
+from agents_session_metadata import *
+from conformance.running import agent, calls
+
+@function_tool
+async def look() -> str:
+    await asyncio.sleep(0)
+    return "done"
+
+async def main():
+    engine = create_async_engine(sys.argv[2])
+    catalog = SessionCatalog(engine)
+    async def run(number):
+        session = catalog.session(f"{sys.argv[3]}-{number}")
+        steps = [calls("look", first=n) for n in range(100)]
+        budget = Budget(tokens=1100, per="owner_id", window="month")
+        try:
+            async with SessionTracker(session, budget=budget) as hooks:
+                await Runner.run(
+                    agent("a", *steps, tools=[look]), "hello", hooks=hooks, max_turns=200)
+        except BudgetExceededError:
+            return 1
+    try:
+        emit(await asyncio.gather(*map(run, range(int(sys.argv[4])))))
+    finally:
+        await engine.dispose()
+
+start()
+asyncio.run(main())
+"""
+
+
+@function_tool
+def look() -> str:
+    return "done"
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+@pytest.fixture
+async def session(catalog):
+    return await catalog.create_session("chat", metadata={"owner_id": "u1"})
+
+
+def looking(turns: int):
+    return agent("a", *(calls("look", first=n) for n in range(turns)), "done", tools=[look])
+
+
+async def run(session, budget, turns=0, **options):
+    """Run an agent that calls its model once more than it has turns."""
+    async with SessionTracker(session, budget=budget, prices=PRICE, **options) as hooks:
+        return await Runner.run(looking(turns), "hello", session=session, hooks=hooks)
+
+
+async def test_a_budget_of_a_session(session, catalog):
+    budget = Budget(cost=3.0)
+    await run(session, budget)
+    with pytest.raises(BudgetExceededError) as caught:
+        await run(session, budget, turns=5)
+    error = caught.value
+    assert (error.limit, error.spent, error.allowed) == ("cost", 3, 3)
+    assert "spent 3 of 3.0" in str(error)
+    stored = await session.get_metadata()
+    assert (stored[keys.COST], stored[keys.REQUESTS], stored[keys.ERROR_COUNT]) == (3, 3, 1)
+    assert "budget is used up" in stored[keys.LAST_ERROR]
+    with pytest.raises(BudgetExceededError):
+        await run(session, budget)
+    await run(session, Budget(cost=Decimal("3.01"), tokens=331))
+    with pytest.raises(BudgetExceededError, match=r"440 of 331 \(`tokens`\)"):
+        await run(session, Budget(cost=100, tokens=331))
+    await run(await catalog.create_session("other"), budget)
+    [total] = await catalog.usage(session_id="chat", by=())
+    assert (total.requests, total.cost) == (4, 4)
+
+
+async def test_a_stream_is_refused(session):
+    budget = Budget(tokens=110)
+    events = []
+
+    async def stream():
+        async with SessionTracker(session, budget=budget) as hooks:
+            result = Runner.run_streamed(looking(3), "hello", session=session, hooks=hooks)
+            events.extend([event async for event in result.stream_events()])
+
+    with pytest.raises(BudgetExceededError):
+        await stream()
+    assert (await session.get_metadata())[keys.REQUESTS] == 1
+
+
+async def test_a_budget_of_an_owner(session, catalog, engine):
+    budget = Budget(tokens=220, per="owner_id", window="day")
+    other = await catalog.create_session("other", metadata={"owner_id": "u1"})
+    theirs = await catalog.create_session("theirs", metadata={"owner_id": "u2"})
+    for one in (session, other, theirs):
+        await run(one, budget)
+    await catalog.delete_session("chat")
+    with pytest.raises(BudgetExceededError):
+        await run(other, budget)
+    await run(theirs, budget)
+    with pytest.raises(ValueError, match="'nobody' has none"):
+        await run(catalog.session("nobody"), budget)
+    with pytest.raises(BudgetExceededError):
+        await run(catalog.scoped({"owner_id": "u2"}).session("new"), budget)
+    yesterday = datetime.now(timezone.utc).date() - timedelta(days=1)
+    await raw.execute(engine, f"UPDATE {TABLE} SET day = '{yesterday}'")
+    await run(other, budget)
+    with pytest.raises(BudgetExceededError):
+        await run(other, Budget(tokens=330, per="owner_id"))
+
+
+def test_windows():
+    today = date(2024, 2, 29)
+    starts = [Budget(tokens=1, window=window).since(today) for window in (None, "day", "month")]
+    assert starts == [None, today, date(2024, 2, 1)]
+
+
+async def test_agents_in_tools(session):
+    inner = agent("inner", calls("look"), "found", tools=[look])
+    asked = [*calls("ask")]
+    asked[0].arguments = '{"input": "what?"}'
+
+    async def ask(hooks, inner_hooks=None):
+        tools = [inner.as_tool("ask", "Asks.", hooks=inner_hooks)]
+        await Runner.run(agent("outer", asked, "done", tools=tools), "hello", hooks=hooks)
+
+    with pytest.raises(BudgetExceededError, match="330 of 120"):
+        async with SessionTracker(session, budget=Budget(tokens=120)) as hooks:
+            await ask(hooks)
+    # With hooks, the call inside is refused; that becomes the tool's text, and then the outer one.
+    inner = agent("inner", calls("look"), "found", tools=[look])
+    tracker = SessionTracker(session, budget=Budget(tokens=550))
+    with pytest.raises(BudgetExceededError, match="550 of 550"):
+        async with tracker as hooks:
+            await ask(hooks, hooks)
+
+
+async def test_a_model_without_a_price(session, catalog):
+    budget = Budget(cost=5.0)
+    for prices in (None, {"other": PRICE}):
+        with pytest.raises(BudgetExceededError, match="has no price"):
+            async with SessionTracker(session, budget=budget, prices=prices) as hooks:
+                await Runner.run(looking(0), "hello", hooks=hooks)
+    assert await catalog.usage() == []
+    async with SessionTracker(session, budget=budget, prices={"x": PRICE}, model="x") as hooks:
+        await Runner.run(looking(1), "hello", hooks=hooks)
+    [row] = await catalog.usage()
+    assert (row.model, row.requests, row.cost, row.unpriced) == ("x", 2, 2, ())
+
+
+async def test_what_cannot_be_held(session, engine):
+    bare = SessionCatalog(engine).session("chat")
+    with pytest.raises(TablesMissingError, match=TABLE):
+        await run(bare, Budget(tokens=1))
+    stored = await bare.get_metadata()
+    assert stored.get(keys.REQUESTS, 0) == 0
+    with pytest.raises(RuntimeError, match="async with"):
+        await Runner.run(looking(0), "hello", hooks=SessionTracker(session, budget=Budget(cost=1)))
+
+    class Other:
+        session_id = "other"
+
+        async def edit_metadata(self, change): ...
+
+    with pytest.raises(TypeError, match="needs a session with a catalog"):
+        SessionTracker(Other(), budget=Budget(tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, ValueError),
+        ({"cost": -1}, ValueError),
+        ({"cost": float("nan")}, ValueError),
+        ({"cost": "5"}, TypeError),
+        ({"cost": True}, TypeError),
+        ({"tokens": 1.5}, TypeError),
+        ({"tokens": -1}, ValueError),
+        ({"tokens": 1, "per": "user"}, ValueError),
+        ({"tokens": 1, "window": "week"}, ValueError),
+    ],
+)
+def test_bad_budgets(options, error):
+    with pytest.raises(error):
+        Budget(**options)
+
+
+async def test_at_most_one_call_more_for_each_run(shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    first = await catalog.create_session("first", metadata={"owner_id": "u1"})
+    await run(first, Budget(tokens=1100, per="owner_id", window="month"))
+    names = [str(number) for number in range(PROCESSES)]
+    for name in names:
+        for number in range(RUNS):
+            await catalog.create_session(f"{name}-{number}", metadata={"owner_id": "u1"})
+    tests = Path(__file__).parents[1]
+    arguments = [(tests, shared_database.url, name, RUNS) for name in names]
+    found = await run_processes(RUN_UNTIL_REFUSED, arguments)
+    assert found == [[[1] * RUNS]] * PROCESSES
+    [total] = await catalog.usage(by=())
+    assert 1100 <= total.total_tokens < 1100 + 110 * RUNS * PROCESSES
