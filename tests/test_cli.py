@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from decimal import Decimal
 
 import pytest
+from agents import Runner
 from commands import run, said
 from conformance import raw
+from conformance.running import agent as scripted
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import ModelPrice, SessionCatalog, SessionTracker
 from agents_session_metadata.ddl import create_statements, drop_statements
 
 
@@ -399,6 +402,70 @@ async def test_an_approval_pause(cli, catalog):
     assert (await catalog.get_metadata(made))["phase"] == "initializing"
 
 
+async def test_resume_check_of_an_agent(cli, catalog):
+    await cli("start", "run", "--agent", "planner")
+    await cli("phase", "run", "planning")
+    result = await cli("resume-check", "--agent", "@planner")
+    assert result.stdout == "resume run: all conditions hold (resumable)\n"
+    context = {"b": [1, {"a": "é"}], "a": None}
+    request = {"agent": " @planner", "context": context}
+    answer = document(await cli("resume-check", stdin=json.dumps(request)))
+    assert (answer["session_id"], answer["should_resume"]) == ("run", True)
+    assert json.dumps(answer["context"]) == json.dumps(context)
+    request["agent"] = "nobody"
+    answer = document(await cli("resume-check", stdin=json.dumps(request), code=1))
+    found = (answer["session_id"], answer["reason"], answer["context"])
+    assert found == (None, "not_found", context)
+    assert "not_found" in (await cli("resume-check", "--agent", "nobody", code=1)).stdout
+    assert "context" not in document(await cli("resume-check", "run", "--json"))
+
+
+async def test_usage(cli, catalog):
+    assert "no usage is recorded" in (await cli("usage", "--create-tables", code=1)).stderr
+    assert document(await cli("usage", "--json", code=1)) == []
+    prices = {"big": ModelPrice(input=Decimal(10), output=Decimal(100))}
+    for name, owner, model in (("a", "u1", "big"), ("b", 7, "small"), ("c", 7, None)):
+        session = await catalog.create_session(name, metadata={"owner_id": owner})
+        async with SessionTracker(session, prices=prices, model=model) as hooks:
+            await Runner.run(scripted("planner", "done"), "hello", hooks=hooks)
+    rows = document(await cli("usage", "--json"))
+    assert [(row["model"], row["requests"]) for row in rows] == [
+        (None, 1),
+        ("big", 1),
+        ("small", 1),
+    ]
+    today = rows[0]["day"]
+    assert rows[1] == {
+        "day": today,
+        "model": "big",
+        "requests": 1,
+        "input_tokens": 100,
+        "cached_input_tokens": 0,
+        "output_tokens": 10,
+        "reasoning_tokens": 0,
+        "total_tokens": 110,
+        "cost": 0.002,
+        "unpriced": [],
+    }
+    result = await cli("usage", "--by", "owner_id")
+    assert [line.split() for line in result.stdout.splitlines()[2:]] == [
+        ["7", "2", "200", "0", "20", "0", "-"],
+        ["u1", "1", "100", "0", "10", "0", "0.002"],
+    ]
+    sentence = "without a price, and not in the cost: small, models whose names are unknown\n"
+    assert result.stderr == sentence
+    options = ("--owner", "7", "--since", today, "--until", today, "--by", "session_id")
+    assert [row["session_id"] for row in document(await cli("usage", *options, "--json"))] == [
+        "b",
+        "c",
+    ]
+    await cli("usage", "--owner", '"7"', code=1)
+    await cli("usage", "--scope", "owner_id=u1", "--session", "b", code=1)
+    await cli("usage", "--until", "2020-01-01", code=1)
+    for wrong in (("--by", "week"), ("--by", "day", "--by", "day"), ("--since", "today")):
+        await cli("usage", *wrong, code=2)
+
+
 async def test_requests_on_standard_input(cli, catalog):
     await cli("start", "run", "--agent", "planner")
     await cli("phase", "run", "planning")
@@ -430,6 +497,9 @@ async def test_requests_on_standard_input(cli, catalog):
         '{"session_id": "run", "max_idle_minutes": NaN}',
         '{"session_id": "run", "max_errors": 1.5}',
         '{"session_id": "run", "phases": "approval"}',
+        '{"session_id": "run", "agent": "planner"}',
+        '{"agent": 7}',
+        '{"session_id": "run", "context": "a"}',
     ):
         result = await cli("resume-check", stdin=request, code=2)
         assert set(document(result)) == {"error"}, request
@@ -442,6 +512,8 @@ async def test_requests_on_standard_input(cli, catalog):
         result = await cli("resume-check", "--stdin", option, value, stdin=request, code=1)
         assert document(result)["reason"] == reason
     await cli("resume-check", "run", "--stdin", stdin=request, code=2)
+    await cli("resume-check", "run", "--agent", "planner", code=2)
+    await cli("resume-check", "--agent", "planner", "--stdin", stdin=request, code=2)
     result = await cli(
         "resume-check", stdin='{"session_id": "run"}', url="postgresql://127.0.0.1:1/x", code=1
     )

@@ -15,6 +15,8 @@ from agents.memory import OpenAIResponsesCompactionSession
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    Budget,
+    BudgetExceededError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
@@ -29,6 +31,7 @@ from agents_session_metadata import (
     SessionLifecycle,
     SessionMetadataError,
     SessionNotFoundError,
+    SessionTitler,
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
@@ -55,6 +58,18 @@ async def lifecycle(
     SessionLifecycle(compacting)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     SessionLifecycle("chat-1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ResumePolicy(max_idle=1800)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def usage(session: SQLAlchemyMetadataSession, wrapped: EncryptedSession) -> None:
+    """Titles and budgets."""
+    titler = SessionTitler(model="gpt-4.1-mini")
+    assert_type(await titler.title(session), str | None)
+    budget = Budget(cost=Decimal("2.5"), tokens=1000, per="owner_id", window="month")
+    SessionTracker(wrapped, titler=titler, model="big", budget=budget)
+    assert_type(BudgetExceededError("cost", spent=2, allowed=1).limit, str)
+
+    Budget(tokens=1, per="user")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    SessionTracker(session, budget=5.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def decision(work: SessionLifecycle) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
@@ -31,6 +31,7 @@ from agents_session_metadata import (
     StateVersionError,
     Statistics,
     ToolStatistics,
+    UsageRow,
     ValueCount,
     session_tables,
 )
@@ -143,6 +144,17 @@ def results(info: SessionInfo, count: ValueCount, totals: Statistics) -> None:
     assert_type(totals.tools["search"].duration, timedelta)
 
     info.item_count = 1  # type: ignore[misc]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def usage(catalog: SessionCatalog) -> None:
+    """What runs used."""
+    rows = await catalog.usage(owner_id="u1", by=("day", "agent"), since=date(2025, 1, 1))
+    assert_type(rows, list[UsageRow])
+    assert_type(rows[0].cost, Decimal | None)
+    assert_type(rows[0].unpriced, tuple[str | None, ...])
+    assert_type(await catalog.delete_usage(before=datetime.now(timezone.utc)), int)
+
+    await catalog.usage(since="2025-01-01")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def tables() -> None:

@@ -20,6 +20,7 @@ from agents_session_metadata import (
     TablesMissingError,
     keys,
 )
+from agents_session_metadata.runs.budget import first_day
 from conformance import raw
 from conformance.running import agent, calls
 
@@ -147,7 +148,7 @@ async def test_a_budget_of_an_owner(session, catalog, engine):
 
 def test_windows():
     today = date(2024, 2, 29)
-    starts = [Budget(tokens=1, window=window).since(today) for window in (None, "day", "month")]
+    starts = [first_day(window, today) for window in (None, "day", "month")]
     assert starts == [None, today, date(2024, 2, 1)]
 
 

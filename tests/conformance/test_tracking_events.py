@@ -168,7 +168,7 @@ async def test_a_streaming_response(session, catalog):
 async def test_a_client_that_leaves(session, catalog):
     assert (await get(application(session), leaves=True)).count(b"\n") == 3
     # Python closes the generator that was left behind in a task of its own.
-    while keys.RUNS not in (stored := await session.get_metadata()):
+    while keys.RUNS not in (stored := await session.get_metadata()):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert stored[keys.RUNS] == 1
     assert keys.ERROR_COUNT not in stored

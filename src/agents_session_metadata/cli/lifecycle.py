@@ -45,7 +45,7 @@ _REASONS = {
     "too_many_errors": "it has recorded too many errors",
     "resumable": "all conditions hold",
 }
-_FIELDS = ("session_id", "max_idle_minutes", "max_errors", "phases")
+_FIELDS = ("session_id", "agent", "max_idle_minutes", "max_errors", "phases", "context")
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,9 @@ def resume_check(
         str | None, typer.Argument(metavar="SESSION", help="The session id.")
     ] = None,
     *,
+    agent: Annotated[
+        str | None, typer.Option(help="Check this agent's last session instead.")
+    ] = None,
     max_idle_minutes: Annotated[
         float | None, typer.Option(help="Longest idle time, in minutes; default: 30.")
     ] = None,
@@ -178,11 +181,14 @@ def resume_check(
 ) -> int:
     """Decide whether a session may be resumed: exit code 0 if it may, 1 if not.
 
-    With --stdin, or without SESSION if standard input is not a terminal, the command reads a JSON
-    request: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3, "phases":
-    ["approval"]}. All fields but the id are optional, and options replace them. The answer is JSON;
-    for a request that is invalid (exit code 2), or if the database does not answer (exit code 1),
-    it is {"error": "..."}.
+    With --agent, the session is the one in which that agent was active last.
+
+    With --stdin, or without SESSION and --agent if standard input is not a terminal, the command
+    reads a JSON request: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3,
+    "phases": ["approval"], "context": {}}, with "agent" instead of "session_id" for an agent's last
+    session. All other fields are optional, and options replace them. The answer is JSON, with the
+    context as it was given; for a request that is invalid (exit code 2), or if the database does
+    not answer (exit code 1), it is {"error": "..."}.
     """
     place = place_of(ctx)
     if place.timeout is None:
@@ -193,25 +199,31 @@ def resume_check(
         "phases": phases or None,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    if not stdin and (session is not None or is_interactive()):
-        if session is None:
-            usage("pass a SESSION, or a JSON request on standard input")
-        decision = _decide(place, session, _policy(options))
+    named = session is not None or agent is not None
+    if not stdin and (named or is_interactive()):
+        if not named:
+            usage("pass a SESSION or --agent, or a JSON request on standard input")
+        if session is not None and agent is not None:
+            usage("pass a SESSION or --agent, not both")
+        name, decision = _decide(place, session, agent, _policy(options))
         if as_json:
-            write_json(_answer(session, decision))
+            write_json(_answer(name, decision))
         else:
-            _tell(session, decision)
+            _tell(name, decision)
         return 0 if decision.should_resume else 1
     try:
-        if session is not None:
-            usage("pass a SESSION or a request on standard input, not both")
+        if named:
+            usage("pass a SESSION, --agent or a request on standard input, and only one of them")
         request = _read_request(standard_input().read())
-        name = request.pop("session_id")
-        decision = _decide(place, name, _policy({**request, **options}))
+        whose = request.get("session_id"), request.get("agent")
+        name, decision = _decide(place, *whose, _policy({**request, **options}))
     except Failure as failure:
         write_json({"error": failure.message})
         raise
-    write_json(_answer(name, decision))
+    answer = _answer(name, decision)
+    if "context" in request:
+        answer["context"] = request["context"]
+    write_json(answer)
     return 0 if decision.should_resume else 1
 
 
@@ -230,9 +242,13 @@ def _read_request(text: bytes) -> dict[str, Any]:
     for name in fields:
         if name not in _FIELDS:
             usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
-    session_id, idle, errors, phases = (fields.get(name) for name in _FIELDS)
-    if not isinstance(session_id, str):
-        usage("the request needs a session_id, a string")
+    session_id, agent, idle, errors, phases, context = (fields.get(name) for name in _FIELDS)
+    if not isinstance(session_id if agent is None else agent, str):
+        usage("the request needs a session_id or an agent, a string")
+    if session_id is not None and agent is not None:
+        usage("the request must have a session_id or an agent, not both")
+    if context is not None and not isinstance(context, dict):
+        usage("context must be a JSON object")
     if idle is not None and (isinstance(idle, bool) or not isinstance(idle, (int, float))):
         usage("max_idle_minutes must be a number")
     if errors is not None and type(errors) is not int:
@@ -268,14 +284,24 @@ def _out_of_range(name: str, number: object) -> NoReturn:
         usage(f"{name} is out of range")
 
 
-def _decide(place: Place, session: str, policy: ResumePolicy) -> ResumeDecision:
-    from agents_session_metadata.runs.lifecycle import SessionLifecycle
+def _decide(
+    place: Place, session: str | None, agent: str | None, policy: ResumePolicy
+) -> tuple[str | None, ResumeDecision]:
+    """The decision about a session, or about an agent's last session, and its id."""
+    from agents_session_metadata.keys import AGENT
+    from agents_session_metadata.runs.lifecycle import ResumeDecision, SessionLifecycle
 
     with place.open() as (catalog, wait):
-        return wait(SessionLifecycle(_Session(session, catalog), policy).resume_decision())
+        if session is None:
+            last = wait(catalog.last_session({AGENT: agent}))
+            if last is None:
+                return None, ResumeDecision(should_resume=False, reason="not_found")
+            session = last.session_id
+        lifecycle = SessionLifecycle(_Session(session, catalog), policy)
+        return session, wait(lifecycle.resume_decision())
 
 
-def _answer(session: str, decision: ResumeDecision) -> dict[str, Any]:
+def _answer(session: str | None, decision: ResumeDecision) -> dict[str, Any]:
     idle = decision.idle
     return {
         "session_id": session,
@@ -289,9 +315,10 @@ def _answer(session: str, decision: ResumeDecision) -> dict[str, Any]:
     }
 
 
-def _tell(session: str, decision: ResumeDecision) -> None:
+def _tell(session: str | None, decision: ResumeDecision) -> None:
     verdict = "resume" if decision.should_resume else "do not resume"
-    write(f"{verdict} {shown(session)}: {_REASONS[decision.reason]} ({decision.reason})")
+    name = "the agent's last session" if session is None else shown(session)
+    write(f"{verdict} {name}: {_REASONS[decision.reason]} ({decision.reason})")
     if decision.idle is None:
         return
     minutes = decision.idle // timedelta(minutes=1)

@@ -137,6 +137,16 @@ async def read_spent(
     return Spent(_joined(*rows[:2]) * COST_UNIT, int(_joined(*rows[2:])))
 
 
+def check_by(by: object) -> None:
+    """Refuse what usage cannot be added up by.
+
+    Raises:
+        TypeError: If it is a bare string, or not a sequence.
+        ValueError: If it names an unknown field, or one twice.
+    """
+    _fields(by)
+
+
 def _fields(by: Any) -> tuple[str, ...]:
     if isinstance(by, (str, bytes)) or not isinstance(by, Iterable):
         raise TypeError(f"by must be a tuple of names, such as ('day', 'model'), got {quoted(by)}")

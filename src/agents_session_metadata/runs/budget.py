@@ -68,58 +68,59 @@ class Budget:
         if self.window is not None and self.window not in get_args(Window):
             raise ValueError(f"window must be 'day', 'month' or None, got {quoted(self.window)}")
 
-    def since(self, today: date) -> date | None:
-        """The first day that counts; None if all days do."""
-        if self.window == "month":
-            return today.replace(day=1)
-        return None if self.window is None else today
 
-    async def check(
-        self, store: ScopedStore, session_id: str, unpriced: Collection[str | None]
-    ) -> None:
-        """Refuse a model call if the budget is used up.
+def first_day(window: Window | None, today: date) -> date | None:
+    """The first day of the window; None if all days count."""
+    if window == "month":
+        return today.replace(day=1)
+    return None if window is None else today
 
-        Args:
-            store: The store of the session.
-            session_id: The session's id.
-            unpriced: Models without a price: that of the call, and those of calls before it.
 
-        Raises:
-            BudgetExceededError: If it is used up, or a model has no price.
-            TablesMissingError: If the ledger is missing and is not to be created.
-            ValueError: If it is per owner, and the session has no `owner_id`.
-        """
-        whose: dict[str, Any] = {"session_id": session_id}
-        if self.per == OWNER_ID:
-            stored = await store.get_metadata(session_id, [OWNER_ID])
-            owner = stored[OWNER_ID]
-            if owner is None:
-                owner = store.scope.values.get(OWNER_ID)
-            if owner is None:
-                raise ValueError(
-                    f"a budget per owner_id needs a session with an owner_id; session "
-                    f"{quoted(session_id)} has none"
-                )
-            whose = {"owner_id": owner}
-        since = self.since(datetime.now(timezone.utc).date())
-        spent = await read_spent(store, since=since, **whose)
-        if self.cost is not None:
-            allowed = Decimal(str(self.cost))
-            for model in unpriced:
-                name = (
-                    "a model whose name is unknown" if model is None else f"model {quoted(model)}"
-                )
-                raise BudgetExceededError(
-                    "cost",
-                    spent=_plain(spent.cost),
-                    allowed=allowed,
-                    problem=f"{name} has no price; pass SessionTracker(prices=…), and model=… if "
-                    "the name is unknown",
-                )
-            if spent.cost >= allowed:
-                raise BudgetExceededError("cost", spent=_plain(spent.cost), allowed=allowed)
-        if self.tokens is not None and spent.tokens >= self.tokens:
-            raise BudgetExceededError("tokens", spent=spent.tokens, allowed=self.tokens)
+async def check_budget(
+    budget: Budget, store: ScopedStore, session_id: str, unpriced: Collection[str | None]
+) -> None:
+    """Refuse a model call if the budget is used up.
+
+    Args:
+        budget: The budget.
+        store: The store of the session.
+        session_id: The session's id.
+        unpriced: Models without a price: that of the call, and those of calls before it.
+
+    Raises:
+        BudgetExceededError: If it is used up, or a model has no price.
+        TablesMissingError: If the ledger is missing and is not to be created.
+        ValueError: If it is per owner, and the session has no `owner_id`.
+    """
+    whose: dict[str, Any] = {"session_id": session_id}
+    if budget.per == OWNER_ID:
+        stored = await store.get_metadata(session_id, [OWNER_ID])
+        owner = stored[OWNER_ID]
+        if owner is None:
+            owner = store.scope.values.get(OWNER_ID)
+        if owner is None:
+            raise ValueError(
+                f"a budget per owner_id needs a session with an owner_id; session "
+                f"{quoted(session_id)} has none"
+            )
+        whose = {"owner_id": owner}
+    since = first_day(budget.window, datetime.now(timezone.utc).date())
+    spent = await read_spent(store, since=since, **whose)
+    if budget.cost is not None:
+        allowed = Decimal(str(budget.cost))
+        for model in unpriced:
+            name = "a model whose name is unknown" if model is None else f"model {quoted(model)}"
+            raise BudgetExceededError(
+                "cost",
+                spent=_plain(spent.cost),
+                allowed=allowed,
+                problem=f"{name} has no price; pass SessionTracker(prices=…), and model=… if "
+                "the name is unknown",
+            )
+        if spent.cost >= allowed:
+            raise BudgetExceededError("cost", spent=_plain(spent.cost), allowed=allowed)
+    if budget.tokens is not None and spent.tokens >= budget.tokens:
+        raise BudgetExceededError("tokens", spent=spent.tokens, allowed=budget.tokens)
 
 
 def _plain(cost: Decimal) -> Decimal:

@@ -31,7 +31,7 @@ from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
 from agents_session_metadata.types import JSONValue, Metadata
 
 from .accounting import Accounts
-from .budget import Budget
+from .budget import Budget, check_budget
 from .lifecycle import Forwarding, count_of, edit_keeping
 from .prices import ModelPrice, check_prices
 from .titles import SessionTitler
@@ -256,7 +256,7 @@ class SessionTracker(RunHooks[Any]):
         model = self._accounts.model_of(agent)
         if self._accounts.price_of(model) is None:
             unpriced[model] = None
-        await budget.check(self._store, self.session.session_id, unpriced)
+        await check_budget(budget, self._store, self.session.session_id, unpriced)
 
     async def _flush(self, store: ScopedStore) -> None:
         with self._taken() as entries:

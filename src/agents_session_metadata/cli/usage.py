@@ -1,0 +1,113 @@
+"""The command about what runs used."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import date
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import command as registry
+from .command import place_of
+from .options import JsonOption, checked, parse_value
+from .options import usage as refuse
+from .output import nothing, say, shown, write_json, write_table
+
+if TYPE_CHECKING:
+    from agents_session_metadata.types import UsageRow
+
+command = partial(registry.command, panel="Sessions")
+
+_NUMBERS = {
+    "requests": "requests",
+    "input_tokens": "input",
+    "cached_input_tokens": "cached",
+    "output_tokens": "output",
+    "reasoning_tokens": "reasoning",
+}
+
+
+@command("usage", "usage --owner u1 --by day --by model --since 2025-01-01")
+def usage(
+    ctx: typer.Context,
+    *,
+    owner: Annotated[
+        str | None, typer.Option(help="Only this owner_id; JSON, else a string.")
+    ] = None,
+    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="day, agent, model, owner_id or session_id; repeatable. Default: day and model."
+        ),
+    ] = None,
+    since: Annotated[str | None, typer.Option(help="The first day (UTC), YYYY-MM-DD.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last day (UTC), YYYY-MM-DD.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Show what tracked runs used: requests, tokens and cost."""
+    from agents_session_metadata.reports.usage import check_by
+
+    fields = tuple(by or ("day", "model"))
+    checked(check_by, fields)
+    owner_id = None if owner is None else parse_value(owner, "--owner")
+    first, last = _day("--since", since), _day("--until", until)
+    with place_of(ctx).open() as (catalog, wait):
+        question = catalog.usage(
+            owner_id=owner_id, session_id=session, by=fields, since=first, until=last
+        )
+        rows = wait(question)
+    if as_json:
+        write_json([_record(row, fields) for row in rows])
+    elif rows:
+        header = (*fields, *_NUMBERS.values(), "cost")
+        write_table(header, [_cells(row, fields) for row in rows])
+        _tell_unpriced(rows)
+    return 0 if rows else nothing("no usage is recorded")
+
+
+def _day(option: str, text: str | None) -> date | None:
+    if text is None:
+        return None
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        refuse(f"{option} must be a date such as 2025-01-31, got '{shown(text)}'")
+
+
+def _record(row: UsageRow, fields: tuple[str, ...]) -> dict[str, Any]:
+    record = asdict(row)
+    for name in ("day", "agent", "model", "owner_id", "session_id"):
+        if name not in fields:
+            del record[name]
+    if row.day is not None:
+        record["day"] = row.day.isoformat()
+    record["cost"] = None if row.cost is None else float(row.cost)
+    return record
+
+
+def _cells(row: UsageRow, fields: tuple[str, ...]) -> list[str]:
+    of_row = [getattr(row, name) for name in fields]
+    shown_fields = ["-" if value is None else _text(value) for value in of_row]
+    numbers = [f"{getattr(row, name):,}" for name in _NUMBERS]
+    cost = "-" if row.cost is None else f"{row.cost:f}"
+    return [
+        *shown_fields,
+        *numbers,
+        f"{cost} +?" if row.unpriced and row.cost is not None else cost,
+    ]
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else shown(value)
+
+
+def _tell_unpriced(rows: list[UsageRow]) -> None:
+    models = {model for row in rows for model in row.unpriced}
+    if models:
+        names = sorted(shown(model) for model in models if model is not None)
+        if None in models:
+            names.append("models whose names are unknown")
+        say(f"without a price, and not in the cost: {', '.join(names)}")
