@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import (
     TIMESTAMP,
+    BigInteger,
+    Integer,
     LargeBinary,
     String,
     Text,
@@ -93,6 +95,17 @@ class SearchBytes(TypeDecorator[bytes]):
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         return _mysql().VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
+
+
+class RowId(TypeDecorator[int]):
+    """A number that the database gives to each new row."""
+
+    impl: Impl = BigInteger
+    cache_ok: bool | None = True
+
+    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+        # SQLite gives numbers to a column of exactly this type.
+        return Integer() if dialect.name == "sqlite" else BigInteger()
 
 
 class StoredTime(TypeDecorator[Any]):

@@ -22,13 +22,13 @@ from sqlalchemy import (
     Date,
     ForeignKeyConstraint,
     Index,
-    Integer,
     MetaData,
     Table,
+    UniqueConstraint,
     insert,
 )
 
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
+from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS, RowId
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
 from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key
@@ -135,11 +135,10 @@ def _define(
     usage = metadata.tables.get(name)
     if usage is None:
         options: dict[str, Any] = TABLE_OPTIONS
-        identity = BigInteger().with_variant(Integer(), "sqlite")
         usage = Table(
             name,
             metadata,
-            Column("id", identity, primary_key=True, autoincrement=True),
+            Column("id", RowId, primary_key=True, autoincrement=True),
             Column("session_id", types.own_id, nullable=True),
             Column("owner_key", types.search, nullable=True),
             # The JSON text of what the session had under the key `owner_id` at that time.
@@ -157,7 +156,8 @@ def _define(
                 ondelete="SET NULL",
             ),
             Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
-            Index(derived_name(name, "_session_idx"), "session_id", "day"),
+            # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
+            UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
             Index(derived_name(name, "_day_idx"), "day"),
             **options,
         )
