@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import Iterable
 from datetime import date
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -22,6 +23,7 @@ from sqlalchemy import (
     Date,
     ForeignKeyConstraint,
     Index,
+    Insert,
     MetaData,
     Table,
     UniqueConstraint,
@@ -116,7 +118,12 @@ def add_usage(
         for entry in entries
     ]
     if rows:
-        connection.execute(insert(table), rows)
+        connection.execute(_insertion(table), rows)
+
+
+@lru_cache(maxsize=256)
+def _insertion(table: Table) -> Insert:
+    return insert(table)
 
 
 def _cut(name: str | None) -> str | None:
