@@ -36,8 +36,11 @@ if TYPE_CHECKING:
     )
     from .keys import normalize_agent
     from .runs.budget import Budget
+    from .runs.claims import ClaimedRun
     from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
+    from .runs.paused import PausedRuns
     from .runs.prices import ModelPrice
+    from .runs.records import Decision, PausedPage, PausedRun, PendingCall
     from .runs.titles import SessionTitler
     from .runs.tracking import SessionTracker
     from .session import SQLAlchemyMetadataSession
@@ -58,7 +61,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "BudgetExceededError",
+    "ClaimedRun",
     "CorruptMetadataError",
+    "Decision",
     "IndexInfo",
     "InvalidCursorError",
     "InvalidFilterError",
@@ -69,6 +74,10 @@ __all__ = [
     "MetadataLimitError",
     "MetadataLimits",
     "ModelPrice",
+    "PausedPage",
+    "PausedRun",
+    "PausedRuns",
+    "PendingCall",
     "PhaseChange",
     "ResumeDecision",
     "ResumePolicy",
@@ -127,6 +136,9 @@ _MODULES = {
     "runs.prices": ["ModelPrice"],
     "runs.titles": ["SessionTitler"],
     "runs.tracking": ["SessionTracker"],
+    "runs.claims": ["ClaimedRun"],
+    "runs.paused": ["PausedRuns"],
+    "runs.records": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
     "session": ["SQLAlchemyMetadataSession"],
     "storage.tables": ["SessionTables", "session_tables"],
     "types": [

@@ -107,6 +107,11 @@ class ScopedStore(SessionStore[Queries]):
         """The same store within a scope."""
         return ScopedStore(self.database, self.limits, scope)
 
+    @property
+    def is_restricted(self) -> bool:
+        """Whether `admits` has to be asked after each lock."""
+        return bool(self.scope)
+
     def condition(self, where: Where | None) -> Condition:
         """A filter, within the scope.
 

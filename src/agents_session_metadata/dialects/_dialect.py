@@ -234,6 +234,10 @@ class Dialect:
         """What puts the time of a named parameter into a column of the SDK's tables."""
         raise NotImplementedError
 
+    def now(self) -> ColumnElement[int]:
+        """The present time by the database's clock: microseconds since 1970, UTC."""
+        raise NotImplementedError
+
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         """The sum of whole numbers, given as JSON text: its billions, and the rest."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    BigInteger,
     BindParameter,
     ColumnElement,
     Connection,
@@ -193,6 +194,11 @@ class MySQL(Dialect):
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
         return func.from_unixtime(bindparam(parameter, type_=Numeric(20, 6)))
+
+    def now(self) -> ColumnElement[int]:
+        present = func.utc_timestamp(literal_column("6"))
+        epoch: ColumnElement[Any] = literal_column("TIMESTAMP '1970-01-01 00:00:00'")
+        return func.timestampdiff(literal_column("MICROSECOND"), epoch, present, type_=BigInteger)
 
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         return null(), func.sum(cast(text, mysql.DECIMAL(65, 12)))

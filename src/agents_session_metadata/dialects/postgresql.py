@@ -10,6 +10,7 @@ from sqlalchemy import (
     ARRAY,
     JSON,
     TIMESTAMP,
+    BigInteger,
     ColumnElement,
     Connection,
     Insert,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     case,
     cast,
     column,
+    extract,
     func,
     null,
     text,
@@ -143,6 +145,10 @@ class PostgreSQL(Dialect):
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
         zone = func.current_setting("TimeZone")
         return func.timezone(zone, bindparam(parameter, type_=TIMESTAMP(timezone=True)))
+
+    def now(self) -> ColumnElement[int]:
+        # CURRENT_TIMESTAMP would be the beginning of the transaction.
+        return cast(extract("epoch", func.clock_timestamp()) * 1_000_000, BigInteger)
 
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         return null(), func.sum(cast(text, Numeric))

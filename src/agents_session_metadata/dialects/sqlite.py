@@ -162,6 +162,11 @@ class SQLite(Dialect):
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
         return bindparam(parameter, type_=String)
 
+    def now(self) -> ColumnElement[int]:
+        # Days since 1970, with the milliseconds that it knows.
+        days = func.julianday("now", type_=REAL) - 2440587.5
+        return cast(days * 86_400_000_000.0, Integer)
+
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
         # Its whole numbers end at 64 bits; in two parts, their sums do not get there.
         number = cast(text, Integer)

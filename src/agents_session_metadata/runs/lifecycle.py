@@ -28,6 +28,9 @@ FINAL_PHASES = ("completed", "failed", "abandoned")
 HISTORY_LENGTH = 50
 """How many of the newest moves are kept; fewer where a value may not be that long."""
 
+KEPT = (HISTORY_LENGTH, 20, 8, 3, 1)
+"""The numbers of moves to try, one after the other."""
+
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
 ]
@@ -212,7 +215,7 @@ class SessionLifecycle:
                 stored[keys.PURPOSE] = purpose
             stored[keys.ERROR_COUNT] = 0
             stored[keys.STARTED_AT] = now.isoformat()
-            self._enter(stored, first, now, kept)
+            enter_phase(stored, first, now, kept)
             _check_kept(stored, metadata or {})
 
         return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
@@ -359,19 +362,10 @@ class SessionLifecycle:
                 if started is not None:
                     duration = max(now - started, timedelta(0))  # Clocks are set back.
                     stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
-            self._enter(stored, phase, now, kept)
+            enter_phase(stored, phase, now, kept, final=phase in self._final)
             _check_kept(stored, metadata)
 
         return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
-
-    def _enter(self, stored: Metadata, phase: str, now: datetime, kept: int) -> None:
-        history = stored.get(keys.PHASE_HISTORY)
-        moves = history if isinstance(history, list) else []
-        entry = {"phase": phase, "at": now.isoformat()}
-        stored[keys.PHASE_HISTORY] = [*moves, entry][-kept:]
-        stored[keys.PHASE] = phase
-        stored[keys.STATUS] = phase if phase in self._final else "active"
-        stored[keys.TOUCHED_AT] = now.isoformat()
 
     def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
         if phase not in known:
@@ -383,15 +377,28 @@ class SessionLifecycle:
         return self._clock().astimezone(timezone.utc)
 
 
+def enter_phase(
+    stored: Metadata, phase: str, now: datetime, kept: int, *, final: bool = False
+) -> None:
+    """Record a move into a phase, and keep so many of the newest moves."""
+    history = stored.get(keys.PHASE_HISTORY)
+    moves = history if isinstance(history, list) else []
+    entry = {"phase": phase, "at": now.isoformat()}
+    stored[keys.PHASE_HISTORY] = [*moves, entry][-kept:]
+    stored[keys.PHASE] = phase
+    stored[keys.STATUS] = phase if final else "active"
+    stored[keys.TOUCHED_AT] = now.isoformat()
+
+
 async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int], None]) -> Metadata:
     """Edit metadata; keep less under `key` when the limit of a value is too low for it."""
-    for kept in (HISTORY_LENGTH, 20, 8, 3):
+    for kept in KEPT[:-1]:
         try:
             return await _edit(session, change, kept)
         except MetadataLimitError as error:  # noqa: PERF203  # a handful of turns
             if error.key != key or error.limit != "max_value_bytes":
                 raise
-    return await _edit(session, change, 1)
+    return await _edit(session, change, KEPT[-1])
 
 
 async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept: int) -> Metadata:

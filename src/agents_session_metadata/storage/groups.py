@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activity, usage
+from . import activity, paused, usage
 from .definitions import GroupDefinition
 
-GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, usage.GROUP)
+GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, paused.GROUP, usage.GROUP)

@@ -137,7 +137,7 @@ class SessionStore(Generic[Q]):
         """
         check_id(session_id)
         return await self.database.write(
-            lambda connection, _: self._edit(
+            lambda connection, _: self.edit_locked(
                 connection, session_id, change, must_exist=must_exist, also=also
             )
         )
@@ -206,6 +206,61 @@ class SessionStore(Generic[Q]):
         self.rows.delete_session(connection, session_id)
         return True
 
+    def edit_locked(
+        self,
+        connection: Connection,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool,
+        also: Callable[[Connection, Metadata], None] | None = None,
+    ) -> Metadata:
+        """Lock a session and let a function change its metadata; give it as it is afterwards.
+
+        If nothing changed and there is nothing else to write, the transaction is rolled back.
+
+        Raises:
+            SessionNotFoundError: If it must exist and does not, or does not belong to the store.
+            TypeError: As `edit_metadata`.
+        """
+        claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
+        texts: dict[str, str] = claim.stored
+        new = self.fixed if claim.created else {}
+        texts.update((key, value.text) for key, value in new.items())
+        metadata = decoded(session_id, sorted(texts.items()))
+        result = change(metadata)
+        if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
+            raise TypeError(
+                "edit_metadata takes a plain function: "
+                "nothing is awaited while the session is locked"
+            )
+        changed = self._changed(metadata, texts)
+        removed = sorted(texts.keys() - metadata.keys())
+        self.check_written(changed, removed)
+        if changed or removed:
+            self.rows.check_count(texts.keys() - set(removed), changed)
+            if removed:
+                self.rows.delete_keys(connection, session_id, removed)
+            lists = [
+                key
+                for key in changed
+                if key in texts and (changed[key].elements or decode_elements(texts[key]))
+            ]
+            self.rows.write(connection, session_id, {**new, **changed}, lists)
+            texts.update((key, value.text) for key, value in changed.items())
+        else:
+            _check_result(result, metadata)
+            if also is None:
+                connection.rollback()
+            else:
+                self.rows.write(connection, session_id, new, ())
+        if also is not None:
+            also(connection, metadata)
+        keys = map(str.__str__, metadata)
+        return decoded(session_id, ((key, texts[key]) for key in keys))
+
     def enter_history(
         self,
         connection: Connection,
@@ -247,53 +302,6 @@ class SessionStore(Generic[Q]):
         if claim is None or not (claim.created or self.admits(connection, session_id)):
             raise SessionNotFoundError(session_id)
         return claim
-
-    def _edit(
-        self,
-        connection: Connection,
-        session_id: str,
-        change: Callable[[Metadata], object],
-        *,
-        must_exist: bool,
-        also: Callable[[Connection, Metadata], None] | None,
-    ) -> Metadata:
-        claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
-        texts: dict[str, str] = claim.stored
-        new = self.fixed if claim.created else {}
-        texts.update((key, value.text) for key, value in new.items())
-        metadata = decoded(session_id, sorted(texts.items()))
-        result = change(metadata)
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                "edit_metadata takes a plain function: "
-                "nothing is awaited while the session is locked"
-            )
-        changed = self._changed(metadata, texts)
-        removed = sorted(texts.keys() - metadata.keys())
-        self.check_written(changed, removed)
-        if changed or removed:
-            self.rows.check_count(texts.keys() - set(removed), changed)
-            if removed:
-                self.rows.delete_keys(connection, session_id, removed)
-            lists = [
-                key
-                for key in changed
-                if key in texts and (changed[key].elements or decode_elements(texts[key]))
-            ]
-            self.rows.write(connection, session_id, {**new, **changed}, lists)
-            texts.update((key, value.text) for key, value in changed.items())
-        else:
-            _check_result(result, metadata)
-            if also is None:
-                connection.rollback()
-            else:
-                self.rows.write(connection, session_id, new, ())
-        if also is not None:
-            also(connection, metadata)
-        keys = map(str.__str__, metadata)
-        return decoded(session_id, ((key, texts[key]) for key in keys))
 
     def _changed(
         self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]

@@ -1,0 +1,378 @@
+"""A claimed run: its lease, and what becomes of its state.
+
+One claim resumes the run once. What is stored afterwards follows from how that ended:
+
+| the run | the row |
+|---|---|
+| finished | is deleted |
+| paused again | gets the new state, and is free |
+| raised, or was cancelled | gets the state as it was then, and is free |
+| was not resumed | is as it was before the claim |
+| the process died | stays claimed; the lease ends without a result |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from agents import Agent, RunConfig, Runner, RunResult, RunResultStreaming, RunState
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import RunClaimedError
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.database import settle
+from agents_session_metadata.storage.paused_rows import PausedRow
+
+from .paused_store import PausedStore, check_claim, check_history, nothing_paused
+from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
+from .states import ContextArguments, deserialize, is_encrypted, pending_calls, serialize
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_ROUNDS = 10
+"""How often a run may be changed by others while one caller wants to claim it."""
+_RENEWALS = 3
+"""Renewals within one lease."""
+
+
+class _FencedStore(ScopedStore):
+    """A store that refuses to write to the claimed session once the lease is lost."""
+
+    def __init__(
+        self, store: ScopedStore, session_id: str, check: Callable[[Connection], None]
+    ) -> None:
+        super().__init__(store.database, store.limits, store.scope)
+        self._session_id = session_id
+        self._check = check
+
+    @property
+    def is_restricted(self) -> bool:
+        """It is."""
+        return True
+
+    def admits(self, connection: Connection, session_id: str) -> bool:
+        """As in the plain store, if the lease is still held."""
+        if session_id == self._session_id:
+            self._check(connection)
+        return super().admits(connection, session_id)
+
+
+class ClaimedRun:
+    """A paused run that this process may resume, once.
+
+    Attributes:
+        session_id: The session's id.
+        pending: The calls that the run waits for, with what was decided about them.
+        state: The SDK's state of the run, with the decisions applied.
+    """
+
+    def __init__(
+        self,
+        store: PausedStore,
+        row: PausedRow,
+        state: RunState[Any, Any],
+        agent: Agent[Any],
+        catalog: SessionCatalog,
+        encryption: Encryption,
+        context: ContextArguments,
+        lease: int,
+    ) -> None:
+        self.session_id: str = row.session_id
+        self.pending: tuple[PendingCall, ...] = paused_run(row, encryption).pending
+        self.state: RunState[Any, Any] = state
+        self._row = row
+        self._store = store
+        self._agent = agent
+        self._catalog = catalog
+        self._encryption = encryption
+        self._context = context
+        self._lease = lease
+        self._token = secrets.token_hex(16)
+        self._renewal: asyncio.Task[None] | None = None
+        self._run: asyncio.Task[RunResult] | None = None
+        self._stream: RunResultStreaming | None = None
+        self._is_started = False
+        self._is_lost = False
+
+    @property
+    def undecided(self) -> tuple[PendingCall, ...]:
+        """The calls without a decision. If the run is resumed, it pauses again for them."""
+        return tuple(call for call in self.pending if call.decision is None)
+
+    async def resume(
+        self, *, session: Any = None, run_config: RunConfig | None = None, **options: Any
+    ) -> RunResult:
+        """Resume the run: `Runner.run` with the stored state, decisions applied.
+
+        If the run finishes, the stored state is deleted. If it pauses again, the new state is
+        stored. If it raises or is cancelled, its state as of then is stored, so that tools that
+        have finished are not run again when the run is next claimed.
+
+        Args:
+            session: The session, if not the catalog's own of that id: an `EncryptedSession` or
+                another wrapper around it. The catalog's own session refuses to write after the
+                lease was lost; a run in a session given here is cancelled then.
+            run_config: As in `Runner.run`.
+            **options: Further arguments of `Runner.run`, such as `hooks` or `max_turns`.
+
+        Returns:
+            The result.
+
+        Raises:
+            RunClaimedError: If the lease was lost. What the run did is not stored.
+            RuntimeError: If the run was resumed before.
+            ValueError: If the session has another id, or the history is encrypted and the session
+                is no `EncryptedSession`. Nothing has run then.
+        """
+        session = self._start(session)
+        run = Runner.run(self._agent, self.state, session=session, run_config=run_config, **options)
+        self._run = asyncio.ensure_future(run)
+        try:
+            result = await self._run
+        except BaseException as error:
+            await settle(self._keep())
+            if self._is_lost:
+                raise RunClaimedError(self.session_id) from error
+            raise
+        await settle(self._store_result(result))
+        return result
+
+    def resume_streamed(
+        self, *, session: Any = None, run_config: RunConfig | None = None, **options: Any
+    ) -> RunResultStreaming:
+        """As `resume`, but `Runner.run_streamed`. Read the events within the claim's block.
+
+        What is stored is decided at the end of the block. A stream that has not ended by then is
+        cancelled, and the state as of then is stored.
+
+        Args:
+            session: As in `resume`.
+            run_config: As in `Runner.run_streamed`.
+            **options: Further arguments of `Runner.run_streamed`.
+
+        Returns:
+            The streaming result.
+
+        Raises:
+            RunClaimedError: If the lease was lost.
+            RuntimeError: If the run was resumed before.
+            ValueError: As `resume`.
+        """
+        session = self._start(session)
+        self._stream = Runner.run_streamed(
+            self._agent, self.state, session=session, run_config=run_config, **options
+        )
+        return self._stream
+
+    # ---- for `PausedRuns.claim` ----
+
+    async def claim(self, *, after_crash: bool, force: bool) -> bool:
+        """Take the lease; give whether the row was as it had been read."""
+        claimed = await self._store.claim(
+            self._row, self._token, self._lease, after_crash=after_crash, force=force
+        )
+        if claimed:
+            self._renewal = asyncio.ensure_future(self._renew())
+        return claimed
+
+    async def close(self) -> None:
+        """End the claim.
+
+        Raises:
+            RunClaimedError: If the lease was lost while a stream ran.
+        """
+        try:
+            if self._stream is not None:
+                await self._close_stream(self._stream)
+            elif not self._is_started:
+                await self._store.release(self._row, self._token)
+        finally:
+            if self._renewal is not None:
+                self._renewal.cancel()
+                await asyncio.wait({self._renewal})
+
+    # ---- inside ----
+
+    def _start(self, session: Any) -> Any:
+        """Check the session, and that the run may be resumed."""
+        details = Details.read(self._row.details)
+        if session is not None and session.session_id != self.session_id:
+            raise ValueError(
+                f"the paused run belongs to session {quoted(self.session_id)}, got a session with "
+                f"the id {quoted(session.session_id)}"
+            )
+        if details.wrapped and not is_encrypted(session):
+            raise ValueError(
+                "the history of the paused run is encrypted; pass an EncryptedSession around "
+                f"catalog.session({quoted(self.session_id)}) as session="
+            )
+        if self._is_lost:
+            raise RunClaimedError(self.session_id)
+        if self._is_started:
+            raise RuntimeError("a claim resumes its run once; claim the run again")
+        self._is_started = True
+        if session is not None:
+            return session
+
+        def check(connection: Connection) -> None:
+            self._store.check_token(connection, self.session_id, self._token)
+
+        store = _FencedStore(self._store.store, self.session_id, check)
+        catalog = self._catalog._sharing(store, **self._catalog._session_arguments)
+        return catalog.session(self.session_id, must_exist=True)
+
+    async def _store_result(self, result: RunResult | RunResultStreaming) -> None:
+        if result.interruptions:
+            await self._replace(result.to_state(), result.last_agent.name)
+        else:
+            await self._store.finish(self.session_id, self._token)
+
+    async def _keep(self) -> None:
+        """Store the state of a run that raised; the caller raises what the run has raised."""
+        try:
+            await self._replace(self.state, None)
+        except RunClaimedError:
+            self._is_lost = True
+        except Exception:
+            # The row stays claimed: whoever claims it next is told that tools may have run.
+            logger.warning(
+                "the state of the run of session %s could not be stored after an error",
+                quoted(self.session_id),
+                exc_info=True,
+            )
+
+    async def _replace(self, state: RunState[Any, Any], agent: str | None) -> None:
+        written = serialize(state, self._context)
+        calls = pending_as_stored(pending_calls(state.get_interruptions()), self._encryption)
+        encrypted = self._encryption.encrypt is not None
+
+        def change(details: Details) -> Details:
+            return replace(
+                details, agent=agent or details.agent, pending=calls, encrypted=encrypted
+            )
+
+        text = self._encryption.encrypted(json.dumps(written))
+        await self._store.replace(self.session_id, self._token, text, change)
+
+    async def _close_stream(self, stream: RunResultStreaming) -> None:
+        task = stream.run_loop_task
+        if task is not None and not task.done():
+            stream.cancel()
+            await asyncio.wait({task})
+        if self._is_lost:
+            raise RunClaimedError(self.session_id)
+        failed = task is not None and (task.cancelled() or task.exception() is not None)
+        # A stream that was cancelled after a turn has neither a result nor an error.
+        goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[
+            "current_step"
+        ]
+        if failed or (goes_on and not stream.interruptions):
+            await settle(self._keep())
+        else:
+            await settle(self._store_result(stream))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 1_000_000 / _RENEWALS)
+            try:
+                held = await self._store.renew(self.session_id, self._token, self._lease)
+            except SQLAlchemyError:
+                logger.warning("a lease could not be renewed", exc_info=True)
+                continue
+            if not held:
+                self._lose()
+                return
+
+    def _lose(self) -> None:
+        ended = self._is_started and (self._run is None or self._run.done())
+        if ended and self._stream is None:
+            return  # Its result is stored, or about to be.
+        self._is_lost = True
+        if self._run is not None:
+            self._run.cancel()
+        if self._stream is not None:
+            self._stream.cancel()
+
+
+async def claim_run(
+    store: PausedStore,
+    catalog: SessionCatalog,
+    encryption: Encryption,
+    session_id: str,
+    agent: Agent[Any],
+    context: ContextArguments,
+    *,
+    lease: timedelta,
+    after_crash: bool,
+    force: bool,
+) -> ClaimedRun:
+    """Claim a run. Its state is restored before, so that a claim that fails changes nothing.
+
+    Raises:
+        LookupError: If nothing is paused.
+        RunClaimedError: If somebody holds a lease, or one has ended without a result.
+        SessionChangedError: If the history has changed.
+        StateVersionError: If the SDK cannot read the state.
+        UserError: If the SDK cannot restore the state with this agent or context.
+    """
+    for _ in range(_ROUNDS):
+        found = await store.read(session_id, state=True)
+        if found is None:
+            raise nothing_paused(session_id)
+        row, end = found
+        check_claim(row, after_crash=after_crash)
+        check_history(row, end, force=force)
+        text = row.state or ""
+        if Details.read(row.details).encrypted:
+            text = encryption.decrypted(text)
+        state = await deserialize(session_id, agent, text, context)
+        _apply(state, json.loads(row.decisions))
+        writing = _writing(context, text)
+        serialize(state, writing)  # What cannot be stored again must not run.
+        run = ClaimedRun(
+            store,
+            row,
+            state,
+            agent,
+            catalog,
+            encryption,
+            writing,
+            lease // timedelta(microseconds=1),
+        )
+        if await run.claim(after_crash=after_crash, force=force):
+            return run
+    raise RunClaimedError(session_id)
+
+
+def _apply(state: RunState[Any, Any], decisions: dict[str, Any]) -> None:
+    for item in state.get_interruptions():
+        decision = decisions.get(item.call_id or "")
+        if decision is None:
+            continue
+        if decision["approve"]:
+            state.approve(item)
+        else:
+            state.reject(item, rejection_message=decision["message"])
+
+
+def _writing(context: ContextArguments, text: str) -> ContextArguments:
+    """How the context is written when the run pauses again.
+
+    A context that was made by the caller's own means, but not with a serializer, is written as it
+    was before.
+    """
+    made = context.override is not None and type(context.override) is not dict
+    if context.serializer is not None or not (made or context.deserializer is not None):
+        return context
+    stored = json.loads(text)["context"]["context"] or {}
+    return replace(context, serializer=lambda _: stored)

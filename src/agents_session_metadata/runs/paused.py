@@ -1,0 +1,298 @@
+"""`PausedRuns`: runs that wait for an approval, stored beside their sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from agents_session_metadata.catalog import LONGEST_PAGE, SessionCatalog
+from agents_session_metadata.query.filters import Where
+from agents_session_metadata.storage.store import check_limit
+
+from .paused_store import PausedStore
+from .records import (
+    Cipher,
+    Details,
+    Encryption,
+    PausedPage,
+    PausedRun,
+    paused_run,
+    pending_as_stored,
+)
+
+if TYPE_CHECKING:
+    from agents import Agent, RunResult, RunResultStreaming
+
+    from .claims import ClaimedRun
+
+LEASE = timedelta(minutes=15)
+"""How long a claim lasts, unless it is renewed."""
+
+
+class PausedRuns:
+    """Runs that wait for an approval: pause, list, decide, claim and resume.
+
+    ```python
+    paused = PausedRuns(catalog)
+    result = await Runner.run(agent, "Apply the plan", session=session)
+    if result.interruptions:
+        await paused.pause(session, result)
+    # In any process, without the agent:
+    await paused.decide("chat-1", call_id, approve=True, by="user_123")
+    # In any process that has the agent:
+    async with paused.claim("chat-1", agent) as run:
+        result = await run.resume()
+    ```
+
+    A session has at most one paused run. It ends with the session, and with its history. It is
+    restricted to the catalog's scope: outside, nothing is paused. The state of a run is kept in
+    the database and never exported. All methods raise `TablesMissingError` if tables are missing
+    and the catalog's `create_tables` is off.
+
+    Args:
+        catalog: The sessions.
+        encrypt: Encrypts the state and the arguments of pending calls: takes bytes, returns bytes
+            or text, such as `cryptography.fernet.Fernet(key).encrypt`. Required for sessions in an
+            `EncryptedSession`. Names of tools and agents, call ids and decisions are not encrypted.
+        decrypt: The reverse. Without it, pending calls that are encrypted have no arguments.
+
+    Raises:
+        TypeError: If `catalog` is not a `SessionCatalog`.
+    """
+
+    def __init__(
+        self,
+        catalog: SessionCatalog,
+        *,
+        encrypt: Cipher | None = None,
+        decrypt: Cipher | None = None,
+    ) -> None:
+        if not isinstance(catalog, SessionCatalog):
+            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+        self.catalog: SessionCatalog = catalog
+        self._encryption = Encryption(encrypt, decrypt)
+        self._store = PausedStore(catalog._store)
+
+    async def pause(
+        self,
+        session: Any,
+        result: RunResult | RunResultStreaming,
+        *,
+        context_serializer: Callable[[Any], Mapping[str, Any]] | None = None,
+        strict_context: bool = True,
+    ) -> PausedRun:
+        """Store a run that was interrupted. It replaces a paused run that nobody has claimed.
+
+        If a lifecycle is active, the session enters the phase `approval`.
+
+        Args:
+            session: The session of the run; a wrapper around it will do.
+            result: The result with the interruptions; a stream that was read to its end.
+            context_serializer: As in the SDK's `RunState.to_json`.
+            strict_context: Whether to refuse a context that is neither None nor a plain dict of
+                JSON values if there is no `context_serializer`. If not, the SDK drops what it
+                cannot store, or stores fields in place of an object.
+
+        Returns:
+            The paused run.
+
+        Raises:
+            RunClaimedError: If a run of the session is paused and claimed.
+            SessionNotFoundError: If the session does not exist.
+            UserError: If the context or the state cannot be stored.
+            ValueError: If the run was not interrupted, or the session is an `EncryptedSession` and
+                there is no `encrypt`.
+        """
+        from .states import ContextArguments, check_context, is_encrypted, pending_calls, serialize
+
+        if not result.interruptions:
+            raise ValueError("the run was not interrupted: result.interruptions is empty")
+        wrapped = is_encrypted(session)
+        if wrapped and self._encryption.encrypt is None:
+            raise ValueError(
+                "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
+            )
+        context = ContextArguments(context_serializer, strict=strict_context)
+        state = result.to_state()
+        written = serialize(state, context)
+        check_context(result.context_wrapper.context, context, written)
+        calls = pending_calls(state.get_interruptions())
+        details = Details(
+            agent=result.last_agent.name,
+            pending=pending_as_stored(calls, self._encryption),
+            encrypted=self._encryption.encrypt is not None,
+            wrapped=wrapped,
+        )
+        text = self._encryption.encrypted(json.dumps(written))
+        row = await self._store.put(session.session_id, details, text)
+        return paused_run(row, self._encryption)
+
+    async def list(
+        self, where: Where | None = None, *, limit: int = 100, cursor: str | None = None
+    ) -> PausedPage:
+        """A page of paused runs, the latest first.
+
+        Args:
+            where: A filter on their sessions.
+            limit: Runs per page, 1 to 1,000.
+            cursor: The `next_cursor` of the previous page, for the same filter and scope.
+
+        Returns:
+            The page.
+
+        Raises:
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidFilterError: If the filter is invalid.
+            ValueError: If `limit` is out of range.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        condition = self._store.store.condition(where)
+        rows, next_cursor = await self._store.page(condition, limit, cursor)
+        return PausedPage([paused_run(row, self._encryption) for row in rows], next_cursor)
+
+    async def get(self, session_id: str) -> PausedRun | None:
+        """The paused run of a session.
+
+        Args:
+            session_id: The session's id.
+
+        Returns:
+            The run, or None if nothing is paused.
+
+        Raises:
+            TypeError: If the id is not a string.
+        """
+        found = await self._store.read(session_id)
+        return None if found is None else paused_run(found[0], self._encryption)
+
+    async def decide(
+        self,
+        session_id: str,
+        call_id: str,
+        *,
+        approve: bool,
+        message: str | None = None,
+        by: str | None = None,
+    ) -> PausedRun:
+        """Approve or reject a call. The decision is applied when the run is claimed.
+
+        Until then it can be changed: the last one counts.
+
+        Args:
+            session_id: The session's id.
+            call_id: The call, as in `PausedRun.pending`.
+            approve: Whether the call may run.
+            message: What the model is told about a rejected call.
+            by: Who decided.
+
+        Returns:
+            The paused run.
+
+        Raises:
+            LookupError: If nothing is paused, or the run does not wait for this call.
+            RunClaimedError: If the run is claimed.
+            TypeError: If an argument has the wrong type.
+            ValueError: If a call is approved with a message, or several pending calls have the id.
+        """
+        if not isinstance(approve, bool):
+            raise TypeError(f"approve must be True or False, got {type(approve).__name__}")
+        for name, text in (("message", message), ("by", by)):
+            if text is not None and not isinstance(text, str):
+                raise TypeError(f"{name} must be a string, got {type(text).__name__}")
+        if approve and message is not None:
+            raise ValueError("message is for calls that are rejected, got one with approve=True")
+        row = await self._store.decide(session_id, call_id, approve=approve, message=message, by=by)
+        return paused_run(row, self._encryption)
+
+    @asynccontextmanager
+    async def claim(
+        self,
+        session_id: str,
+        agent: Agent[Any],
+        *,
+        lease: timedelta = LEASE,
+        after_crash: bool = False,
+        force: bool = False,
+        context: Any = None,
+        context_serializer: Callable[[Any], Mapping[str, Any]] | None = None,
+        context_deserializer: Callable[[Mapping[str, Any]], Any] | None = None,
+        strict_context: bool = True,
+    ) -> AsyncIterator[ClaimedRun]:
+        """Claim a paused run, to resume it within the block.
+
+        One claimer has it at a time, however many ask at once in however many processes. The lease
+        is renewed while the block runs, unless the event loop is blocked. Whoever lost it cannot
+        store anything. A block that does not resume the run leaves it as it was.
+
+        If the process dies, the state from before the claim stays stored. Tools that ran since then
+        run again when the run is resumed, and their outputs are in the history twice if they were
+        stored before.
+
+        Args:
+            session_id: The session's id.
+            agent: The agent that the run was started with.
+            lease: How long the claim lasts if it is not renewed, by the database's clock.
+            after_crash: Whether to claim a run whose claimer has died.
+            force: Whether to claim a run although the history of its session has changed.
+            context: The context for the run, in place of the stored one. Without a
+                `context_serializer`, an object given here is not stored again.
+            context_serializer: As in `pause`, for when the run pauses again.
+            context_deserializer: As in the SDK's `RunState.from_json`.
+            strict_context: As in the SDK: whether to refuse to restore a context that is not a
+                plain dict without `context` or `context_deserializer`; and as in `pause`.
+
+        Yields:
+            The claimed run.
+
+        Raises:
+            LookupError: If nothing is paused.
+            RunClaimedError: If the run is claimed; with `crashed=True` if its claimer has died.
+            SessionChangedError: If the history has changed since the pause.
+            StateVersionError: If the SDK does not know the version of the state. It stays stored.
+            TypeError: If `lease` is not a timedelta.
+            UserError: If the SDK cannot restore the state with this agent or context.
+            ValueError: If `lease` is not positive, or the state is encrypted and there is no
+                `decrypt`.
+        """
+        from .claims import claim_run
+        from .states import ContextArguments
+
+        if not isinstance(lease, timedelta):
+            raise TypeError(f"lease must be a timedelta, got {type(lease).__name__}")
+        if lease <= timedelta(0):
+            raise ValueError(f"lease must be positive, got {lease}")
+        run = await claim_run(
+            self._store,
+            self.catalog,
+            self._encryption,
+            session_id,
+            agent,
+            ContextArguments(context_serializer, context, context_deserializer, strict_context),
+            lease=lease,
+            after_crash=after_crash,
+            force=force,
+        )
+        try:
+            yield run
+        finally:
+            await run.close()
+
+    async def discard(self, session_id: str) -> bool:
+        """Delete a paused run without resuming it; history and metadata stay.
+
+        The history may end with calls that have no output; rewind it before the next run.
+
+        Args:
+            session_id: The session's id.
+
+        Returns:
+            Whether there was one.
+
+        Raises:
+            RunClaimedError: If the run is claimed.
+            TypeError: If the id is not a string.
+        """
+        return await self._store.discard(session_id)

@@ -1,0 +1,418 @@
+"""The transactions on paused runs. Each begins by locking the session."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection
+
+from agents_session_metadata import keys
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    InvalidCursorError,
+    MetadataLimitError,
+    RunClaimedError,
+    ScopeError,
+    SessionChangedError,
+    SessionNotFoundError,
+)
+from agents_session_metadata.query.cursors import seal, unseal
+from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.paused import PAUSED
+from agents_session_metadata.storage.paused_rows import (
+    HistoryEnd,
+    PausedRow,
+    PausedRows,
+    paused_table,
+)
+from agents_session_metadata.storage.rows import check_id_type, decoded, id_problem
+from agents_session_metadata.types import Metadata
+
+from .lifecycle import KEPT, enter_phase
+from .records import Details, decisions_left
+
+T = TypeVar("T")
+logger: logging.Logger = logging.getLogger(__name__)
+
+APPROVAL = "approval"
+"""The phase of a session whose run waits for an approval."""
+
+
+class PausedStore:
+    """Paused runs by session id, within the scope of a store."""
+
+    def __init__(self, store: ScopedStore) -> None:
+        database = store.database
+        self.store = store
+        self._database = database
+        self._table = paused_table(database.tables)
+        self.rows = PausedRows(database.tables, database.dialect)
+
+    # ---- reading ----
+
+    async def read(
+        self, session_id: str, *, state: bool = False
+    ) -> tuple[PausedRow, HistoryEnd] | None:
+        """The row of a session, and where its history ends now; None if no run is paused."""
+        check_id_type(session_id)
+        if id_problem(session_id) is not None:
+            return None
+
+        def read(connection: Connection, queries: Queries) -> tuple[PausedRow, HistoryEnd] | None:
+            statement, parameters = self.store.question(
+                queries, self.rows.of_session(session_id, state=state), self._table.c.session_id
+            )
+            found = connection.execute(statement, parameters).first()
+            if found is None:
+                return None
+            return PausedRow(*found), self.rows.history_end(connection, session_id)
+
+        await self._database.ensure(PAUSED)
+        return await self._database.read(read)
+
+    async def page(
+        self, condition: Condition, limit: int, cursor: str | None
+    ) -> tuple[list[PausedRow], str | None]:
+        """A page of rows, the latest first, and the cursor of the next one.
+
+        Raises:
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+        """
+        question = ["paused", condition.encoded()]
+        after = None if cursor is None else _position(unseal(question, cursor))
+
+        def read(connection: Connection, queries: Queries) -> list[PausedRow]:
+            statement, parameters = queries.where(
+                self.rows.page(limit=limit + 1, after=after), condition, self._table.c.session_id
+            )
+            return [PausedRow(*row) for row in connection.execute(statement, parameters)]
+
+        await self._database.ensure(PAUSED)
+        rows = await self._database.read(read)
+        more = len(rows) > limit
+        last = rows[limit - 1] if more else None
+        after_page = None if last is None else seal(question, [last.paused_at, last.session_id])
+        return rows[:limit], after_page
+
+    # ---- writing ----
+
+    async def put(self, session_id: str, details: Details, state: str) -> PausedRow:
+        """Store a paused run, in place of one that nobody holds.
+
+        Raises:
+            RunClaimedError: If somebody holds a lease on the run that is there.
+            SessionNotFoundError: If there is no such session.
+        """
+
+        def put(connection: Connection, _: Queries) -> PausedRow:
+            if not self.store.lock(connection, session_id):
+                raise SessionNotFoundError(session_id)
+            row = self.rows.locked(connection, session_id)
+            if row is not None and row.is_claimed:
+                raise RunClaimedError(session_id)
+            before = self._enter_approval(connection, session_id)
+            if row is not None and before == APPROVAL:
+                before = Details.read(row.details).phase
+            end = self.rows.history_end(connection, session_id)
+            values = {
+                "state": state,
+                "details": replace(details, phase=before).text(),
+                "decisions": "{}",
+                **end._asdict(),
+            }
+            self.rows.store(connection, session_id, values)
+            return self._locked(connection, session_id)
+
+        if id_problem(session_id) is not None:
+            raise SessionNotFoundError(session_id)
+        await self._database.ensure(PAUSED)
+        return await self._database.write(put)
+
+    async def decide(
+        self, session_id: str, call_id: str, *, approve: bool, message: str | None, by: str | None
+    ) -> PausedRow:
+        """Store a decision.
+
+        Raises:
+            LookupError: If nothing is paused, or the run does not wait for this call.
+            RunClaimedError: If somebody holds a lease.
+            ValueError: If several pending calls have this id.
+        """
+
+        def decide(connection: Connection, row: PausedRow) -> PausedRow:
+            if row.is_claimed:
+                raise RunClaimedError(session_id)
+            waiting = [call["call_id"] for call in Details.read(row.details).pending]
+            if call_id not in waiting:
+                shown = ", ".join(map(quoted, waiting)) or "no call"
+                raise LookupError(
+                    f"the paused run of session {quoted(session_id)} does not wait for call "
+                    f"{quoted(call_id)}; it waits for {shown}"
+                )
+            if waiting.count(call_id) > 1:
+                raise ValueError(
+                    f"several pending calls have the id {quoted(call_id)}; the SDK cannot tell "
+                    "them apart"
+                )
+            decision = {"approve": approve, "message": message, "by": by, "at": row.now}
+            decisions = {**json.loads(row.decisions), call_id: decision}
+            self.rows.change(connection, session_id, {"decisions": json.dumps(decisions)})
+            return self._locked(connection, session_id)
+
+        return await self._change(session_id, decide)
+
+    async def claim(
+        self, row: PausedRow, token: str, lease: int, *, after_crash: bool, force: bool
+    ) -> bool:
+        """Claim a run; give whether it was as it had been read.
+
+        Raises:
+            LookupError: If nothing is paused.
+            RunClaimedError: If somebody holds a lease, or one has ended without a result.
+            SessionChangedError: If the history has changed.
+        """
+
+        def claim(connection: Connection, _: PausedRow) -> bool:
+            after = self.rows.claim(connection, row, token, lease, after_crash=after_crash)
+            if after is None:
+                raise nothing_paused(row.session_id)
+            end = self.rows.history_end(connection, row.session_id)
+            if after.token == token:
+                check_history(after, end, force=force)
+                return True
+            check_claim(after, after_crash=after_crash)
+            connection.rollback()
+            return False
+
+        return await self._change(row.session_id, claim)
+
+    async def renew(self, session_id: str, token: str, lease: int) -> bool:
+        """Prolong a lease; give whether it is still held."""
+
+        def renew(connection: Connection, row: PausedRow) -> bool:
+            if row.token != token:
+                connection.rollback()
+                return False
+            self.rows.renew(connection, session_id, token, lease)
+            return True
+
+        try:
+            return await self._change(session_id, renew)
+        except LookupError:
+            return False
+
+    async def release(self, before: PausedRow, token: str) -> None:
+        """Give back a claim of which no use was made: the row is as it was before."""
+
+        def release(connection: Connection, row: PausedRow) -> None:
+            if row.token != token:
+                connection.rollback()
+                return
+            crashed = before.token is not None
+            values = {
+                # Not the token of whoever crashed: that one must not be able to write again.
+                "token": secrets.token_hex(16) if crashed else None,
+                "claimed_until": before.claimed_until if crashed else None,
+            }
+            self.rows.change(connection, before.session_id, values)
+
+        with suppress(LookupError):
+            await self._change(before.session_id, release)
+
+    async def replace(
+        self,
+        session_id: str,
+        token: str,
+        state: str,
+        details: Callable[[Details], Details],
+    ) -> None:
+        """Store another state of a run and give back the claim.
+
+        Raises:
+            LookupError: If the paused run was deleted.
+            RunClaimedError: If the lease is lost.
+        """
+
+        def store(connection: Connection, row: PausedRow) -> None:
+            if row.token != token:
+                raise RunClaimedError(session_id)
+            new = details(Details.read(row.details))
+            end = self.rows.history_end(connection, session_id)
+            values = {
+                "state": state,
+                "details": new.text(),
+                "decisions": decisions_left(row, new.pending),
+                "token": None,
+                "claimed_until": None,
+                **end._asdict(),
+            }
+            self.rows.change(connection, session_id, values)
+
+        await self._change(session_id, store)
+
+    async def finish(self, session_id: str, token: str) -> None:
+        """Delete a run that has finished, and restore the phase from before the pause.
+
+        Raises:
+            RunClaimedError: If the lease is lost.
+        """
+
+        def finish(connection: Connection, row: PausedRow) -> None:
+            if row.token != token:
+                raise RunClaimedError(session_id)
+            self._delete(connection, row)
+
+        # Whoever deleted the session or cleared its history deleted the run with it.
+        with suppress(LookupError):
+            await self._change(session_id, finish)
+
+    async def discard(self, session_id: str) -> bool:
+        """Delete a paused run that nobody holds; give whether there was one.
+
+        Raises:
+            RunClaimedError: If somebody holds a lease.
+        """
+
+        def discard(connection: Connection, row: PausedRow) -> None:
+            if row.is_claimed:
+                raise RunClaimedError(session_id)
+            self._delete(connection, row)
+
+        try:
+            await self._change(session_id, discard)
+        except LookupError:
+            return False
+        return True
+
+    # ---- parts of transactions ----
+
+    def check_token(self, connection: Connection, session_id: str, token: str) -> None:
+        """Refuse to go on for whoever has lost the lease, in a transaction of the session.
+
+        Raises:
+            RunClaimedError: If the run has another token, or is no longer paused.
+        """
+        row = self.rows.locked(connection, session_id)
+        if row is None or row.token != token:
+            raise RunClaimedError(session_id)
+
+    async def _change(self, session_id: str, change: Callable[[Connection, PausedRow], T]) -> T:
+        """Run a change of a row in a transaction.
+
+        Raises:
+            LookupError: If nothing is paused.
+        """
+        check_id_type(session_id)
+
+        def run(connection: Connection, _: Queries) -> T:
+            row = None
+            if self.store.lock(connection, session_id):
+                row = self.rows.locked(connection, session_id)
+            if row is None:
+                raise nothing_paused(session_id)
+            return change(connection, row)
+
+        if id_problem(session_id) is not None:
+            raise nothing_paused(session_id)
+        await self._database.ensure(PAUSED)
+        return await self._database.write(run)
+
+    def _locked(self, connection: Connection, session_id: str) -> PausedRow:
+        row = self.rows.locked(connection, session_id)
+        if row is None:
+            raise nothing_paused(session_id)
+        return row
+
+    def _delete(self, connection: Connection, row: PausedRow) -> None:
+        self.rows.delete(connection, row.session_id)
+        before = Details.read(row.details).phase
+        if before is not None and before != APPROVAL:
+            self._move(connection, row.session_id, before, only_from=APPROVAL)
+
+    def _enter_approval(self, connection: Connection, session_id: str) -> str | None:
+        """Enter the phase, if a lifecycle is active; give the phase from before, if it was."""
+        return self._move(connection, session_id, APPROVAL)
+
+    def _move(
+        self, connection: Connection, session_id: str, phase: str, only_from: str | None = None
+    ) -> str | None:
+        """Move an active lifecycle into a phase; give the phase from before if it is active."""
+        reading = self.store.rows.reading([keys.PHASE, keys.STATUS])
+        found = connection.execute(reading, {"of_session": session_id})
+        try:
+            stored = decoded(session_id, found)
+            before = stored.get(keys.PHASE)
+            if not isinstance(before, str) or stored.get(keys.STATUS) != "active":
+                return None
+            if before != phase and only_from in (None, before):
+                self._edit(connection, session_id, phase)
+        except (CorruptMetadataError, MetadataLimitError, ScopeError) as error:
+            # The run matters more than the phase.
+            logger.warning("the phase of session %s stays: %s", quoted(session_id), error)
+            return None
+        return before
+
+    def _edit(self, connection: Connection, session_id: str, phase: str) -> None:
+        now = datetime.now(timezone.utc)
+        for kept in KEPT:
+
+            def change(stored: Metadata, kept: int = kept) -> None:
+                enter_phase(stored, phase, now, kept)
+
+            try:
+                self.store.edit_locked(connection, session_id, change, must_exist=True)
+            except MetadataLimitError as error:
+                if error.key != keys.PHASE_HISTORY or kept == KEPT[-1]:
+                    raise
+            else:
+                return
+
+
+def check_claim(row: PausedRow, *, after_crash: bool) -> None:
+    """Refuse to claim a run that is not free.
+
+    Raises:
+        RunClaimedError: If somebody holds a lease, or one has ended without a result.
+    """
+    if row.is_claimed or (row.is_crashed and not after_crash):
+        raise RunClaimedError(row.session_id, crashed=row.is_crashed)
+
+
+def check_history(row: PausedRow, end: HistoryEnd, *, force: bool) -> None:
+    """Refuse to claim a run whose history has changed.
+
+    Raises:
+        SessionChangedError: If it has.
+    """
+    if row.history_end != end and not force:
+        raise SessionChangedError(
+            row.session_id,
+            "its history has changed since the run was paused (force=True resumes it all the same)",
+        )
+
+
+def nothing_paused(session_id: str) -> LookupError:
+    """The error for a session without a paused run."""
+    return LookupError(f"session {quoted(session_id)} has no paused run")
+
+
+def _position(body: Any) -> tuple[int, str]:
+    if (
+        not isinstance(body, list)
+        or len(body) != 2
+        or type(body[0]) is not int
+        or not isinstance(body[1], str)
+        or id_problem(body[1]) is not None
+    ):
+        raise InvalidCursorError
+    return body[0], body[1]

@@ -1,0 +1,194 @@
+"""Paused runs as values: what a caller sees of them, and how they are written into a row."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeAlias
+
+from agents_session_metadata.storage.paused_rows import PausedRow
+
+Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
+"""A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided about a call.
+
+    Attributes:
+        approve: Whether the call may run.
+        message: What the model is told about a rejected call.
+        by: Who decided.
+        at: When, by the database's clock; aware, UTC.
+    """
+
+    approve: bool
+    message: str | None
+    by: str | None
+    at: datetime
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A call that waits for an approval.
+
+    Attributes:
+        call_id: The id of the call, for `decide`.
+        tool: The name of the tool.
+        arguments: Its arguments, as the model wrote them, usually JSON. None if there are none, or
+            if they are encrypted and there is no `decrypt`.
+        agent: The name of the agent that made the call.
+        decision: What was decided; None if nothing was.
+    """
+
+    call_id: str
+    tool: str | None
+    arguments: str | None
+    agent: str | None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class PausedRun:
+    """A run that waits to be resumed.
+
+    Attributes:
+        session_id: Its session.
+        agent: The name of the agent that was running.
+        pending: The calls that it waits for, those with a decision included. Empty if the run
+            failed after all decisions were applied; it can be claimed and resumed then.
+        paused_at: When it was paused, by the database's clock; aware, UTC.
+        claimed_until: When the lease of the claimer ends; None if nobody has claimed it.
+        crashed: Whether that lease has ended without a result.
+    """
+
+    session_id: str
+    agent: str | None
+    pending: tuple[PendingCall, ...]
+    paused_at: datetime
+    claimed_until: datetime | None = None
+    crashed: bool = False
+
+    @property
+    def undecided(self) -> tuple[PendingCall, ...]:
+        """The calls without a decision."""
+        return tuple(call for call in self.pending if call.decision is None)
+
+
+@dataclass(frozen=True)
+class PausedPage:
+    """A page of paused runs.
+
+    Attributes:
+        runs: The runs, the latest first.
+        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+    """
+
+    runs: list[PausedRun]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """How texts are encrypted: not at all without the functions."""
+
+    encrypt: Cipher | None = None
+    decrypt: Cipher | None = None
+
+    def encrypted(self, text: str) -> str:
+        """A text as it is stored."""
+        if self.encrypt is None:
+            return text
+        secret = self.encrypt(text.encode())
+        return base64.b64encode(secret.encode() if isinstance(secret, str) else secret).decode()
+
+    def decrypted(self, text: str) -> str:
+        """A text that was stored encrypted.
+
+        Raises:
+            ValueError: If there is no function to decrypt with.
+        """
+        if self.decrypt is None:
+            raise ValueError("the paused run is stored encrypted; pass decrypt= to PausedRuns")
+        plain = self.decrypt(base64.b64decode(text))
+        return plain if isinstance(plain, str) else plain.decode()
+
+
+@dataclass(frozen=True)
+class Details:
+    """What a row says about its state.
+
+    Attributes:
+        agent: The name of the agent that was running.
+        pending: The calls that the state waits for, as JSON objects.
+        encrypted: Whether the state and the arguments of the calls are encrypted.
+        wrapped: Whether the history is encrypted by the SDK's `EncryptedSession`.
+        phase: The phase of the session before the pause, if that has changed it.
+    """
+
+    agent: str | None
+    pending: list[dict[str, Any]]
+    encrypted: bool
+    wrapped: bool
+    phase: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Details:
+        """The details of a row."""
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        """The details as they are stored."""
+        return json.dumps(vars(self))
+
+
+def pending_as_stored(calls: Iterable[Mapping[str, Any]], encryption: Encryption) -> Any:
+    """Pending calls with their arguments encrypted, if the state is."""
+    return [
+        {
+            **call,
+            "arguments": call["arguments"] and encryption.encrypted(call["arguments"]),
+        }
+        for call in calls
+    ]
+
+
+def decisions_left(row: PausedRow, calls: Iterable[Mapping[str, Any]]) -> str:
+    """The decisions about calls that are still pending, as they are stored."""
+    waiting = {call["call_id"] for call in calls}
+    decided = json.loads(row.decisions)
+    return json.dumps({call_id: each for call_id, each in decided.items() if call_id in waiting})
+
+
+def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
+    """A row as a caller sees it."""
+    details, decided = Details.read(row.details), json.loads(row.decisions)
+    readable = not details.encrypted or encryption.decrypt is not None
+    calls = []
+    for call in details.pending:
+        arguments = call["arguments"] if readable else None
+        if arguments is not None and details.encrypted:
+            arguments = encryption.decrypted(arguments)
+        decision = decided.get(call["call_id"])
+        if decision is not None:
+            decision = Decision(**{**decision, "at": moment(decision["at"])})
+        calls.append(PendingCall(**{**call, "arguments": arguments}, decision=decision))
+    return PausedRun(
+        row.session_id,
+        details.agent,
+        tuple(calls),
+        moment(row.paused_at),
+        None if row.claimed_until is None else moment(row.claimed_until),
+        row.is_crashed,
+    )
+
+
+def moment(microseconds: int) -> datetime:
+    """A time of a row."""
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -1,0 +1,79 @@
+"""The table of paused runs: one row for each session whose run waits to be resumed.
+
+| column | content |
+|---|---|
+| `state` | the SDK's `RunState`, as JSON or encrypted |
+| `details` | JSON: the agent, the calls that it waits for, and how the state is stored |
+| `decisions` | JSON: what was decided about calls, by call id |
+| `item_count`, `last_item` | the history that the state belongs to |
+| `revision` | counts the changes of the row |
+| `paused_at` | microseconds since 1970 |
+| `token`, `claimed_until` | who has claimed the run, and until when |
+
+A row ends with its session. All times come from the database's clock. Whoever writes a row locks
+its session first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+)
+
+from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
+
+from .definitions import (
+    ColumnTypes,
+    GroupDefinition,
+    TableGroup,
+    derived_name,
+    ending_with_session,
+)
+
+PAUSED = "paused"
+"""The name of the group."""
+
+
+def _define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> TableGroup:
+    [name] = names
+    options: dict[str, Any] = TABLE_OPTIONS
+    sessions = core.tables[0]
+    table = metadata.tables.get(name)
+    if table is None:
+        table = Table(
+            name,
+            metadata,
+            Column("session_id", types.own_id, primary_key=True),
+            Column("state", types.text, nullable=False),
+            Column("details", types.text, nullable=False),
+            Column("decisions", types.text, nullable=False),
+            Column("item_count", Integer, nullable=False),
+            Column("last_item", BigInteger, nullable=True),
+            Column("revision", Integer, nullable=False),
+            Column("paused_at", BigInteger, nullable=False),
+            Column("token", String(32), nullable=True),
+            Column("claimed_until", BigInteger, nullable=True),
+            ForeignKeyConstraint(
+                ["session_id"],
+                [sessions.c.session_id],
+                name=derived_name(name, "_session_fk"),
+                ondelete="CASCADE",
+            ),
+            Index(derived_name(name, "_order_idx"), "paused_at", "session_id"),
+            **options,
+        )
+    return TableGroup(PAUSED, (table,), ending_with_session(sessions, table))
+
+
+GROUP = GroupDefinition(PAUSED, ("_paused",), _define)
