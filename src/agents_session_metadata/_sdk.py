@@ -23,6 +23,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import CodeType
@@ -40,7 +41,8 @@ from .dialects.urls import check_engine
 from .quoting import quoted
 from .scope import ScopedStore, open_store
 from .storage.database import settle
-from .storage.tables import TableNames
+from .storage.paused_rows import check_not_paused, delete_paused_run, has_paused_run
+from .storage.tables import SessionTables, TableNames
 from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
@@ -190,6 +192,21 @@ def _names(code: object) -> Iterator[str]:
 _refuse(_problems())
 
 
+@dataclass(frozen=True)
+class NothingToCompact:
+    """What `_get_compaction_snapshot` answers for a history that is to stay as it is.
+
+    Automatic compaction finds nothing in it that the model has seen, and is skipped.
+    """
+
+    items: tuple[Any, ...] = ()
+    complete: bool = True
+
+    async def replace_suffix(self, start: int, output: list[Any]) -> bool:  # noqa: ARG002  # all
+        """Replace nothing."""
+        return False
+
+
 class StoredSession(SQLAlchemySession):
     """The SDK's session on a store: shared tables, retries, scope, atomic replacement of history.
 
@@ -275,7 +292,7 @@ class StoredSession(SQLAlchemySession):
             return True
         if not await super()._lock_session(sess):
             return False
-        if not self._store.scope:
+        if not self._store.is_restricted:
             return True
         return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
 
@@ -296,12 +313,15 @@ class StoredSession(SQLAlchemySession):
             return
         async with self._session() as sess, sess.begin():
             if await self._lock_session(sess):
-                await self._delete_history(sess)
+                await self._delete_history(sess, delete_paused_run)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
 
         Never returns False: compaction would then clear the session and add the items again.
+
+        Raises:
+            SessionPausedError: If the session has a paused run.
         """
         await self._ensure_tables()
         rows = [
@@ -313,7 +333,7 @@ class StoredSession(SQLAlchemySession):
             async with self._session() as sess, sess.begin():
                 if not await self._lock_session(sess, create=bool(rows)):
                     return
-                await self._delete_history(sess)
+                await self._delete_history(sess, check_not_paused)
                 if rows:
                     await sess.execute(insert(self._messages), rows)
                 await sess.execute(
@@ -325,11 +345,23 @@ class StoredSession(SQLAlchemySession):
         await settle(self._run_sqlite_write_with_retry(replace))
         return True
 
-    async def _delete_history(self, sess: AsyncSession) -> None:
-        connection = await sess.connection()
-        await connection.run_sync(self._store.rows.delete_history, self.session_id)
+    async def _delete_history(
+        self, sess: AsyncSession, before: Callable[[Connection, SessionTables, str], None]
+    ) -> None:
+        """Delete the items, after what is done about a paused run."""
+
+        def run(connection: Connection) -> None:
+            before(connection, self._store.database.tables, self.session_id)
+            self._store.rows.delete_history(connection, self.session_id)
+
+        await (await sess.connection()).run_sync(run)
+
+    def _is_paused(self, connection: Connection) -> bool:
+        return has_paused_run(connection, self._store.database.tables, self.session_id)
 
     async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
+        if await self._store.database.look(self._is_paused):
+            return NothingToCompact()
         kind = type(self)
         for name in ("_serialize_item", "_deserialize_item"):
             # A subclass that transforms items may keep more than the SDK would replace.
@@ -341,9 +373,14 @@ class StoredSession(SQLAlchemySession):
         # The SDK answers for its own exact type only; this is such a view of the same state.
         view = SQLAlchemySession.__new__(SQLAlchemySession)
         vars(view).update(vars(self))
-        for name in ("_lock_session", "_run_sqlite_write_with_retry"):
-            setattr(view, name, getattr(self, name))
+        view._lock_session = self._lock_to_compact  # type: ignore[method-assign]
+        view._run_sqlite_write_with_retry = self._run_sqlite_write_with_retry  # type: ignore[method-assign]
         return await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+
+    async def _lock_to_compact(self, sess: AsyncSession, *, create: bool = False) -> bool:
+        if not await self._lock_session(sess, create=create):
+            return False
+        return not await (await sess.connection()).run_sync(self._is_paused)
 
 
 _known_constructors: dict[type, bool] = {}

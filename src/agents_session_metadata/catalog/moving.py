@@ -12,7 +12,7 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
 )
 from agents_session_metadata.maintenance.history import Cut
-from agents_session_metadata.maintenance.retention import delete_matching, expired
+from agents_session_metadata.maintenance.retention import delete_matching, expired, sparing_paused
 from agents_session_metadata.maintenance.transfer import (
     BATCH,
     Import,
@@ -47,6 +47,7 @@ class Moving(CatalogPart):
         where: Where | None = None,
         *,
         inactive_for: timedelta | None = None,
+        paused_for: timedelta = timedelta(days=90),
         dry_run: bool = False,
         batch_size: int = 500,
         progress: Callable[[int], object] | None = None,
@@ -62,6 +63,8 @@ class Moving(CatalogPart):
             inactive_for: Delete only what has been inactive for at least so long. With
                 `timedelta(0)` age does not matter, and a session whose time lies in the future is
                 deleted too.
+            paused_for: Spare a session whose run was paused within this time, also if it matches.
+                With `timedelta(0)`, paused runs are deleted with their sessions like all others.
             dry_run: Count, delete nothing.
             batch_size: Sessions a transaction, 1 to 1,000.
             progress: Called after each batch with the number deleted so far.
@@ -72,8 +75,8 @@ class Moving(CatalogPart):
         Raises:
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If `inactive_for` is no timedelta.
-            ValueError: If there is neither a filter nor an age, the age is negative, or
+            TypeError: If `inactive_for` or `paused_for` is no timedelta.
+            ValueError: If there is neither a filter nor an age, an age is negative, or
                 `batch_size` is out of bounds.
         """
         condition = self._store.condition(where)
@@ -84,6 +87,7 @@ class Moving(CatalogPart):
         if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
             raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {quoted(batch_size)}")
         condition = expired(condition, inactive_for)
+        condition = await sparing_paused(self._store, condition, paused_for)
         if dry_run:
             counts = await self._scalars(lambda queries: queries.count(condition))
             return int(counts[0])
@@ -122,6 +126,7 @@ class Moving(CatalogPart):
             ScopeError: If the metadata contradicts the scope.
             SessionExistsError: If the new id is taken.
             SessionNotFoundError: If there is no such session.
+            SessionPausedError: If the session has a paused run.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If an id is not a string, or `before` not an integer.
             ValueError: If the new id cannot carry metadata, if `metadata` contradicts `forked_from`

@@ -24,6 +24,7 @@ from agents_session_metadata.storage.messages import (
     read_items,
     read_lengths,
 )
+from agents_session_metadata.storage.paused_rows import check_not_paused
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.types import ItemInfo, ItemPage
 from agents_session_metadata.values import is_text
@@ -220,9 +221,11 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
 
     Raises:
         SessionNotFoundError: If there is no such session.
+        SessionPausedError: If it has a paused run.
     """
     if not store.lock(connection, session_id):
         raise SessionNotFoundError(session_id)
+    check_not_paused(connection, store.database.tables, session_id)
 
 
 def rewinding(

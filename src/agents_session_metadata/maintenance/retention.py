@@ -7,13 +7,14 @@ from datetime import datetime, timedelta, timezone
 
 from sqlalchemy import Connection, delete
 
-from agents_session_metadata.query.conditions import IdIn, TimeBound
+from agents_session_metadata.query.conditions import IdIn, NotPausedSince, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.messages import delete_messages
+from agents_session_metadata.storage.paused_rows import has_paused_table
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
@@ -36,6 +37,25 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
     except OverflowError:
         return NOTHING  # Longer ago than there are times.
     return All((condition, TimeBound("updated_at", "$lte", limit)))
+
+
+async def sparing_paused(
+    store: ScopedStore, condition: Condition, paused_for: timedelta
+) -> Condition:
+    """A condition, and that no run of the session was paused within so long a time.
+
+    Raises:
+        TypeError: If `paused_for` is no timedelta.
+        ValueError: If it is negative.
+    """
+    if not isinstance(paused_for, timedelta):
+        raise TypeError(f"paused_for must be a timedelta, not {type(paused_for).__name__}")
+    if paused_for < timedelta(0):
+        raise ValueError(f"paused_for must not be negative, not {paused_for}")
+    tables = store.database.tables
+    if not paused_for or not await store.database.look(lambda c: has_paused_table(c, tables)):
+        return condition
+    return All((condition, NotPausedSince(paused_for)))
 
 
 async def delete_matching(

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from agents_session_metadata.catalog import LONGEST_PAGE, SessionCatalog
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.catalog.questions import LONGEST_PAGE
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.storage.store import check_limit
 

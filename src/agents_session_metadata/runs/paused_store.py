@@ -89,7 +89,7 @@ class PausedStore:
             InvalidCursorError: If the cursor is damaged or belongs to another question.
         """
         question = ["paused", condition.encoded()]
-        after = None if cursor is None else _position(unseal(question, cursor))
+        after = None if cursor is None else _position(unseal(cursor, question))
 
         def read(connection: Connection, queries: Queries) -> list[PausedRow]:
             statement, parameters = queries.where(
@@ -101,7 +101,7 @@ class PausedStore:
         rows = await self._database.read(read)
         more = len(rows) > limit
         last = rows[limit - 1] if more else None
-        after_page = None if last is None else seal(question, [last.paused_at, last.session_id])
+        after_page = None if last is None else _sealed(last, question)
         return rows[:limit], after_page
 
     # ---- writing ----
@@ -406,13 +406,15 @@ def nothing_paused(session_id: str) -> LookupError:
     return LookupError(f"session {quoted(session_id)} has no paused run")
 
 
-def _position(body: Any) -> tuple[int, str]:
-    if (
-        not isinstance(body, list)
-        or len(body) != 2
-        or type(body[0]) is not int
-        or not isinstance(body[1], str)
-        or id_problem(body[1]) is not None
-    ):
-        raise InvalidCursorError
-    return body[0], body[1]
+def _sealed(row: PausedRow, question: Any) -> str:
+    return seal(json.dumps([row.paused_at, row.session_id]).encode(), question)
+
+
+def _position(body: bytes) -> tuple[int, str]:
+    try:
+        paused_at, session_id = json.loads(body)
+        if type(paused_at) is int and abs(paused_at) < 2**63 and id_problem(session_id) is None:
+            return paused_at, session_id
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise InvalidCursorError

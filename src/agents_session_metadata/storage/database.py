@@ -210,7 +210,11 @@ class Database(Generic[Q]):
 
     async def find_missing(self) -> list[str]:
         """The names of all tables and triggers that the database lacks, of the groups in use."""
-        return await self.retry(lambda: self._connect(self._find_missing), prepare=False)
+        return await self.look(self._find_missing)
+
+    async def look(self, work: Callable[[Connection], T]) -> T:
+        """Run work that only reads, and that can do without the tables."""
+        return await self.retry(lambda: self._connect(work), prepare=False)
 
     @property
     def is_prepared(self) -> bool:

@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.errors import SessionPausedError
 
 from .paused import PAUSED
 from .tables import SessionTables
@@ -83,6 +84,16 @@ def has_paused_run(connection: Connection, tables: SessionTables, session_id: st
     table = paused_table(tables)
     found = select(table.c.session_id).where(table.c.session_id == session_id)
     return connection.execute(found).first() is not None
+
+
+def check_not_paused(connection: Connection, tables: SessionTables, session_id: str) -> None:
+    """Refuse to change a history that a paused run depends on; the table need not exist.
+
+    Raises:
+        SessionPausedError: If the session has a paused run.
+    """
+    if has_paused_run(connection, tables, session_id):
+        raise SessionPausedError(session_id)
 
 
 def delete_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> None:
