@@ -12,6 +12,7 @@ from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
 from cryptography.fernet import Fernet
+from scaling import scale
 from sqlalchemy.pool import StaticPool
 
 from agents_session_metadata import (
@@ -272,7 +273,7 @@ async def test_one_of_many_claims(engine):
     await pause(paused, agent)
     await paused.decide("chat", "c1", approve=True)
     taken = asyncio.Event()
-    rivals = 7
+    rivals = scale(7, 49)
 
     async def claim():
         nonlocal rivals
@@ -286,7 +287,7 @@ async def test_one_of_many_claims(engine):
                 taken.set()
             return None
 
-    results = await asyncio.gather(*(claim() for _ in range(8)))
+    results = await asyncio.gather(*(claim() for _ in range(rivals + 1)))
     assert [each.final_output for each in results if each] == ["Done"]
     assert deployer.calls == ["deploy c1"]
 
