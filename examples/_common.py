@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,33 +12,67 @@ from agents import set_tracing_disabled
 
 from agents_session_metadata import SessionCatalog, session_tables
 
+Step = Callable[[SessionCatalog], Awaitable[None]]
 
-def run(name: str, *steps: Callable[[SessionCatalog], Awaitable[None]], **settings: Any) -> None:
+
+def run(name: str, *steps: Step, **settings: Any) -> None:
     """Run the steps of an example, each with a catalog and engine of its own, as after a restart.
 
     The tables have names of their own and are dropped at the end: whatever else the database of
     AGENT_SESSIONS_URL holds is not touched.
     """
     set_tracing_disabled(True)
+
+    async def run_steps(url: str) -> None:
+        for step in steps:
+            await _step(url, name, step, **settings)
+
+    _clean(name, lambda url: asyncio.run(run_steps(url)))
+
+
+def run_in_processes(name: str, argv: list[str], *steps: Step) -> None:
+    """Run the steps of an example as `run` does, but each in a process of its own.
+
+    The example starts itself with the name of a step as its argument.
+    """
+    set_tracing_disabled(True)
+    if len(argv) > 1:
+        step = next(step for step in steps if step.__name__ == argv[1])
+        asyncio.run(_step(os.environ["AGENT_SESSIONS_URL"], name, step))
+        return
+
+    def run_steps(url: str) -> None:
+        sys.stdout.flush()
+        for step in steps:
+            program = [sys.executable, argv[0], step.__name__]
+            subprocess.run(  # noqa: S603  # this program itself
+                program, check=True, env={**os.environ, "AGENT_SESSIONS_URL": url}
+            )
+
+    _clean(name, run_steps)
+
+
+async def _step(url: str, name: str, step: Step, **settings: Any) -> None:
+    async with SessionCatalog.from_url(
+        url, create_tables=True, **_tables(name), **settings
+    ) as catalog:
+        await step(catalog)
+
+
+def _clean(name: str, run_steps: Callable[[str], None]) -> None:
+    """Give the steps a database without the example's tables, before and after."""
     with tempfile.TemporaryDirectory() as directory:
         url = os.environ.get("AGENT_SESSIONS_URL") or f"sqlite+aiosqlite:///{directory}/example.db"
-        asyncio.run(_run(url, name, steps, settings))
+        names = _tables(name)
+        asyncio.run(_drop(url, names))  # what an interrupted run may have left
+        try:
+            run_steps(url)
+        finally:
+            asyncio.run(_drop(url, names))
 
 
-async def _run(url: str, name: str, steps: Any, settings: dict[str, Any]) -> None:
-    names: dict[str, Any] = {
-        "sessions_table": f"{name}_sessions",
-        "messages_table": f"{name}_messages",
-    }
-    await _drop(url, names)  # what an interrupted run may have left
-    try:
-        for step in steps:
-            async with SessionCatalog.from_url(
-                url, create_tables=True, **names, **settings
-            ) as catalog:
-                await step(catalog)
-    finally:
-        await _drop(url, names)
+def _tables(name: str) -> dict[str, Any]:
+    return {"sessions_table": f"{name}_sessions", "messages_table": f"{name}_messages"}
 
 
 async def _drop(url: str, names: dict[str, Any]) -> None:

@@ -201,6 +201,10 @@ def _check_command(line: str, block: Block) -> None:
     if words[:2] == ["make", *words[1:2]]:
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), block.place
+    elif words[0] == "agent-sessions":
+        options = [word for word in words if word.startswith("--")]
+        shown = run(words[1], "--help").output
+        assert all(option in shown for option in options), block.place
     elif words[:2] == ["pip", "install"]:
         project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         for extra in _extras(words[2]):

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from agents import Runner
 from commands import run, said
 from conformance import raw
+from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
-from agents_session_metadata import ModelPrice, SessionCatalog, SessionTracker
+from agents_session_metadata import ModelPrice, PausedRuns, SessionCatalog, SessionTracker
 from agents_session_metadata.ddl import create_statements, drop_statements
 
 
@@ -361,6 +366,64 @@ async def test_other_names_of_tables(cli, shared_database):
     assert "--create-tables" in missing.stderr
     dialect = {"mysql": "mariadb"}.get(shared_database.kind, shared_database.kind)
     assert f"ddl --dialect {dialect}` prints" in missing.stderr
+
+
+# ---- approvals ----
+
+
+async def test_approvals(cli, shared_database):
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    nobody = await cli("waiting", code=1)
+    assert "_paused" in said(nobody.stderr)
+    paused = PausedRuns(catalog)
+    assert "no run waits" in (await cli("waiting", "--create-tables", code=1)).stderr
+    for owner in ("u1", "u2"):
+        session = await catalog.create_session(owner, metadata={"owner_id": owner})
+        agent = Deployer().agent(deploys("c1", "c2", "c3"))
+        await paused.pause(session, await Runner.run(agent, "Go", session=session))
+    shown = await cli("waiting", "--meta", "owner_id=u1")
+    lines = shown.stdout.splitlines()
+    assert [line.split()[:3] for line in lines[-3:]] == [
+        ["u1", f"c{number}", "deploy"] for number in (1, 2, 3)
+    ]
+    assert '{"target":"c1"}' in shown.stdout
+    page = document(await cli("waiting", "--limit", "1", "--json"))
+    assert [run["session_id"] for run in page["runs"]] == ["u2"]
+    first = await cli("waiting", "--limit", "1")
+    assert f"--cursor {page['next_cursor']}" in first.stderr
+    page = document(await cli("waiting", "--cursor", page["next_cursor"], "--json"))
+    [run] = page["runs"]
+    assert (run["session_id"], run["agent"], run["crashed"]) == ("u1", "deployer", False)
+    assert [call["decision"] for call in run["pending"]] == [None] * 3
+
+    assert "2 without a decision" in (await cli("approve", "u1", "c1", "--by", "me")).stderr
+    assert "rejected 2 calls" in (await cli("reject", "u1", "--all", "--message", "No")).stderr
+    assert "every call" in (await cli("approve", "u1", "--all", code=1)).stderr
+    run = document(await cli("approve", "u1", "c3", "--json"))
+    decisions = [call["decision"] for call in run["pending"]]
+    assert [(each["approve"], each["message"], each["by"]) for each in decisions] == [
+        (True, None, "me"),
+        (False, "No", None),
+        (True, None, None),
+    ]
+    assert (await paused.get("u1")).undecided == ()
+    for args, code, words in (
+        (["approve", "u1"], 2, "--all"),
+        (["approve", "u1", "c1", "--all"], 2, "--all"),
+        (["approve", "u1", "c9"], 1, "'c9'"),
+        (["reject", "nobody", "c1"], 1, "no paused run"),
+        (["reject", "u2", "c1", "--scope", "owner_id=u1"], 1, "no paused run"),
+        (["waiting", "--cursor", "x"], 2, "cursor"),
+        (["waiting", "--limit", "0"], 2, "limit"),
+    ):
+        assert words in said((await cli(*args, code=code)).stderr)
+    script = "import sys; sys.modules['agents'] = None; from commands import run\n" + "".join(
+        f"assert run(*{line.split()!r}).exit_code == 0\n"
+        for line in (f"waiting --url {shared_database.url}",)
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    program = [sys.executable, "-c", script]
+    await asyncio.to_thread(subprocess.run, program, check=True, env=environment)
 
 
 # ---- lifecycle ----

@@ -146,6 +146,9 @@ def test_something_is_not_installed(names, args, words):
     assert "Traceback" not in done.stderr
 
 
+APPROVALS = {"waiting", "approve", "reject"}
+
+
 def test_no_command_waits_for_the_sdk(tmp_path):
     lines = [
         'set chat a=1 tags=["x"] --create --create-tables',
@@ -156,7 +159,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
         *("index create owner_id --create-tables", "index list", "index drop owner_id"),
     ]
     # These are about the SDK's own items.
-    others = {"mcp", "history", "rewind", "fork"}
+    others = {"mcp", "history", "rewind", "fork", "usage", *APPROVALS}
     assert {line.split()[0] for line in lines} == {*COMMANDS} - others
     script = (
         "import sys; sys.modules['agents'] = None; from commands import run\n"

@@ -57,6 +57,7 @@ def test_there_is_one_for_each_scenario() -> None:
     names = [path.stem for path in SCENARIOS]
     assert names == [
         "agent_identity",
+        "approval",
         "approval_pause",
         "edit_and_retry",
         "last_session",

@@ -18,13 +18,14 @@ from agents import Agent, Runner
 from agents.mcp import MCPServerStdio, MCPUtil
 from agents.strict_schema import ensure_strict_json_schema
 from agents.testing import ScriptedModel, assistant_message, function_call
+from conformance.approving import Deployer, call
 from mcp import Client, StdioServerParameters
 from proxy import proxy_to
 from servers import SHARED_DATABASES
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import PausedRuns, SessionCatalog
 from agents_session_metadata.mcp_server import (
     ANSWER_CHARACTERS,
     ERROR_CHARACTERS,
@@ -32,7 +33,13 @@ from agents_session_metadata.mcp_server import (
     WRITE_TOOLS,
     make_server,
 )
-from agents_session_metadata.mcp_server.answers import HISTORY_NOTE, LISTED_ITEM_CHARACTERS, NOTE
+from agents_session_metadata.mcp_server.answers import (
+    HISTORY_NOTE,
+    LISTED_ITEM_CHARACTERS,
+    LISTED_VALUE_CHARACTERS,
+    NOTE,
+    WAITING_NOTE,
+)
 from agents_session_metadata.mcp_server.tools import TOOLS
 
 sqlite_only = pytest.mark.parametrize("shared_database", ["sqlite-file"], indirect=True)
@@ -66,7 +73,8 @@ class Tools:
         # The client has checked it against the output schema.
         assert result.structured_content == answer
         if tool in READ_TOOLS:
-            assert answer.pop("note") == (HISTORY_NOTE if tool == "get_history" else NOTE)
+            notes = {"get_history": HISTORY_NOTE, "list_waiting": WAITING_NOTE}
+            assert answer.pop("note") == notes.get(tool, NOTE)
         return answer
 
     async def error(self, tool, **arguments):
@@ -275,6 +283,43 @@ async def test_histories(catalog, shared_database):
         answer = await tools("get_history", limit=2)
         assert [each["item"] for each in answer["items"]] == items[:2]
         assert "one session only" in await tools.error("get_history", session="secret")
+
+
+@sqlite_only
+async def test_waiting_runs(catalog, shared_database):
+    paused = PausedRuns(catalog)
+    for name, count in (("gt-alpha-Toast", 60), ("gt-beta-Jam", 1), ("secret", 1)):
+        calls = [call("deploy", f"c{n}", target="x" * 3_000) for n in range(count)]
+        session = catalog.session(name)
+        result = await Runner.run(Deployer().agent(calls), "Go", session=session)
+        await paused.pause(session, result)
+    await paused.decide("gt-beta-Jam", "c0", approve=False, message="No")
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        answer = await tools("list_waiting", limit=1)
+        [run] = answer["runs"]
+        assert (run["session"], run["agent"], run["crashed"]) == ("gt-beta-Jam", "deployer", False)
+        [waiting] = run["calls"]
+        assert waiting.pop("arguments").startswith('{"target":"xxx')
+        assert waiting == {
+            "call_id": "c0",
+            "tool": "deploy",
+            "agent": "deployer",
+            "decision": "rejected",
+            "characters": len('{"target":""}') + 3_000,
+        }
+        answer = await tools("list_waiting", limit=1, cursor=answer["next_cursor"])
+        [run] = answer["runs"]
+        assert answer["next_cursor"] is None
+        assert run["session"] == "gt-alpha-Toast"
+        assert len(run["calls"]) > 10
+        assert len(run["calls"][0]["arguments"]) <= LISTED_VALUE_CHARACTERS
+        assert run["cut"] == f"{60 - len(run['calls'])} more calls are left out"
+        assert (await tools("list_waiting", where={"role": "witness"}))["runs"] == []
+        assert "cursor" in await tools.error("list_waiting", cursor="x")
+    async with within(catalog, session="gt-beta-Jam") as tools:
+        assert [each["session"] for each in (await tools("list_waiting"))["runs"]] == [
+            "gt-beta-Jam"
+        ]
 
 
 async def test_errors_say_what_to_change(catalog):

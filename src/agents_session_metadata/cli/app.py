@@ -18,6 +18,7 @@ COMMANDS = {
     **dict.fromkeys(("history", "rewind", "fork"), "history"),
     "usage": "usage",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
+    **dict.fromkeys(("waiting", "approve", "reject"), "approvals"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     "index": "indexes",
     **dict.fromkeys(("ddl", "doctor", "mcp"), "admin"),

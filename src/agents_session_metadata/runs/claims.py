@@ -18,7 +18,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -67,8 +67,25 @@ class _FencedStore(ScopedStore):
         return super().admits(connection, session_id)
 
 
+@dataclass(frozen=True)
+class Claimable:
+    """A paused run as it was read, with what is needed to resume it; the lease in microseconds."""
+
+    store: PausedStore
+    row: PausedRow
+    state: RunState[Any, Any]
+    agent: Agent[Any]
+    catalog: SessionCatalog
+    encryption: Encryption
+    context: ContextArguments
+    lease: int
+
+
 class ClaimedRun:
-    """A paused run that this process may resume, once.
+    """A paused run that this process may resume, once. `PausedRuns.claim` makes it.
+
+    Args:
+        found: The run, as it was read.
 
     Attributes:
         session_id: The session's id.
@@ -76,27 +93,18 @@ class ClaimedRun:
         state: The SDK's state of the run, with the decisions applied.
     """
 
-    def __init__(
-        self,
-        store: PausedStore,
-        row: PausedRow,
-        state: RunState[Any, Any],
-        agent: Agent[Any],
-        catalog: SessionCatalog,
-        encryption: Encryption,
-        context: ContextArguments,
-        lease: int,
-    ) -> None:
+    def __init__(self, found: Claimable) -> None:
+        row = found.row
         self.session_id: str = row.session_id
-        self.pending: tuple[PendingCall, ...] = paused_run(row, encryption).pending
-        self.state: RunState[Any, Any] = state
+        self.pending: tuple[PendingCall, ...] = paused_run(row, found.encryption).pending
+        self.state: RunState[Any, Any] = found.state
         self._row = row
-        self._store = store
-        self._agent = agent
-        self._catalog = catalog
-        self._encryption = encryption
-        self._context = context
-        self._lease = lease
+        self._store = found.store
+        self._agent = found.agent
+        self._catalog = found.catalog
+        self._encryption = found.encryption
+        self._context = found.context
+        self._lease = found.lease
         self._token = secrets.token_hex(16)
         self._renewal: asyncio.Task[None] | None = None
         self._run: asyncio.Task[RunResult] | None = None
@@ -176,7 +184,7 @@ class ClaimedRun:
 
     # ---- for `PausedRuns.claim` ----
 
-    async def claim(self, *, after_crash: bool, force: bool) -> bool:
+    async def _claim(self, *, after_crash: bool, force: bool) -> bool:
         """Take the lease; give whether the row was as it had been read."""
         claimed = await self._store.claim(
             self._row, self._token, self._lease, after_crash=after_crash, force=force
@@ -185,7 +193,7 @@ class ClaimedRun:
             self._renewal = asyncio.ensure_future(self._renew())
         return claimed
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """End the claim.
 
         Raises:
@@ -339,17 +347,11 @@ async def claim_run(
         _apply(state, json.loads(row.decisions))
         writing = _writing(context, text)
         serialize(state, writing)  # What cannot be stored again must not run.
+        microseconds = lease // timedelta(microseconds=1)
         run = ClaimedRun(
-            store,
-            row,
-            state,
-            agent,
-            catalog,
-            encryption,
-            writing,
-            lease // timedelta(microseconds=1),
+            Claimable(store, row, state, agent, catalog, encryption, writing, microseconds)
         )
-        if await run.claim(after_crash=after_crash, force=force):
+        if await run._claim(after_crash=after_crash, force=force):
             return run
     raise RunClaimedError(session_id)
 

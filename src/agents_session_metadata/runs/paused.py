@@ -279,7 +279,7 @@ class PausedRuns:
         try:
             yield run
         finally:
-            await run.close()
+            await run._close()
 
     async def discard(self, session_id: str) -> bool:
         """Delete a paused run without resuming it; history and metadata stay.
