@@ -373,6 +373,7 @@ async def test_other_names_of_tables(cli, shared_database):
 
 async def test_approvals(cli, shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    await catalog.count_sessions()
     nobody = await cli("waiting", code=1)
     assert "_paused" in said(nobody.stderr)
     paused = PausedRuns(catalog)

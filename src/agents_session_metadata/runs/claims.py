@@ -118,7 +118,7 @@ class ClaimedRun:
         return tuple(call for call in self.pending if call.decision is None)
 
     async def resume(
-        self, *, session: Any = None, run_config: RunConfig | None = None, **options: Any
+        self, *, session: Any = None, run_config: RunConfig | None = None, **kwargs: Any
     ) -> RunResult:
         """Resume the run: `Runner.run` with the stored state, decisions applied.
 
@@ -131,7 +131,7 @@ class ClaimedRun:
                 another wrapper around it. The catalog's own session refuses to write after the
                 lease was lost; a run in a session given here is cancelled then.
             run_config: As in `Runner.run`.
-            **options: Further arguments of `Runner.run`, such as `hooks` or `max_turns`.
+            **kwargs: Further arguments of `Runner.run`, such as `hooks` or `max_turns`.
 
         Returns:
             The result.
@@ -156,7 +156,7 @@ class ClaimedRun:
         return result
 
     def resume_streamed(
-        self, *, session: Any = None, run_config: RunConfig | None = None, **options: Any
+        self, *, session: Any = None, run_config: RunConfig | None = None, **kwargs: Any
     ) -> RunResultStreaming:
         """As `resume`, but `Runner.run_streamed`. Read the events within the claim's block.
 
@@ -166,7 +166,7 @@ class ClaimedRun:
         Args:
             session: As in `resume`.
             run_config: As in `Runner.run_streamed`.
-            **options: Further arguments of `Runner.run_streamed`.
+            **kwargs: Further arguments of `Runner.run_streamed`.
 
         Returns:
             The streaming result.
@@ -178,7 +178,7 @@ class ClaimedRun:
         """
         session = self._start(session)
         self._stream = Runner.run_streamed(
-            self._agent, self.state, session=session, run_config=run_config, **options
+            self._agent, self.state, session=session, run_config=run_config, **kwargs
         )
         return self._stream
 
