@@ -365,6 +365,7 @@ class SQLAlchemyMetadataSession(StoredSession):
         Raises:
             SessionChangedError: If the newest item is not `expect_last`.
             SessionNotFoundError: If the session does not exist.
+            SessionPausedError: If it has a paused run.
             TypeError: If an argument is not an integer.
             ValueError: If the history does not have the item, if a call would be separated from its
                 output, an approval from its request or reasoning from the item after it, or if the

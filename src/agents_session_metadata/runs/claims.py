@@ -143,7 +143,7 @@ class ClaimedRun:
                 is no `EncryptedSession`. Nothing has run then.
         """
         session = self._start(session)
-        run = Runner.run(self._agent, self.state, session=session, run_config=run_config, **options)
+        run = Runner.run(self._agent, self.state, session=session, run_config=run_config, **kwargs)
         self._run = asyncio.ensure_future(run)
         try:
             result = await self._run
