@@ -245,7 +245,8 @@ async def test_missing_triggers_on_sqlite_are_named(tmp_path):
         session = SQLAlchemyMetadataSession("chat", engine=engine)
         with pytest.raises(TablesMissingError) as caught:
             await session.get_metadata()
-        assert set(dropped) <= set(caught.value.tables)
+        # Those of optional features are missed when the feature is used.
+        assert {name for name in dropped if "_paused_" not in name} == set(caught.value.tables)
         await create_by_hand(engine)
         await check_everything(session)
     finally:
