@@ -6,12 +6,13 @@ import asyncio
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from agents import Agent, RunContextWrapper, Runner, function_tool
+from agents import Agent, HostedMCPTool, RunContextWrapper, Runner, function_tool
 from agents.exceptions import UserError
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
 from cryptography.fernet import Fernet
+from openai.types.responses.response_output_item import McpApprovalRequest
 from scaling import scale
 from sqlalchemy.pool import StaticPool
 
@@ -360,6 +361,68 @@ async def test_leases(engine):
     async with paused.claim("chat", agent, after_crash=True) as run:
         assert (await run.resume()).final_output == "Done"
     assert deployer.calls == calls
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_run_that_has_lost_its_lease_is_cancelled(engine, streamed):
+    paused, deployer = paused_runs(engine), Deployer()
+    reached = asyncio.Event()
+
+    async def wait(*_):
+        reached.set()
+        await asyncio.Event().wait()
+
+    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait))
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def lose():
+        await reached.wait()
+        await raw.execute(engine, f"UPDATE {PAUSED} SET claimed_until = 5, token = 'other'")
+
+    async def resume():
+        async with paused.claim("chat", agent, lease=timedelta(seconds=0.5)) as run:
+            if not streamed:
+                await run.resume()
+            async for _ in run.resume_streamed().stream_events():
+                pass
+
+    with pytest.raises(RunClaimedError):
+        await asyncio.gather(resume(), lose())
+    stored = await paused.get("chat")
+    assert stored.crashed
+    # As it was before the claim.
+    assert [each.decision.approve for each in stored.pending] == [True]
+
+
+async def test_approvals_of_a_hosted_server(engine):
+    paused = paused_runs(engine)
+    config = {"type": "mcp", "server_label": "files", "require_approval": "always"}
+    request = McpApprovalRequest(
+        id="mcpr_1",
+        arguments='{"path": "/x"}',
+        name="delete",
+        server_label="files",
+        type="mcp_approval_request",
+    )
+    agent = Agent(
+        name="hosted",
+        model=ScriptedModel([[request], [assistant_message("Done")]]),
+        tools=[HostedMCPTool(tool_config={**config, "server_url": "http://127.0.0.1:1/"})],
+    )
+    run = await pause(paused, agent)
+    [waiting] = run.pending
+    assert (waiting.call_id, waiting.tool, waiting.arguments) == (
+        "mcpr_1",
+        "delete",
+        '{"path": "/x"}',
+    )
+    await paused.decide("chat", "mcpr_1", approve=True)
+    async with paused.claim("chat", agent) as claimed:
+        assert (await claimed.resume()).final_output == "Done"
+    items = await paused.catalog.session("chat").get_items()
+    [answer] = [each for each in items if each.get("type") == "mcp_approval_response"]
+    assert (answer["approval_request_id"], answer["approve"]) == ("mcpr_1", True)
 
 
 async def test_the_history_must_not_have_moved(engine):

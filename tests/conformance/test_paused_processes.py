@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from pathlib import Path
@@ -131,8 +132,11 @@ async def test_two_processes_decide_and_several_claim(shared_database, tmp_path)
 
 
 @pytest.mark.timeout(1200)
-async def test_kills(shared_database, tmp_path, record_property):
-    """No state is lost; a tool's effect is doubled only if the process died after it."""
+async def test_kills(shared_database, tmp_path):
+    """No state is lost; a tool's effect is doubled only if the process died after it.
+
+    How often is logged: `pytest -o log_cli=true -o log_cli_level=INFO`.
+    """
     engine = shared_database.engine()
     paused = paused_runs(engine)
     counted = dict.fromkeys(("finished", "before", "after"), 0)
@@ -157,7 +161,7 @@ async def test_kills(shared_database, tmp_path, record_property):
         history = kinds(await paused.catalog.session(name).get_items())
         assert history[:3] == ["user", "function_call c1", "function_call_output c1"]
         assert history[-1] == "message"
-    record_property("kills", counted)
+    logging.getLogger(__name__).info("killed %s", counted)
 
 
 async def resume_after_crash(paused, name):

@@ -92,8 +92,10 @@ class PausedStore:
         after = None if cursor is None else _position(unseal(cursor, question))
 
         def read(connection: Connection, queries: Queries) -> list[PausedRow]:
-            statement, parameters = queries.where(
-                self.rows.page(limit=limit + 1, after=after), condition, self._table.c.session_id
+            statement, parameters = self.rows.page(
+                limit=limit + 1,
+                after=after,
+                restrict=lambda page, session_id: queries.where(page, condition, session_id),
             )
             return [PausedRow(*row) for row in connection.execute(statement, parameters)]
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.errors import SessionPausedError
 
+from .messages import Restriction
 from .paused import PAUSED
 from .tables import SessionTables
 
@@ -127,15 +128,23 @@ class PausedRows:
         """The statement that reads the row of a session."""
         return self.reading(state=state).where(self._table.c.session_id == session_id)
 
-    def page(self, *, limit: int, after: tuple[int, str] | None = None) -> Statement:
-        """The statement that reads rows, the latest first."""
-        paused_at, session_id = self._table.c.paused_at, self._table.c.session_id
-        statement = self.reading().order_by(paused_at.desc(), session_id.desc()).limit(limit)
+    def page(
+        self, *, limit: int, after: tuple[int, str] | None, restrict: Restriction
+    ) -> tuple[Statement, dict[str, Any]]:
+        """The statement that reads rows, the latest first, and its parameters."""
+        inner = self._table.alias("inner_runs")
+        paused_at, session_id = inner.c.paused_at, inner.c.session_id
+        page: Any = select(session_id).order_by(paused_at.desc(), session_id.desc()).limit(limit)
         if after is not None:
             time, last = after
             beyond = or_(paused_at < time, session_id < last)
-            statement = statement.where(and_(paused_at <= time, beyond))
-        return statement
+            page = page.where(and_(paused_at <= time, beyond))
+        page, parameters = restrict(page, session_id)
+        # The index alone answers that; the long columns are read for the rows of the page only.
+        ids = page.subquery("page")
+        own = self._table.c
+        statement = self.reading().join(ids, ids.c.session_id == own.session_id)
+        return statement.order_by(own.paused_at.desc(), own.session_id.desc()), parameters
 
     def locked(self, connection: Connection, session_id: str) -> PausedRow | None:
         """The row of a locked session."""
