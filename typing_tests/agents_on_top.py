@@ -35,6 +35,7 @@ from agents_session_metadata import (
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
+    TriggersNotAllowedError,
     UnsupportedDialectError,
     normalize_agent,
 )
@@ -139,7 +140,17 @@ def errors() -> None:
 
 
 def builtins_behind_errors() -> tuple[
-    type[ValueError], type[LookupError], type[RuntimeError], type[NotImplementedError]
+    type[ValueError],
+    type[LookupError],
+    type[RuntimeError],
+    type[RuntimeError],
+    type[NotImplementedError],
 ]:
     """Each error is the builtin that a caller would guess."""
-    return InvalidFilterError, SessionNotFoundError, TablesMissingError, UnsupportedDialectError
+    return (
+        InvalidFilterError,
+        SessionNotFoundError,
+        TablesMissingError,
+        TriggersNotAllowedError,
+        UnsupportedDialectError,
+    )

@@ -17,6 +17,7 @@ from typing_extensions import assert_type
 from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
+    IndexInfo,
     ItemInfo,
     ItemPage,
     MetadataLimits,
@@ -109,6 +110,13 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     await catalog.list_sessions(order_by=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await catalog.list_sessions(owner_id="u1")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await catalog.list_sessions([("owner_id", "u1")])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def indexes(catalog: SessionCatalog) -> None:
+    """Indexes, and what is known of them."""
+    assert_type(await catalog.create_index("owner_id", progress=print), bool)
+    assert_type(await catalog.list_indexes(count=True), list[IndexInfo])
+    assert_type(await catalog.drop_index("owner_id"), bool)
 
 
 async def ageing_and_moving(catalog: SessionCatalog) -> None:
