@@ -73,7 +73,8 @@ async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, a
     await again(catalog, "gone")
     for trigger in triggers:
         await raw.execute(engine, trigger)
-    assert (await catalog.get_metadata("gone")) == ({} if again is add_items else NEW)
+    written = {add_items: {}, fork: {**NEW, "forked_from": "original"}}.get(again, NEW)
+    assert (await catalog.get_metadata("gone")) == written
     elements = await raw.count_rows(engine, "agent_sessions_metadata_elements", "gone")
     assert elements == (0 if again is add_items else 1)
     assert await catalog.count_sessions({"tags": {"$contains": "left"}}) == 0
@@ -118,3 +119,16 @@ async def test_history_is_written_without_our_tables(database: Database):
     await session.add_items([raw.message("hello")])
     assert len(await session.get_items()) == 1
     assert await raw.count_rows(engine, "agent_sessions", "chat") == 1
+
+
+async def test_only_sessions_are_counted(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("gone", metadata=LEFT)
+    await catalog.create_session("here", metadata=LEFT)
+    await leave(engine, "gone")
+    for where in (None, {"owner_id": "u1"}, {"tags": {"$contains": "left"}}, {"old": {"$gt": 0}}):
+        assert await catalog.count_sessions(where) == 1, where
+        assert (await catalog.statistics(where)).sessions == 1, where
+    assert await catalog.delete_sessions({"owner_id": "u1"}, dry_run=True) == 1
+    assert await catalog.delete_sessions({"owner_id": "u1"}) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
@@ -13,7 +13,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.query.cursors import decode_cursor, encode_cursor
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import WALK, OrderBy, Ordering, Position
-from agents_session_metadata.query.paging import OnCorrupt
+from agents_session_metadata.query.paging import OnCorrupt, read_counts
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.reports.statistics import read_statistics
 from agents_session_metadata.storage.rows import storable_keys
@@ -25,7 +25,6 @@ from agents_session_metadata.types import (
     ValueCount,
 )
 from agents_session_metadata.values import (
-    SearchKey,
     decode_scalar,
     key_problem,
 )
@@ -203,12 +202,8 @@ class Questions(CatalogPart):
         database = self._store.database
 
         def read(connection: Connection, queries: Queries) -> list[ValueCount]:
-            query = queries.count_values(key, condition, limit)
-            found: Iterable[Any] = connection.execute(*query)
-            return [
-                ValueCount(decode_scalar(SearchKey(bytes(indexed), bytes(rest))), int(count))
-                for indexed, rest, count in found
-            ]
+            found = read_counts(connection, queries, key, condition, limit)
+            return [ValueCount(decode_scalar(value), count) for value, count in found]
 
         return await database.read(read)
 

@@ -48,6 +48,11 @@ class _SQLiteLocks(Locks):
         )
         self._lock: Any = self._touch.returning(sessions.c.session_id)
 
+    def or_create(self, connection: Connection, session_id: str) -> bool:
+        # One statement if there is a row. If not, nobody else can create it in between.
+        found = self.existing(connection, session_id)
+        return not found and super().or_create(connection, session_id)
+
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
         stored = select(func.json_group_object(metadata.c.key, column))

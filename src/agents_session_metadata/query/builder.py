@@ -112,8 +112,8 @@ class Builder:
         return statement.limit(limit_of_call()) if limited else statement
 
     def count(self) -> Statement:
-        """The number."""
-        return self.source().select(func.count())
+        """The number of sessions; rows of metadata without a session do not count."""
+        return self.source(sessions=True).select(func.count())
 
     def ids(self, *, walk: bool) -> Statement:
         """A page of ids."""
@@ -173,7 +173,7 @@ class Builder:
             .limit(constant(1))
         )
 
-    def count_values(self) -> Statement:
+    def count_values(self, pieces: int) -> Statement:
         """Sessions by scalar under a key."""
         counts = [
             counted
@@ -185,7 +185,9 @@ class Builder:
         return (
             select(each.c.search_key, each.c.search_rest, number)
             .group_by(each.c.search_key, each.c.search_rest)
-            .order_by(number.desc(), each.c.search_key, each.c.search_rest)
+            .order_by(
+                number.desc(), each.c.search_key, *self._sorted_by(each.c.search_rest, pieces)
+            )
             .limit(limit_of_call())
         )
 

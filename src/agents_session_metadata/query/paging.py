@@ -77,7 +77,9 @@ def read_page(
     pieces = 1
     while True:
         found = collect(connection.execute(*ask(pieces=pieces)), queries.dialect)
-        longest = _longest_tie(found, pieces * queries.dialect.sorted_bytes)
+        longest = _longest_tie(
+            (each.position.value for each in found), pieces * queries.dialect.sorted_bytes
+        )
         if not longest:
             return found
         # The database has sorted these by their beginnings, which are the same.
@@ -108,6 +110,24 @@ def read_last(
     query = queries.last(condition, keys=keys, count_items=count_items)
     found = collect(connection.execute(*query), queries.dialect)
     return found[0] if found else None
+
+
+def read_counts(
+    connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
+) -> list[tuple[SearchKey, int]]:
+    """Read how many sessions carry each scalar under a key, the most frequent ones first."""
+    pieces = 1
+    while True:
+        # One more than the limit shows whether the last one is tied with what comes after it.
+        query = queries.count_values(key, condition, limit + 1, pieces=pieces)
+        rows: Iterable[Any] = connection.execute(*query)
+        found = [
+            (SearchKey(bytes(indexed), bytes(rest)), int(count)) for indexed, rest, count in rows
+        ]
+        longest = _longest_tie((value for value, _ in found), pieces * queries.dialect.sorted_bytes)
+        if not longest:
+            return found[:limit]
+        pieces = -(-longest // queries.dialect.sorted_bytes)
 
 
 def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
@@ -155,10 +175,10 @@ def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:
     return Position(session_id, time, value)
 
 
-def _longest_tie(found: list[Found], compared: int) -> int:
+def _longest_tie(values: Iterable[SearchKey | None], compared: int) -> int:
     """The bytes needed to sort values that differ only beyond so many bytes of their rest; or 0."""
     longest = 0
-    for one, other in pairwise(each.position.value for each in found):
+    for one, other in pairwise(values):
         if one is None or other is None or one == other or one.indexed != other.indexed:
             continue
         if one.rest[:compared] == other.rest[:compared]:

@@ -114,12 +114,12 @@ class Queries:
             parameters,
         )
 
-    def count_values(self, key: str, condition: Condition, limit: int) -> Query:
+    def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:
         """How many sessions carry each scalar under a key, list elements one by one."""
         return self._query(
-            ("count_values",),
+            ("count_values", pieces),
             condition,
-            lambda build: build.count_values(),
+            lambda build: build.count_values(pieces),
             {"counted_key": key, "limit": limit},
         )
 

@@ -110,7 +110,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     resumed = _part("resumed", null(), func.count(), completed)
     at_least_one = (rows.c.search_key >= search_key(1).indexed,)
     return union_all(
-        build.source().select(*_part("sessions", null(), func.count())),
+        build.source(sessions=True).select(*_part("sessions", null(), func.count())),
         of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
         of_key(keys.COST, NUMBER, cost),
         of_key(keys.TOOL_CALLS, LIST, tools, calls.rows)
