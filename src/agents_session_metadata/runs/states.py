@@ -88,7 +88,8 @@ def underlying(session: Any) -> Iterator[Any]:
     while session is not None and id(session) not in seen:
         seen.add(id(session))
         yield session
-        session = vars(session).get("underlying_session")
+        # Not `getattr`: a wrapper may forward it to the session inside.
+        session = getattr(session, "__dict__", {}).get("underlying_session")
 
 
 def is_encrypted(session: Any) -> bool:
