@@ -1,0 +1,198 @@
+"""Single items of a history: append some and give them back, find one, delete one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.messages import (
+    UNREADABLE,
+    Restriction,
+    delete_messages,
+    read_items,
+)
+from agents_session_metadata.storage.rows import check_id, id_problem
+from agents_session_metadata.types import ItemInfo, JSONValue
+
+_AT_ONCE = 10
+"""Rows that are read at a time while one is looked for."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An item that is looked for. Of several that match, the newest one is meant.
+
+    Attributes:
+        matches: Whether an item is the one.
+        item_id: The id of its row, if it is known.
+        text: What its stored text contains, if the id of the row is not known.
+    """
+
+    matches: Callable[[ItemInfo], bool]
+    item_id: int | None = None
+    text: str = ""
+
+
+async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
+    """Look for an item in the history of a session; there is none outside the scope."""
+    if id_problem(session_id) is not None:
+        return None
+    return await store.database.read(
+        lambda connection, queries: _find(
+            store,
+            connection,
+            session_id,
+            wanted,
+            lambda statement, column: store.question(queries, statement, column),
+        )
+    )
+
+
+async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
+    """Delete an item; give whether there was one. As `pop_item`, it does not move `updated_at`.
+
+    Raises:
+        SessionNotFoundError: If there is no such session.
+    """
+    if id_problem(session_id) is not None:
+        raise SessionNotFoundError(session_id)
+    database = store.database
+
+    def delete(connection: Connection, _: Any) -> bool:
+        if not store.lock(connection, session_id):
+            raise SessionNotFoundError(session_id)
+        found = _find(store, connection, session_id, wanted, _everywhere)
+        if found is None:
+            return False
+        ids = [found.item_id]
+        delete_messages(connection, database.tables, database.dialect, [session_id], ids)
+        return True
+
+    return await database.write(delete)
+
+
+async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
+    """Append items to a session that exists, and give them back as they are stored.
+
+    Raises:
+        SessionNotFoundError: If there is no such session.
+    """
+    if id_problem(session_id) is not None:
+        raise SessionNotFoundError(session_id)
+    sessions = store.database.tables.sessions
+
+    def append(connection: Connection, _: Any) -> list[ItemInfo]:
+        if not store.lock(connection, session_id):
+            raise SessionNotFoundError(session_id)
+        if not texts:
+            return []
+        items = _insert(store, connection, session_id, texts)
+        moved = update(sessions).where(sessions.c.session_id == session_id)
+        connection.execute(moved.values(updated_at=func.current_timestamp()))
+        return items
+
+    return await store.database.write(append)
+
+
+async def create_with_items(
+    store: ScopedStore, session_id: str, metadata: Mapping[str, JSONValue], texts: Sequence[str]
+) -> None:
+    """Create a session with metadata and a history, in one transaction.
+
+    Raises:
+        InvalidMetadataError: If a key or value cannot be stored.
+        MetadataLimitError: If a limit is exceeded.
+        ScopeError: If the metadata contradicts the scope.
+        SessionExistsError: If the id is taken.
+    """
+    check_id(session_id)
+    encoded = store.encode_new(metadata)
+
+    def create(connection: Connection, _: Any) -> None:
+        if not store.rows.create(connection, session_id, encoded):
+            raise SessionExistsError(session_id)
+        if texts:
+            _insert(store, connection, session_id, texts)
+
+    await store.database.write(create)
+
+
+def _insert(
+    store: ScopedStore, connection: Connection, session_id: str, texts: Sequence[str]
+) -> list[ItemInfo]:
+    """Insert items into a session that is locked, so that they are its newest ones."""
+    database = store.database
+    messages = database.tables.messages
+    rows = [{"session_id": session_id, "message_data": text} for text in texts]
+    connection.execute(insert(messages), rows)
+    newest: Any = (
+        select(messages.c.id)
+        .where(messages.c.session_id == bindparam("of_session"))
+        .order_by((messages.c.id + 0).desc())
+        .limit(len(rows))
+    )
+    ids = connection.scalars(newest, {"of_session": session_id}).all()
+    return _read(store, connection, session_id, sorted(ids), _everywhere)
+
+
+def _find(
+    store: ScopedStore,
+    connection: Connection,
+    session_id: str,
+    wanted: Wanted,
+    restrict: Restriction,
+) -> ItemInfo | None:
+    for ids in _candidates(store, connection, session_id, wanted, restrict):
+        for info in reversed(_read(store, connection, session_id, ids, restrict)):
+            if info.item is not UNREADABLE and wanted.matches(info):
+                return info
+    return None
+
+
+def _candidates(
+    store: ScopedStore,
+    connection: Connection,
+    session_id: str,
+    wanted: Wanted,
+    restrict: Restriction,
+) -> Iterator[list[int]]:
+    """Ids of rows that may be the one, the newest first, some at a time."""
+    if wanted.item_id is not None:
+        yield [wanted.item_id]
+        return
+    messages = store.database.tables.messages
+    statement: Any = (
+        select(messages.c.id)
+        .where(
+            messages.c.session_id == bindparam("of_session"),
+            messages.c.message_data.contains(wanted.text, autoescape=True),
+        )
+        .order_by((messages.c.id + 0).desc())
+    )
+    statement, parameters = restrict(statement, messages.c.session_id)
+    found = connection.scalars(statement, {**parameters, "of_session": session_id}).all()
+    for start in range(0, len(found), _AT_ONCE):
+        yield list(found[start : start + _AT_ONCE])
+
+
+def _read(
+    store: ScopedStore,
+    connection: Connection,
+    session_id: str,
+    ids: Sequence[int],
+    restrict: Restriction,
+) -> list[ItemInfo]:
+    tables, dialect = store.database.tables, store.database.dialect
+    return read_items(
+        connection, tables, dialect, session_id, ids, descending=False, restrict=restrict
+    )
+
+
+def _everywhere(statement: Any, _: Any) -> tuple[Any, dict[str, Any]]:
+    """No restriction: the session is locked, and is within the scope."""
+    return statement, {}
