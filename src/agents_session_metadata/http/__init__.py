@@ -1,0 +1,12 @@
+"""OpenAI's Conversations API on a catalog, to mount in a Starlette or FastAPI application.
+
+```python
+from agents_session_metadata.http import sessions_app
+
+app.mount("/v1", sessions_app(catalog, scope=lambda request: {"owner_id": request.state.user_id}))
+```
+"""
+
+from .app import GetScope, sessions_app
+
+__all__ = ["GetScope", "sessions_app"]

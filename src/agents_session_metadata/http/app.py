@@ -1,0 +1,229 @@
+"""The application: finds the route and the scope of a request, and answers.
+
+No connection to the database is held while a body is read or an answer is sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import InvalidFilterError
+
+from .errors import APIError, answer_to
+from .openapi import document
+from .requests import read_body, read_query
+from .routes import ROUTES, Answer, Call, Route
+
+GetScope: TypeAlias = (
+    "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
+)
+"""Gives the metadata values that every session of a request has; plain or async."""
+
+MAX_BODY = 8 * 2**20
+BODY_TIMEOUT = 60.0
+
+
+def sessions_app(
+    catalog: SessionCatalog,
+    *,
+    scope: GetScope | None,
+    allow_roles: Collection[str] | None = ("user",),
+    max_body: int = MAX_BODY,
+    body_timeout: float = BODY_TIMEOUT,
+) -> ASGIApp:
+    """OpenAI's Conversations API on a catalog, as an ASGI application.
+
+    A conversation is a session: what is written here and by `SQLAlchemyMetadataSession` is one
+    history. Mount the application behind the authentication of your own.
+
+    Args:
+        catalog: The catalog.
+        scope: Called for every request, with Starlette's `Request`. It gives the scope of the
+            request, such as `{"owner_id": user_id}`; a session outside it does not exist. If it
+            gives nothing, or a value is `None`, the answer is 403. It may be async, and may raise
+            Starlette's or FastAPI's `HTTPException`. `None` serves every session to everybody.
+        allow_roles: The roles of messages that a client may append. Other items, such as calls of
+            tools and their outputs, are refused. `None` allows every item: for trusted clients
+            only, such as the SDK's `OpenAIConversationsSession` on a server.
+        max_body: The largest body in bytes; the answer to a larger one is 413.
+        body_timeout: Seconds within which a body has to arrive; else the answer is 408.
+
+    Returns:
+        The application.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If `max_body` or `body_timeout` is not positive.
+    """
+    if not isinstance(catalog, SessionCatalog):
+        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+    if scope is not None and not callable(scope):
+        raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+    if isinstance(allow_roles, str):
+        raise TypeError(f"allow_roles must be a list of roles, not the string {allow_roles!r}")
+    if max_body < 1 or body_timeout <= 0:
+        raise ValueError("max_body and body_timeout must be positive")
+    roles = None if allow_roles is None else frozenset(allow_roles)
+    return _SessionsApp(catalog, scope, roles, max_body, body_timeout)
+
+
+class _SessionsApp:
+    def __init__(
+        self,
+        catalog: SessionCatalog,
+        get_scope: GetScope | None,
+        allow_roles: frozenset[str] | None,
+        max_body: int,
+        body_timeout: float,
+    ) -> None:
+        self._catalog = catalog
+        self._get_scope = get_scope
+        self._allow_roles = allow_roles
+        self._max_body = max_body
+        self._body_timeout = body_timeout
+        self._document = _dump(document(ROUTES))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _accept_lifespan(receive, send)
+        elif scope["type"] == "http":
+            response = await self._respond(Request(scope, receive))
+            await response(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _respond(self, request: Request) -> Response:
+        repeatable = True
+        try:
+            catalog = await self._scoped(request)
+            segments = _segments(request.scope)
+            if segments == ["openapi.json"] and request.method == "GET":
+                return _json(self._document)
+            route, path = _find(request.method, segments)
+            repeatable = route.repeatable
+            query = read_query(request, route.query)
+            body = None
+            if route.body is not None:
+                most, timeout = self._max_body, self._body_timeout
+                body = await read_body(request, route.body, most=most, timeout=timeout)
+            call = Call(catalog, self._allow_roles, path, query, body)
+            answer: Answer = await route.run(call)
+            return _json(_dump(answer))
+        except Exception as error:  # noqa: BLE001  # told to the client, without its message
+            problem = answer_to(error)
+            headers = problem.headers
+            if problem.status == 409 or (problem.status >= 500 and not repeatable):
+                # OpenAI's clients repeat such requests by themselves.
+                headers["x-should-retry"] = "false"
+            return _json(_dump(problem.body), problem.status, headers)
+
+    async def _scoped(self, request: Request) -> SessionCatalog:
+        """The catalog within the scope of a request.
+
+        Raises:
+            APIError: If the request has none.
+        """
+        if self._get_scope is None:
+            return self._catalog
+        values = self._get_scope(request)
+        if inspect.isawaitable(values):
+            values = await values
+        if not values or any(value is None for value in values.values()):
+            raise APIError(403, "You are not allowed to use these conversations.", code="no_scope")
+        try:
+            return self._catalog.scoped(values)
+        except InvalidFilterError as error:
+            raise TypeError("the scope of a request must contain JSON values") from error
+
+
+def _segments(scope: Scope) -> list[str]:
+    """The segments of the path below the mount point; an id may contain an encoded slash.
+
+    Raises:
+        APIError: If there is no such path.
+    """
+    raw: bytes | None = scope.get("raw_path")
+    root: str = scope.get("root_path", "")
+    if raw is None:
+        path = scope["path"].encode()
+        parts = path.split(b"/")
+    else:
+        parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/")]
+    mounted = root.rstrip("/").split("/")
+    try:
+        segments = [part.decode() for part in parts]
+    except UnicodeDecodeError:
+        raise _no_route() from None
+    if len(mounted) > 1 and segments[: len(mounted)] == mounted:
+        segments = segments[len(mounted) - 1 :]
+    elif len(mounted) > 1 and scope["path"].startswith(root.rstrip("/") + "/"):
+        # The mount point contains an encoded slash: which part of the path is ours is not certain.
+        raise _no_route()
+    return segments[1:]
+
+
+def _find(method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
+    """The route of a path, and what the path says.
+
+    Raises:
+        APIError: If there is none.
+    """
+    methods = []
+    for route in ROUTES:
+        path = route.match(segments)
+        if path is not None and route.method == method:
+            return route, path
+        if path is not None:
+            methods.append(route.method)
+    if methods:
+        headers = {"Allow": ", ".join(sorted(methods))}
+        raise APIError(405, "The method is not allowed here.", code="method", headers=headers)
+    raise _no_route()
+
+
+def _no_route() -> APIError:
+    return APIError(404, "There is no such route.", code="no_route")
+
+
+def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # Metadata and messages of a user are not for caches, nor for a browser to guess what they are.
+    own = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(body, status, {**own, **(headers or {})}, media_type="application/json")
+
+
+def _dump(answer: Any) -> bytes:
+    """JSON that every client can read, also of what others have stored."""
+    try:
+        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # NaN or an infinity, which Python writes and reads
+        text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"))
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # lone surrogates
+        return json.dumps(json.loads(text), separators=(",", ":")).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+async def _accept_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,138 @@
+"""Errors over HTTP: OpenAI's envelope, and which error gets which status.
+
+Messages come from this package or are written here. What a database or a driver says stays in the
+log of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from agents_session_metadata.errors import (
+    InvalidCursorError,
+    InvalidFilterError,
+    InvalidMetadataError,
+    MetadataLimitError,
+    ScopeError,
+    SessionChangedError,
+    SessionExistsError,
+    SessionNotFoundError,
+    SessionPausedError,
+)
+from agents_session_metadata.quoting import quoted
+
+logger = logging.getLogger("agents_session_metadata.http")
+
+RETRY_AFTER: Final = "1"
+"""Seconds after which a client may ask again when the database did not answer."""
+
+
+class APIError(Exception):
+    """An answer other than success.
+
+    Attributes:
+        status: The HTTP status.
+        message: What went wrong, for the client.
+        param: The parameter that is wrong, if one is.
+        code: A name for the error that programs can compare.
+        headers: Headers of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        super().__init__(message)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's envelope."""
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def invalid(message: str, param: str | None = None) -> APIError:
+    """The request is wrong."""
+    return APIError(400, message, param=param, code="invalid_value")
+
+
+def conversation_not_found(session_id: str) -> APIError:
+    """The conversation does not exist, or not within the scope: both are told alike."""
+    return _not_found(f"Conversation with id {quoted(session_id)} not found.")
+
+
+def item_not_found(item_id: str) -> APIError:
+    """The conversation exists, but has no such item."""
+    return _not_found(f"Item with id {quoted(item_id)} not found.")
+
+
+def _not_found(message: str) -> APIError:
+    return APIError(404, message, code="not_found")
+
+
+def answer_to(error: Exception) -> APIError:
+    """The answer to an error; one that nobody expects is logged and told without its message."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, HTTPException):
+        given: object = error.detail
+        detail = given if isinstance(given, str) else "the request was refused"
+        return APIError(error.status_code, detail, headers=error.headers)
+    known = _known(error)
+    if known is not None:
+        return known
+    if _is_unavailable(error):
+        logger.warning("the database is not available", exc_info=error)
+        message = "The database is not available at the moment."
+        headers = {"Retry-After": RETRY_AFTER}
+        return APIError(503, message, code="unavailable", headers=headers)
+    logger.error("request failed", exc_info=error)
+    return APIError(500, "The server had an error while processing the request.", code="internal")
+
+
+def _known(error: Exception) -> APIError | None:
+    if isinstance(error, SessionNotFoundError):
+        return conversation_not_found(error.session_id)
+    if isinstance(error, ScopeError):
+        return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
+    if isinstance(error, InvalidFilterError):
+        return invalid(str(error), "key" if error.path == "key" else "where")
+    if isinstance(error, InvalidCursorError):
+        message = "`after` is damaged or belongs to another list, order or filter."
+        return invalid(message, "after")
+    if isinstance(error, MetadataLimitError):
+        return APIError(422, str(error), param=f"metadata.{error.key}", code=error.limit)
+    if isinstance(error, InvalidMetadataError):
+        return invalid(str(error), f"metadata.{error.key}")
+    if isinstance(error, SessionChangedError):
+        message = "The conversation has changed: `expect_last` is not its newest item."
+        return APIError(409, message, param="expect_last", code="conversation_changed")
+    if isinstance(error, SessionPausedError):
+        return APIError(409, str(error), code="conversation_paused")
+    if isinstance(error, SessionExistsError):
+        return APIError(409, "A conversation with this id exists already.", code="exists")
+    return None
+
+
+def _is_unavailable(error: Exception) -> bool:
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
+    return isinstance(error, (PoolTimeoutError, OSError, asyncio.TimeoutError))

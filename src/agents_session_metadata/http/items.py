@@ -1,0 +1,147 @@
+"""Items as the Conversations API has them: their ids, and what its clients rely on.
+
+What is stored is never rewritten: what is missing is added to the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from agents_session_metadata.maintenance.items import Wanted
+from agents_session_metadata.types import ItemInfo
+
+UNKNOWN: Final = "unknown"
+"""The type of an item that is stored without one, such as an encrypted item."""
+
+_PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
+    "message": ("msg_",),
+    "reasoning": ("rs_",),
+    "function_call": ("fc_",),
+    "function_call_output": ("fc_", "fco_"),
+    "custom_tool_call": ("ctc_",),
+    "custom_tool_call_output": ("ctco_", "ctc_"),
+    "file_search_call": ("fs_",),
+    "web_search_call": ("ws_",),
+    "image_generation_call": ("ig_",),
+    "code_interpreter_call": ("ci_",),
+    "computer_call": ("cu_",),
+    "computer_call_output": ("cuo_", "cu_"),
+    "local_shell_call": ("lsh_",),
+    # Its id is that of the call.
+    "local_shell_call_output": ("lsho_", "lsh_", "call_"),
+    "shell_call": ("sh_",),
+    "shell_call_output": ("sho_", "sh_"),
+    "apply_patch_call": ("apc_",),
+    "apply_patch_call_output": ("apco_", "apc_"),
+    "mcp_list_tools": ("mcpl_",),
+    "mcp_approval_request": ("mcpr_",),
+    "mcp_approval_response": ("mcprr_", "mcpr_"),
+    "mcp_call": ("mcp_",),
+    "tool_search_call": ("tsc_",),
+    "tool_search_output": ("tso_",),
+    "compaction": ("cmp_",),
+}
+"""By type, how OpenAI's ids begin. New ids get the first one."""
+_OTHER: Final = ("item_",)
+
+_HAVE_STATUS: Final = frozenset(
+    {
+        "message",
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "computer_call",
+        "computer_call_output",
+        "file_search_call",
+        "function_call",
+        "function_call_output",
+        "image_generation_call",
+        "local_shell_call",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
+"""Types whose items have a status in every answer of the API."""
+
+_MADE = re.compile(r"[a-z]+_asm([0-9]{1,18})")
+_KEPT = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_FAKE: Final = "__fake_id__"
+
+
+def item_type(item: object) -> str:
+    """The type of a stored item; messages may be stored without one."""
+    if not isinstance(item, Mapping):
+        return UNKNOWN
+    kind = item.get("type")
+    if isinstance(kind, str) and kind:
+        return kind
+    return "message" if isinstance(item.get("role"), str) else UNKNOWN
+
+
+def public_id(info: ItemInfo) -> str:
+    """The id of an item over HTTP.
+
+    Ids get into the input of models, and OpenAI refuses those that do not begin as ids of their
+    type do. An id that looks like one of ours is not kept either: it would mean another row.
+    """
+    item: object = info.item
+    prefixes = _PREFIXES.get(item_type(item), _OTHER)
+    stored = item.get("id") if isinstance(item, Mapping) else None
+    if (
+        isinstance(stored, str)
+        and stored.startswith(prefixes)
+        and stored != _FAKE
+        and _KEPT.fullmatch(stored)
+        and not _MADE.fullmatch(stored)
+    ):
+        return stored
+    return f"{prefixes[0]}asm{info.item_id}"
+
+
+def wanted_item(item_id: str) -> Wanted | None:
+    """How to look for an item by its id over HTTP; None if no item can have it."""
+
+    def matches(info: ItemInfo) -> bool:
+        return public_id(info) == item_id
+
+    made = _MADE.fullmatch(item_id)
+    if made:
+        return Wanted(matches, item_id=int(made[1]))
+    return Wanted(matches, text=item_id) if _KEPT.fullmatch(item_id) else None
+
+
+def shown_item(info: ItemInfo) -> dict[str, Any]:
+    """An item as the API gives it."""
+    item: object = info.item
+    kind = item_type(item)
+    stored = item if isinstance(item, Mapping) else {"value": item}
+    shown = {**stored, "id": public_id(info), "type": kind}
+    if kind in _HAVE_STATUS and not isinstance(shown.get("status"), str):
+        shown["status"] = "completed"
+    if kind == "message":
+        shown["content"] = _content(shown.get("content"), shown.get("role"))
+    return shown
+
+
+def _content(content: object, role: object) -> list[Any]:
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    return [_part(part, role) for part in parts]
+
+
+def _part(part: object, role: object) -> Any:
+    if isinstance(part, str):
+        part = {"type": "output_text" if role == "assistant" else "input_text", "text": part}
+    if not isinstance(part, Mapping):
+        return part
+    kind = part.get("type")
+    if kind == "output_text" and not isinstance(part.get("annotations"), list):
+        return {**part, "annotations": []}
+    if kind in ("input_image", "computer_screenshot") and not isinstance(part.get("detail"), str):
+        return {**part, "detail": "auto"}
+    return dict(part)

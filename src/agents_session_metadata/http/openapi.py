@@ -1,0 +1,108 @@
+"""The OpenAPI document of the routes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from .routes import Route
+
+_ERRORS: Mapping[str, str] = {
+    "400": "A parameter is wrong; `param` names it.",
+    "403": "The request has no scope, or may not write this.",
+    "404": "There is no such conversation or item.",
+    "409": "The conversation has changed or is paused.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "422": "A limit is exceeded, or the cut is impossible.",
+    "503": "The database is not available.",
+}
+_ANSWER: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["object"],
+    "additionalProperties": True,
+}
+_ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """Describe the routes."""
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Conversations", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR}},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    named = re.findall(r"{(\w+)}", route.path)
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in named
+    ]
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    operation: dict[str, Any] = {
+        "operationId": getattr(route.run, "__name__", ""),
+        "summary": (inspect.getdoc(route.run) or "").partition("\n")[0],
+        "parameters": [*in_path, *_parameters(route.query)],
+        "responses": {
+            "200": {
+                "description": "The answer.",
+                "content": {"application/json": {"schema": _answer(route)}},
+            },
+            **{status: {"description": text, "content": error} for status, text in _ERRORS.items()},
+        },
+    }
+    if route.body is not None:
+        schema = _schema(route.body)
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+def _answer(route: Route) -> Mapping[str, Any]:
+    # An item has a type where other answers have an object.
+    is_item = route.method == "GET" and route.path.endswith("{item_id}")
+    return {**_ANSWER, "required": ["id", "type"]} if is_item else _ANSWER
+
+
+def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:
+    properties: Mapping[str, dict[str, Any]] = _schema(model).get("properties", {})
+    parameters = []
+    for name, schema in properties.items():
+        description = schema.pop("description", "")
+        kind = {"type": "string"} if name == "where" else schema
+        parameters.append({"name": name, "in": "query", "description": description, "schema": kind})
+    return parameters
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    assert "$defs" not in schema  # noqa: S101  # the models contain no others
+    return schema

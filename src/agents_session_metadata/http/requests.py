@@ -1,0 +1,254 @@
+"""What requests may carry: bodies and queries, checked by pydantic, and reading them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import APIError, invalid
+
+MOST_ITEMS: Final = 20
+"""Items per request, as in OpenAI's API."""
+LONGEST_PAGE: Final = 100
+_LONGEST_FILTER: Final = 32_768
+_DEEPEST: Final = 100
+"""Levels of nesting in an item."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON strictly.
+
+    Raises:
+        ValueError: If it is not JSON, or contains NaN or an infinity.
+    """
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _filter(text: object) -> object:
+    return parse_json(text) if isinstance(text, str) else text
+
+
+def _bounded(item: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what is nested so deeply that an answer could not contain it."""
+    level: list[Any] = [item]
+    for _ in range(_DEEPEST):
+        level = [each for value in level for each in _inside(value)]
+        if not level:
+            return item
+    raise ValueError(f"must not be nested more than {_DEEPEST} levels deep")
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+Item = Annotated[
+    dict[str, Any], BeforeValidator(_bounded), Field(description="An input item of OpenAI's API.")
+]
+Items = Annotated[list[Item], Field(max_length=MOST_ITEMS)]
+Metadata = Annotated[
+    dict[str, Any],
+    Field(description="JSON values by key. null removes a key. Keys of the server are read-only."),
+]
+ItemId = Annotated[str, Field(min_length=1, max_length=255)]
+Include = Annotated[
+    list[str] | None,
+    Field(description="Accepted and not needed: answers contain everything that is stored."),
+]
+After = Annotated[str | None, Field(description="The `last_id` of the previous page.")]
+Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="How many at most.")]
+Order = Annotated[Literal["asc", "desc"], Field(description="desc: the newest first.")]
+Filter = Annotated[
+    dict[str, Any] | None,
+    Field(description="A filter of metadata, as JSON text."),
+    BeforeValidator(_filter),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewConversation(_Body):
+    """Create a conversation."""
+
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class ChangedConversation(_Body):
+    """Merge metadata."""
+
+    metadata: Metadata | None
+
+
+class NewItems(_Body):
+    """Append items."""
+
+    items: Items
+
+
+class Fork(_Body):
+    """Copy a conversation, or its beginning."""
+
+    before: Annotated[ItemId | None, Field(description="The first item that is not copied.")] = None
+    metadata: Metadata | None = None
+
+
+class Rewind(_Body):
+    """Remove the end of a conversation."""
+
+    turns: Annotated[int | None, Field(ge=1, description="How many turns to remove.")] = None
+    before: Annotated[ItemId | None, Field(description="The first item to remove.")] = None
+    expect_last: Annotated[
+        ItemId | None, Field(description="The item that must be the newest one.")
+    ] = None
+
+
+class Nothing(_Query):
+    """No parameters."""
+
+
+class Included(_Query):
+    """Which fields to include."""
+
+    include: Include = None
+
+
+class ListItems(Included):
+    """A page of items."""
+
+    after: After = None
+    limit: Limit = 20
+    order: Order = "desc"
+
+
+class ListConversations(_Query):
+    """A page of conversations, by activity."""
+
+    where: Filter = None
+    after: After = None
+    limit: Limit = 20
+    order: Order = "desc"
+    preview: Annotated[
+        bool, Field(description="Whether to give the beginning of the first user message.")
+    ] = False
+
+
+class CountValues(_Query):
+    """The values of a metadata key."""
+
+    where: Filter = None
+    limit: Limit = 20
+
+
+async def read_body(request: Request, model: type[M], *, most: int, timeout: float) -> M:
+    """Read and check the body of a request.
+
+    Raises:
+        APIError: If it is not JSON of that form, is too large, or does not arrive in time.
+    """
+    kind, _, options = request.headers.get("content-type", "").partition(";")
+    charset = options.strip().lower().replace('"', "")
+    if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+        # A page of another site can send other types without asking the server first.
+        raise APIError(415, "The content type must be application/json.", code="content_type")
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise APIError(415, "The body must not be compressed.", code="content_encoding")
+    try:
+        body = await asyncio.wait_for(_bytes(request, most), timeout)
+    except asyncio.TimeoutError:
+        headers = {"Connection": "close"}
+        message = "The body did not arrive in time."
+        raise APIError(408, message, code="timeout", headers=headers) from None
+    try:
+        value = parse_json(body.decode())
+    except ValueError as error:
+        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+        raise invalid(f"The body is not valid JSON: {reason}.") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.")
+    return _validated(model, value)
+
+
+async def _bytes(request: Request, most: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    parts: list[bytes] = []
+    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
+    size = 0
+    try:
+        async for part in request.stream():
+            size += len(part)
+            if max(size, announced) <= most:
+                parts.append(part)
+            elif size > 2 * most:
+                # Up to here it is read and dropped: many clients look at no answer before they
+                # have sent everything.
+                break
+            else:
+                parts.clear()
+    except ClientDisconnect:
+        raise invalid("The body is incomplete.") from None
+    if max(size, announced) > most:
+        headers = {"Connection": "close"}
+        message = f"The body is larger than {most} bytes."
+        raise APIError(413, message, code="too_large", headers=headers)
+    return b"".join(parts)
+
+
+def read_query(request: Request, model: type[M]) -> M:
+    """Check the query of a request.
+
+    Raises:
+        APIError: If a parameter is unknown, repeated or invalid.
+    """
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        # Clients write lists as `include`, `include[]` or `include[0]`.
+        base = name.partition("[")[0]
+        if base == "include" and "include" in model.model_fields:
+            given.setdefault(base, []).append(value)
+        elif name in given:
+            raise invalid(f"`{name}` is given twice.", name)
+        elif name == "where" and len(value) > _LONGEST_FILTER:
+            raise invalid(f"`where` has more than {_LONGEST_FILTER} characters.", name)
+        else:
+            given[name] = value
+    return _validated(model, given)
+
+
+def _validated(model: type[M], given: Mapping[str, Any]) -> M:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        param = _path(first["loc"])
+        problem = first["msg"].removeprefix("Value error, ")
+        raise invalid(f"{param}: {problem}.", param) from None
+
+
+def _path(location: tuple[int | str, ...]) -> str:
+    path = ""
+    for step in location:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    return path[:200]

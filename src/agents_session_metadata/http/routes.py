@@ -1,0 +1,449 @@
+"""What each route does. Ids in paths are already decoded; bodies and queries are checked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias
+
+from pydantic import BaseModel
+
+from agents_session_metadata import keys
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import CorruptMetadataError, InvalidCursorError
+from agents_session_metadata.maintenance.items import (
+    Wanted,
+    append_items,
+    create_with_items,
+    delete_item,
+    find_item,
+)
+from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
+from agents_session_metadata.types import ItemInfo, SessionInfo
+from agents_session_metadata.values import is_text
+
+from . import requests
+from .errors import APIError, conversation_not_found, invalid, item_not_found
+from .items import item_type, shown_item, wanted_item
+
+logger = logging.getLogger("agents_session_metadata.http")
+
+Answer: TypeAlias = "dict[str, Any]"
+
+READ_ONLY: Final = frozenset(
+    {
+        # what SessionLifecycle writes
+        keys.AGENT,
+        keys.PURPOSE,
+        keys.STATUS,
+        keys.PHASE,
+        keys.SUMMARY,
+        keys.OUTCOME,
+        keys.PHASE_HISTORY,
+        keys.ERROR_COUNT,
+        keys.LAST_ERROR,
+        keys.STARTED_AT,
+        keys.FINISHED_AT,
+        keys.DURATION_MS,
+        keys.TOUCHED_AT,
+        "resumes",
+        # what SessionTracker writes
+        keys.RUNS,
+        keys.REQUESTS,
+        keys.INPUT_TOKENS,
+        keys.OUTPUT_TOKENS,
+        keys.TOTAL_TOKENS,
+        keys.RUN_MS,
+        keys.COST,
+        keys.AGENTS,
+        keys.TOOL_CALLS,
+        keys.INVOCATIONS,
+        "trace_ids",
+        "title_auto",
+        # what a fork writes
+        keys.FORKED_FROM,
+        keys.FORKED_BEFORE,
+    }
+)
+"""Metadata keys that no client may write, besides those of the scope."""
+
+_COUNTED: Final = 1000
+"""Sessions whose values are counted: the newest ones that match."""
+_ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that has been checked.
+
+    Attributes:
+        catalog: The catalog within the scope of the request.
+        allow_roles: Whose messages may be appended; None allows every item.
+        path: What the path says, by name.
+        query: The query.
+        body: The body.
+    """
+
+    catalog: SessionCatalog
+    allow_roles: frozenset[str] | None
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+
+    @property
+    def session_id(self) -> str:
+        """The id of the conversation."""
+        return self.path["conversation_id"]
+
+    # ---- conversations ----
+
+    async def conversation(self, session_id: str | None = None) -> Answer:
+        """One conversation."""
+        name = self.session_id if session_id is None else session_id
+        info = await self.catalog.get_session(name, on_corrupt=_log_corrupt)
+        if info is None:
+            raise conversation_not_found(name)
+        return _shown(info)
+
+    async def create_conversation(self) -> Answer:
+        """Create a conversation, its metadata and items in one transaction."""
+        metadata = _without_nulls(_writable(self.body.metadata))
+        name = new_id()
+        texts = self._texts(self.body.items or [])
+        await create_with_items(self.catalog._store, name, metadata, texts)
+        return await self.conversation(name)
+
+    async def change_conversation(self) -> Answer:
+        """Merge metadata; null removes a key."""
+        changes = _writable(self.body.metadata)
+
+        def change(metadata: dict[str, Any]) -> None:
+            for key, value in changes.items():
+                if value is None:
+                    metadata.pop(key, None)
+                else:
+                    metadata[key] = value
+
+        await self._require()
+        await self.catalog.edit_metadata(self.session_id, change, must_exist=True)
+        return await self.conversation()
+
+    async def delete_conversation(self) -> Answer:
+        """Delete a conversation with its items and metadata."""
+        if not await self.catalog.delete_session(self.session_id):
+            raise conversation_not_found(self.session_id)
+        return {"id": self.session_id, "object": "conversation.deleted", "deleted": True}
+
+    async def list_conversations(self) -> Answer:
+        """A page of conversations, ordered by activity."""
+        query: requests.ListConversations = self.query
+        page = await self.catalog.list_sessions(
+            query.where,
+            order_by="-updated_at" if query.order == "desc" else "updated_at",
+            limit=query.limit,
+            cursor=query.after,
+            preview=query.preview,
+            on_corrupt=_log_corrupt,
+        )
+        data = [
+            {**_shown(info), **({"preview": info.preview} if query.preview else {})}
+            for info in page.sessions
+        ]
+        last = data[-1]["id"] if data else ""
+        return _list(data, data[0]["id"] if data else "", page.next_cursor or last, page)
+
+    async def count_values(self) -> Answer:
+        """How many conversations have each value of a key, among the newest that match."""
+        query: requests.CountValues = self.query
+        key = self.path["key"]
+        newest = await self.catalog.list_sessions(query.where, limit=_COUNTED, keys=[])
+        ids = [info.session_id for info in newest.sessions]
+        counted = {"$session_id": {"$in": ids}}
+        found = await self.catalog.count_values(key, counted, limit=query.limit + 1)
+        return {
+            "object": "list",
+            "data": [{"value": each.value, "count": each.count} for each in found[: query.limit]],
+            "has_more": len(found) > query.limit,
+            "complete": newest.next_cursor is None,
+        }
+
+    async def fork(self) -> Answer:
+        """Copy a conversation, or what comes before an item."""
+        metadata = _without_nulls(_writable(self.body.metadata))
+        before = await self._row("before")
+        name = new_id()
+        try:
+            await self.catalog.fork_session(self.session_id, name, metadata=metadata, before=before)
+        except ValueError as error:
+            raise _impossible_cut(error) from error
+        return await self.conversation(name)
+
+    async def rewind(self) -> Answer:
+        """Remove the last turns, or an item and what comes after it."""
+        body: requests.Rewind = self.body
+        if (body.turns is None) == (body.before is None):
+            raise invalid("Pass either `turns` or `before`.", "turns")
+        before = await self._row("before")
+        last = await self._row("expect_last")
+        try:
+            removed = await self.catalog.rewind_session(
+                self.session_id, turns=body.turns, before=before, expect_last=last
+            )
+        except ValueError as error:
+            raise _impossible_cut(error) from error
+        shown = removed[: requests.LONGEST_PAGE]
+        return self._page(shown, "asc", has_more=len(removed) > len(shown))
+
+    # ---- items ----
+
+    async def list_items(self) -> Answer:
+        """A page of items."""
+        query: requests.ListItems = self.query
+        order = _order(query.order)
+        cursor = None if query.after is None else await self._position(query.after, order)
+        page = await self.catalog.list_items(
+            self.session_id, order_by=order, limit=query.limit, cursor=cursor
+        )
+        if not page.items:
+            await self._require()
+        return self._page(page.items, query.order, has_more=page.next_cursor is not None)
+
+    async def create_items(self) -> Answer:
+        """Append items in one transaction."""
+        texts = self._texts(self.body.items)
+        added = await append_items(self.catalog._store, self.session_id, texts)
+        return self._page(added, "asc", has_more=False)
+
+    async def item(self) -> Answer:
+        """One item."""
+        return shown_item(await self._find(self.path["item_id"]))
+
+    async def delete_item(self) -> Answer:
+        """Delete one item."""
+        item_id = self.path["item_id"]
+        wanted = wanted_item(item_id)
+        if wanted is None:
+            await self._require()
+            raise item_not_found(item_id)
+        if not await delete_item(self.catalog._store, self.session_id, wanted):
+            raise item_not_found(item_id)
+        return await self.conversation()
+
+    # ---- parts ----
+
+    async def _require(self) -> None:
+        if await self.catalog.get_session(self.session_id, keys=[]) is None:
+            raise conversation_not_found(self.session_id)
+
+    async def _find(self, item_id: str) -> ItemInfo:
+        wanted = wanted_item(item_id)
+        info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+        if not info:
+            await self._require()
+            raise item_not_found(item_id)
+        return info
+
+    async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
+        """The row of an item that the body names."""
+        item_id = getattr(self.body, name)
+        if item_id is None:
+            return None
+        wanted: Wanted | None = wanted_item(item_id)
+        info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+        if info:
+            return info.item_id
+        await self._require()
+        if name == "before":
+            raise invalid("`before` is not an item of this conversation.", "before")
+        message = "The conversation has changed: `expect_last` is not its newest item."
+        raise APIError(409, message, param=name, code="conversation_changed")
+
+    async def _position(self, after: str, order: Literal["item_id", "-item_id"]) -> str:
+        """The cursor that `after` is, or that stands for the item with this id."""
+        condition = self.catalog._store.scope.condition
+        try:
+            decode_item_cursor(after, self.session_id, order, condition)
+        except InvalidCursorError:
+            wanted = wanted_item(after)
+            info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+            if not info:
+                await self._require()
+                raise
+            return encode_item_cursor(info.item_id, self.session_id, order, condition)
+        return after
+
+    def _page(
+        self, items: Sequence[ItemInfo], order: Literal["asc", "desc"], *, has_more: bool
+    ) -> Answer:
+        condition = self.catalog._store.scope.condition
+        ends = [
+            encode_item_cursor(each.item_id, self.session_id, _order(order), condition)
+            for each in ([items[0], items[-1]] if items else ())
+        ]
+        first, last = (ends[0], ends[-1]) if ends else ("", "")
+        return {
+            "object": "list",
+            "data": [shown_item(info) for info in items],
+            "first_id": first,
+            "last_id": last,
+            "has_more": has_more,
+        }
+
+    def _texts(self, items: Sequence[dict[str, Any]]) -> list[str]:
+        """Items as they are stored.
+
+        Raises:
+            APIError: If one is not an item, or this client may not append it.
+        """
+        ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
+        texts = []
+        for index, item in enumerate(items):
+            self._check(item, f"items[{index}]")
+            text = json.dumps(item, ensure_ascii=ascii_only, separators=(",", ":"))
+            if not is_text(text):
+                raise invalid("The item contains lone surrogates.", f"items[{index}]")
+            texts.append(text)
+        return texts
+
+    def _check(self, item: dict[str, Any], param: str) -> None:
+        kind, role, content = item_type(item), item.get("role"), item.get("content")
+        if not isinstance(item.get("type", kind), str) or kind in ("unknown", "item_reference"):
+            raise invalid(f"{param}: must have a `type` or a `role`.", f"{param}.type")
+        if kind == "message":
+            if not isinstance(role, str) or role not in _ROLES:
+                names = ", ".join(sorted(_ROLES))
+                raise invalid(f"{param}.role: must be one of {names}.", f"{param}.role")
+            has_parts = isinstance(content, list) and all(map(_is_part, content))
+            if not (isinstance(content, str) or has_parts):
+                message = f"{param}.content: must be a string or a list of objects with a `type`."
+                raise invalid(message, f"{param}.content")
+        if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
+            names = ", ".join(sorted(self.allow_roles)) or "none"
+            message = f"{param}: only messages of these roles can be appended here: {names}."
+            raise APIError(403, message, param=param, code="role_not_allowed")
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route.
+
+    Attributes:
+        method: Its HTTP method.
+        path: Its path; names in braces stand for any segment.
+        run: What it does.
+        query: The model of its query.
+        body: The model of its body, if it has one.
+        repeatable: Whether it does the same when it is sent twice, so that a client may do so.
+    """
+
+    method: str
+    path: str
+    run: Callable[[Call], Awaitable[Answer]]
+    query: type[BaseModel] = requests.Nothing
+    body: type[BaseModel] | None = None
+    repeatable: bool = True
+
+    def match(self, segments: Sequence[str]) -> dict[str, str] | None:
+        """What the path says, by name; None if it is another path."""
+        own = self.path.strip("/").split("/")
+        if len(own) != len(segments):
+            return None
+        found = {}
+        for name, segment in zip(own, segments, strict=True):
+            if name.startswith("{"):
+                found[name.strip("{}")] = segment
+            elif name != segment:
+                return None
+        return found
+
+
+_ONE = "/conversations/{conversation_id}"
+ROUTES: Final = (
+    Route("GET", "/conversations", Call.list_conversations, requests.ListConversations),
+    Route(
+        "POST",
+        "/conversations",
+        Call.create_conversation,
+        body=requests.NewConversation,
+        repeatable=False,
+    ),
+    Route("GET", _ONE, Call.conversation),
+    Route("POST", _ONE, Call.change_conversation, body=requests.ChangedConversation),
+    Route("DELETE", _ONE, Call.delete_conversation),
+    Route("GET", f"{_ONE}/items", Call.list_items, requests.ListItems),
+    Route(
+        "POST",
+        f"{_ONE}/items",
+        Call.create_items,
+        requests.Included,
+        requests.NewItems,
+        repeatable=False,
+    ),
+    Route("GET", f"{_ONE}/items/{{item_id}}", Call.item, requests.Included),
+    Route("DELETE", f"{_ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
+    Route("POST", f"{_ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
+    Route("POST", f"{_ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
+    Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
+)
+
+
+def new_id() -> str:
+    """An id for a conversation that nobody can guess."""
+    return f"conv_{secrets.token_hex(24)}"
+
+
+def _shown(info: SessionInfo) -> Answer:
+    return {
+        "id": info.session_id,
+        "object": "conversation",
+        "created_at": int(info.created_at.timestamp()),
+        "updated_at": int(info.updated_at.timestamp()),
+        "metadata": info.metadata,
+    }
+
+
+def _list(data: list[Answer], first: str, last: str, page: Any) -> Answer:
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": first,
+        "last_id": last,
+        "has_more": page.next_cursor is not None,
+    }
+
+
+def _order(order: Literal["asc", "desc"]) -> Literal["item_id", "-item_id"]:
+    return "-item_id" if order == "desc" else "item_id"
+
+
+def _writable(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The metadata of a request, without keys that only the server writes.
+
+    Raises:
+        APIError: If one of them is such a key.
+    """
+    for key in metadata or {}:
+        if key in READ_ONLY:
+            message = f"`{key}` is written by the server and cannot be changed here."
+            raise APIError(403, message, param=f"metadata.{key}", code="read_only")
+    return metadata or {}
+
+
+def _without_nulls(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def _is_part(part: object) -> bool:
+    return isinstance(part, dict) and isinstance(part.get("type"), str)
+
+
+def _impossible_cut(error: ValueError) -> Exception:
+    """The error of a cut that would separate what belongs together; others stay as they are."""
+    return APIError(422, f"{error}.", code="impossible_cut") if type(error) is ValueError else error
+
+
+def _log_corrupt(error: CorruptMetadataError) -> None:
+    logger.warning("a metadata value was left out of an answer: %s", error)
