@@ -1,0 +1,278 @@
+"""The routes beyond OpenAI's, and what the answers to requests have in common."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+from conformance import raw
+from fastapi import FastAPI, HTTPException
+
+from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker
+from agents_session_metadata.http import sessions_app
+
+from .scenarios import ITEMS, user
+from .serving import mounted, owner, raw_client
+
+
+@pytest.fixture
+async def catalog(database):
+    return SessionCatalog(database.engine(), create_tables=True)
+
+
+async def test_lists_of_conversations(catalog):
+    for number in range(5):
+        metadata = {"owner_id": "u1", "n": number, "tags": ["x", f"t{number}"], "title": "T"}
+        session = await catalog.create_session(f"s{number}", metadata=metadata)
+        await session.add_items([user(f"question  {number}")])
+        await raw.set_times(
+            catalog.engine, f"s{number}", updated_at=f"2024-01-0{number + 1} 00:00:00"
+        )
+    await catalog.create_session("other", metadata={"owner_id": "u2", "tags": ["x"]})
+    async with raw_client(mounted(catalog)) as client:
+
+        async def get(**query):
+            response = await client.get("/conversations", params=query)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+        page = await get(limit=2)
+        assert [each["id"] for each in page["data"]] == ["s4", "s3"]
+        assert page["object"] == "list"
+        assert page["has_more"] is True
+        page = await get(limit=3, after=page["last_id"])
+        assert ([each["id"] for each in page["data"]], page["has_more"]) == (
+            ["s2", "s1", "s0"],
+            False,
+        )
+        page = await get(order="asc", preview="true", where=json.dumps({"n": {"$gte": 3}}))
+        assert [(each["id"], each["preview"]) for each in page["data"]] == [
+            ("s3", "question 3"),
+            ("s4", "question 4"),
+        ]
+        assert "preview" not in (await get())["data"][0]
+        assert (await get(where='{"n": 9}'))["data"] == []
+
+        values = (await client.get("/metadata/tags/values", params={"limit": 1})).json()
+        assert values == {
+            "object": "list",
+            "data": [{"value": "x", "count": 5}],
+            "has_more": True,
+            "complete": True,
+        }
+        where = {"where": '{"n": {"$lt": 2}}'}
+        values = (await client.get("/metadata/tags/values", params=where)).json()
+        assert {each["value"]: each["count"] for each in values["data"]} == {
+            "x": 2,
+            "t0": 1,
+            "t1": 1,
+        }
+
+
+async def test_fork_and_rewind(catalog):
+    session = await catalog.create_session("s", metadata={"owner_id": "u1", "title": "T"})
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "1"}
+    answer = {"role": "assistant", "content": "b"}
+    await session.add_items([user("a"), answer, user("c"), ITEMS["function call"], output])
+    async with raw_client(mounted(catalog)) as client:
+        items = (await client.get("/conversations/s/items?order=asc")).json()["data"]
+        ids = [item["id"] for item in items]
+
+        async def post(route, status=200, **body):
+            response = await client.post(f"/conversations/s/{route}", json=body)
+            assert response.status_code == status, response.text
+            return response.json()
+
+        copy = await post("fork", before=ids[2], metadata={"title": "Copy", "gone": None})
+        assert copy["id"].startswith("conv_")
+        assert copy["metadata"].pop("forked_before") > 0
+        assert copy["metadata"] == {"owner_id": "u1", "title": "Copy", "forked_from": "s"}
+        assert await catalog.session(copy["id"]).get_items() == [user("a"), answer]
+        whole = await post("fork")
+        assert len(await catalog.session(whole["id"]).get_items()) == 5
+
+        refused = await post("rewind", 422, before=ids[4])
+        assert refused["error"]["code"] == "impossible_cut"
+        for expected in (ids[0], "msg_asm999999", "msg_nope", "?"):
+            refused = await post("rewind", 409, turns=1, expect_last=expected)
+            assert refused["error"]["param"] == "expect_last"
+        for body in ({}, {"turns": 1, "before": ids[2]}, {"turns": 0}, {"before": "msg_nope"}):
+            assert (await post("rewind", 400, **body))["error"]["param"] in ("turns", "before")
+        assert len(await session.get_items()) == 5
+        removed = await post("rewind", turns=1, expect_last=ids[4])
+        assert removed["data"] == items[2:]
+        assert (await post("rewind", before=ids[1]))["data"] == items[1:2]
+        assert await session.get_items() == [user("a")]
+        assert (await catalog.get_metadata("s"))["title"] == "T"
+
+
+async def test_who_may_write_what(catalog):
+    async with raw_client(mounted(catalog)) as client:
+        made = await client.post("/conversations", json={"metadata": {"title": "T"}})
+        name = made.json()["id"]
+        at = f"/conversations/{name}"
+        session = catalog.session(name)
+        lifecycle = SessionLifecycle(session)
+        await lifecycle.start("agent", purpose="p")
+        await lifecycle.record_error("e")
+        await lifecycle.finish("completed", summary="s")
+        before = await session.get_metadata()
+        written = set(before) - {"title"}
+        async with SessionTracker(session):
+            pass
+        written |= set(await session.get_metadata()) - {"title"}
+        assert {"owner_id", "phase", "agent", "error_count"} <= written
+        stored = await session.get_metadata()
+        for key in sorted(written | {"forked_from", "cost", "tool_calls"}):
+            for value in ("x", None):
+                response = await client.post(at, json={"metadata": {"a": 1, key: value}})
+                assert response.status_code == 403, (key, response.text)
+                assert response.json()["error"]["param"] == f"metadata.{key}"
+            for route in ("/conversations", f"{at}/fork"):
+                response = await client.post(route, json={"metadata": {key: "x"}})
+                assert response.status_code == 403, (key, response.text)
+        assert await session.get_metadata() == stored
+        assert await catalog.count_sessions() == 1
+
+        others = [{**ITEMS["function call"]}, {"role": "assistant", "content": "a"}]
+        others += [{"role": "system", "content": "a"}, {"type": "custom", "role": "user"}]
+        for item in others:
+            for route in ("/conversations", f"{at}/items"):
+                response = await client.post(route, json={"items": [user("a"), item]})
+                assert response.status_code == 403, response.text
+                assert response.json()["error"]["param"] == "items[1]"
+        assert await session.get_items() == []
+        response = await client.post(f"{at}/items", json={"items": [user("a")]})
+        assert response.status_code == 200
+    async with raw_client(mounted(catalog, allow_roles=["assistant"])) as client:
+        response = await client.post(f"{at}/items", json={"items": [user("a")]})
+        assert response.status_code == 403
+    async with raw_client(mounted(catalog, allow_roles=None)) as client:
+        response = await client.post(f"{at}/items", json={"items": [ITEMS["function call"]]})
+        assert response.status_code == 200
+
+
+BAD = [
+    ("GET", "/conversations?limit=0", None, "limit"),
+    ("GET", "/conversations?limit=101", None, "limit"),
+    ("GET", "/conversations?limit=many", None, "limit"),
+    ("GET", "/conversations?order=up", None, "order"),
+    ("GET", "/conversations?order=asc&order=desc", None, "order"),
+    ("GET", "/conversations?nope=1", None, "nope"),
+    ("GET", "/conversations?include=x", None, "include"),
+    ("GET", "/conversations?after=x", None, "after"),
+    ("GET", "/conversations?after=", None, "after"),
+    ("GET", "/conversations?preview=perhaps", None, "preview"),
+    ("GET", "/conversations?where=%7B", None, "where"),
+    ("GET", "/conversations?where=%5B%5D", None, "where"),
+    ("GET", "/conversations?where=%7B%22a%22%3A%7B%22%24nope%22%3A1%7D%7D", None, "where"),
+    ("GET", "/conversations?where=%7B%22a%22%3ANaN%7D", None, "where"),
+    ("GET", "/metadata/%24x/values", None, "key"),
+    ("GET", "/conversations/s/items?limit=101", None, "limit"),
+    ("GET", "/conversations/s/items?after=msg_asm0", None, "after"),
+    ("POST", "/conversations", {"nope": 1}, "nope"),
+    ("POST", "/conversations", {"metadata": []}, "metadata"),
+    ("POST", "/conversations", {"metadata": {"$x": 1}}, "metadata.$x"),
+    ("POST", "/conversations", {"items": {}}, "items"),
+    ("POST", "/conversations/s", {}, "metadata"),
+    ("POST", "/conversations/s/items", {}, "items"),
+    ("POST", "/conversations/s/items", {"items": [user("a")] * 21}, "items"),
+    ("POST", "/conversations/s/items", {"items": [user("a"), "b"]}, "items[1]"),
+    ("POST", "/conversations/s/items", {"items": [{}]}, "items[0].type"),
+    ("POST", "/conversations/s/items", {"items": [{"type": 1, "role": "user"}]}, "items[0].type"),
+    ("POST", "/conversations/s/items", {"items": [{"type": "item_reference"}]}, "items[0].type"),
+    ("POST", "/conversations/s/items", {"items": [{"role": "nobody"}]}, "items[0].role"),
+    ("POST", "/conversations/s/items", {"items": [{"role": "user"}]}, "items[0].content"),
+    ("POST", "/conversations/s/items", {"items": [user([1])]}, "items[0].content"),
+    ("POST", "/conversations/s/rewind", {"turns": True}, "turns"),
+]
+
+
+async def test_wrong_requests_name_the_parameter(catalog):
+    await catalog.create_session("s", metadata={"owner_id": "u1"})
+    async with raw_client(mounted(catalog, allow_roles=None)) as client:
+        for method, path, body, param in BAD:
+            response = await client.request(method, path, json=body)
+            assert response.status_code == 400, (path, response.text)
+            error = response.json()["error"]
+            assert error["param"] == param, (path, error)
+            assert error["type"] == "invalid_request_error"
+            assert error["message"]
+        for content in (b"", b"{", b"[]", b"\xff", b'{"items": [NaN]}', b"[" * 100_000):
+            headers = {"content-type": "application/json"}
+            response = await client.post("/conversations", content=content, headers=headers)
+            assert response.status_code == 400, response.text
+        for method, path, status in (
+            ("PUT", "/conversations", 405),
+            ("HEAD", "/conversations/s", 405),
+            ("GET", "/conversations/s/fork", 405),
+            ("GET", "/", 404),
+            ("GET", "/conversations/", 404),
+            ("GET", "/conversations//items", 404),
+            ("GET", "/conversations/%FF", 404),
+            ("GET", "/conversations/s/items/a%2Fb", 404),
+        ):
+            response = await client.request(method, path)
+            assert response.status_code == status, path
+        response = await client.post("/conversations/s", json={"metadata": {"k": "x" * 70_000}})
+        assert (response.status_code, response.json()["error"]["param"]) == (422, "metadata.k")
+    assert await catalog.count_sessions() == 1
+    assert await catalog.session("s").get_items() == []
+
+
+async def test_scopes_of_an_application(database):
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+
+    async def from_state(request):
+        if request.headers.get("authorization") != "Bearer ok":
+            raise HTTPException(401, "log in first")
+        return {"owner_id": request.state.user}
+
+    app = FastAPI()
+    app.mount("/a/b/v1", sessions_app(catalog, scope=from_state))
+    app.mount("/open", sessions_app(catalog, scope=None))
+
+    @app.middleware("http")
+    async def find_user(request, call_next):
+        request.state.user = "u7"
+        return await call_next(request)
+
+    async with raw_client(app) as client:
+        url = "http://test/a/b/v1/conversations"
+        response = await client.get(url)
+        assert (response.status_code, response.json()["error"]["message"]) == (401, "log in first")
+        headers = {"authorization": "Bearer ok"}
+        made = (await client.post(url, json={}, headers=headers)).json()
+        assert made["metadata"] == {"owner_id": "u7"}
+        listed = (await client.get("http://test/open/conversations")).json()
+        assert [each["id"] for each in listed["data"]] == [made["id"]]
+        document = (await client.get("http://test/open/openapi.json")).json()
+
+    # Each answer is described, and each parameter.
+    assert document["openapi"].startswith("3.1")
+    routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
+    assert len(routes) >= 12
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            schemas = [parameter["schema"] for parameter in operation["parameters"]]
+            if "requestBody" in operation:
+                schemas.append(operation["requestBody"]["content"]["application/json"]["schema"])
+            for schema in schemas:
+                jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_arguments():
+    catalog = SessionCatalog.from_url("sqlite://")
+    for settings in (
+        {"scope": {"owner_id": "x"}},
+        {"scope": owner, "allow_roles": "user"},
+    ):
+        with pytest.raises(TypeError):
+            sessions_app(catalog, **settings)
+    with pytest.raises(TypeError, match="scope"):
+        sessions_app(catalog)
+    with pytest.raises(TypeError, match="SessionCatalog"):
+        sessions_app("sqlite://", scope=None)
+    with pytest.raises(ValueError, match="positive"):
+        sessions_app(catalog, scope=None, max_body=0)
