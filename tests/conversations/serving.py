@@ -82,10 +82,12 @@ async def openai_client(address: str, user: str = "u1", **settings: Any) -> Asyn
 
 
 @contextlib.asynccontextmanager
-async def raw_client(app: Any, user: str | None = "u1") -> AsyncIterator[httpx2.AsyncClient]:
+async def raw_client(
+    app: Any, user: str | None = "u1", *, root_path: str = ""
+) -> AsyncIterator[httpx2.AsyncClient]:
     """A plain client without a network between."""
     headers = {} if user is None else {"x-user": user}
-    transport = httpx2.ASGITransport(app)
+    transport = httpx2.ASGITransport(app, root_path=root_path)
     async with httpx2.AsyncClient(
         transport=transport, base_url="http://test/v1", headers=headers
     ) as client:

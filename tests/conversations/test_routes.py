@@ -8,6 +8,8 @@ import jsonschema
 import pytest
 from conformance import raw
 from fastapi import FastAPI, HTTPException
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker
 from agents_session_metadata.http import sessions_app
@@ -17,8 +19,8 @@ from .serving import mounted, owner, raw_client
 
 
 @pytest.fixture
-async def catalog(database):
-    return SessionCatalog(database.engine(), create_tables=True)
+async def catalog(shared_database):
+    return SessionCatalog(shared_database.engine(), create_tables=True)
 
 
 async def test_lists_of_conversations(catalog):
@@ -221,8 +223,7 @@ async def test_wrong_requests_name_the_parameter(catalog):
     assert await catalog.session("s").get_items() == []
 
 
-async def test_scopes_of_an_application(database):
-    catalog = SessionCatalog(database.engine(), create_tables=True)
+async def test_scopes_of_an_application(catalog):
 
     async def from_state(request):
         if request.headers.get("authorization") != "Bearer ok":
@@ -249,7 +250,19 @@ async def test_scopes_of_an_application(database):
         assert [each["id"] for each in listed["data"]] == [made["id"]]
         document = (await client.get("http://test/open/openapi.json")).json()
 
-    # Each answer is described, and each parameter.
+    # Behind a proxy that removes its own part of the path, or does not.
+    async with raw_client(mounted(catalog, scope=None), root_path="/proxy") as client:
+        for prefix in ("", "/proxy"):
+            response = await client.get(f"http://test{prefix}/v1/conversations/{made['id']}")
+            assert response.status_code == 200, prefix
+    several = Starlette(routes=[Mount("/{tenant}", sessions_app(catalog, scope=None))])
+    async with raw_client(several) as client:
+        response = await client.get("http://test/a/conversations")
+        assert response.status_code == 200
+        response = await client.get("http://test/a%2Fb/conversations")
+        assert response.status_code == 404
+
+    # Each route is described, and each parameter.
     assert document["openapi"].startswith("3.1")
     routes = {(method, path) for path, methods in document["paths"].items() for method in methods}
     assert len(routes) >= 12

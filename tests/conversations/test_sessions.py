@@ -14,8 +14,8 @@ from .serving import mounted, openai_client, raw_client, served
 
 
 @pytest.fixture
-async def catalog(database):
-    return SessionCatalog(database.engine(), create_tables=True)
+async def catalog(shared_database):
+    return SessionCatalog(shared_database.engine(), create_tables=True)
 
 
 async def test_forty_scenarios_give_what_sqlalchemy_gives(catalog):

@@ -208,29 +208,32 @@ async def test_giant_bodies_and_filters(catalog):
                 assert len(response.text) < 1000
 
 
-async def test_slow_clients_hold_no_connection(database):
-    if database.name == "sqlite-memory":
-        engine = database.engine()
-    else:
-        engine = database.engine(pool_size=1, max_overflow=0, pool_timeout=5)
+async def test_slow_clients_hold_no_connection(shared_database):
+    engine = shared_database.engine(pool_size=1, max_overflow=0, pool_timeout=10)
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("mine", metadata={"owner_id": "u1"})
-    app = mounted(catalog, body_timeout=3)
     head = (
         "POST /v1/conversations/mine HTTP/1.1\r\nHost: x\r\nX-User: u1\r\n"
         "Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
     )
-    async with served(app) as address, openai_client(address) as client:
-        port = int(address.rpartition(":")[2])
-        slow = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
-        for _, writer in slow:
-            writer.write(head.encode())
+
+    async def begin(address):
+        reader, writer = await asyncio.open_connection("127.0.0.1", address.rpartition(":")[2])
+        writer.write(head.encode())
+        return reader, writer
+
+    async with served(mounted(catalog, body_timeout=600)) as address:
+        slow = [await begin(address) for _ in range(20)]
         # Twenty clients wait with half a request, and others are answered.
-        for number in range(5):
-            await client.conversations.update("mine", metadata={"n": str(number)})
-        for reader, writer in slow:
-            assert b" 408 " in await reader.readline()
+        async with openai_client(address, max_retries=0) as client:
+            for number in range(5):
+                await client.conversations.update("mine", metadata={"n": str(number)})
+        for _, writer in slow:
             writer.close()
+    async with served(mounted(catalog, body_timeout=0.1)) as address:
+        reader, writer = await begin(address)
+        assert b" 408 " in await reader.readline()
+        writer.close()
     assert (await catalog.get_metadata("mine"))["n"] == "4"
 
 

@@ -153,20 +153,21 @@ def _segments(scope: Scope) -> list[str]:
         APIError: If there is no such path.
     """
     raw: bytes | None = scope.get("raw_path")
-    root: str = scope.get("root_path", "")
     if raw is None:
-        path = scope["path"].encode()
-        parts = path.split(b"/")
+        parts = [part.encode() for part in scope["path"].split("/")]
     else:
         parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/")]
-    mounted = root.rstrip("/").split("/")
     try:
         segments = [part.decode() for part in parts]
     except UnicodeDecodeError:
         raise _no_route() from None
-    if len(mounted) > 1 and segments[: len(mounted)] == mounted:
-        segments = segments[len(mounted) - 1 :]
-    elif len(mounted) > 1 and scope["path"].startswith(root.rstrip("/") + "/"):
+    root: str = scope.get("root_path", "").rstrip("/")
+    # A proxy may have removed its own part of the path, which `app_root_path` names.
+    for mount in (root, root.removeprefix(scope.get("app_root_path", ""))):
+        mounted = mount.split("/")
+        if segments[: len(mounted)] == mounted:
+            return segments[len(mounted) :]
+    if scope["path"].startswith(f"{root}/"):
         # The mount point contains an encoded slash: which part of the path is ours is not certain.
         raise _no_route()
     return segments[1:]

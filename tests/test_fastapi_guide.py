@@ -1,0 +1,80 @@
+"""The backend of docs/fastapi.md, with many users at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+import pytest
+from agents.testing import ScriptedModel, assistant_message
+from conversations.serving import served
+from documentation import DOCS, Program, blocks
+
+USERS = 50
+
+
+@pytest.fixture
+async def backend(shared_database, monkeypatch, tmp_path):
+    """The page's program, as it is printed, on a database of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", shared_database.url)
+    program = Program()
+    for block in blocks(DOCS / "fastapi.md"):
+        await program.run(block)
+    return program.namespace
+
+
+async def test_fifty_users_at_once(backend):
+    answers = [[assistant_message(f"answer {number}")] for number in range(USERS)]
+    backend["agent"].model = ScriptedModel(answers)
+    async with served(backend["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+
+        async def one(number):
+            headers = {"x-user": f"u{number}"}
+            made = await client.post(
+                f"{address}/chats", json={"title": f"chat {number}"}, headers=headers
+            )
+            chat = f"{address}/chats/{made.json()['id']}"
+            text = {"text": f"question {number}"}
+            answer = await client.post(f"{chat}/messages", json=text, headers=headers)
+            assert answer.status_code == 200
+            listed = await client.get(f"{address}/chats", headers=headers)
+            assert listed.json() == {
+                "chats": [
+                    {
+                        "id": made.json()["id"],
+                        "title": f"chat {number}",
+                        "preview": f"question {number}",
+                    }
+                ],
+                "next": None,
+            }
+            return chat, answer.text
+
+        results = await asyncio.gather(*(one(number) for number in range(USERS)))
+        expected = sorted(f"answer {number}" for number in range(USERS))
+        assert sorted(text for _, text in results) == expected
+
+        catalog = backend["app"].state.catalog
+        assert await catalog.count_sessions({"runs": 1, "requests": 1}) == USERS
+        (chat, _), (foreign, _) = results[:2]
+        mine = {"x-user": "u0"}
+        for url in (foreign, f"{address}/chats/nope"):
+            answers = [
+                await client.patch(url, json={"title": "stolen"}, headers=mine),
+                await client.post(f"{url}/messages", json={"text": "hi"}, headers=mine),
+                await client.delete(url, headers=mine),
+            ]
+            assert [(each.status_code, each.json()) for each in answers] == [
+                (404, {"detail": "no such chat"})
+            ] * 3
+        assert (await client.get(f"{address}/chats")).status_code == 401
+        renamed = await client.patch(chat, json={"title": "new"}, headers=mine)
+        assert renamed.status_code == 200
+        items = await client.get(
+            f"{address}/v1/conversations/{chat.rpartition('/')[2]}/items", headers=mine
+        )
+        assert [item["role"] for item in items.json()["data"]] == ["assistant", "user"]
+        gone = await client.delete(f"{address}/account", headers=mine)
+        assert gone.json() == {"deleted": 1}
+        assert await catalog.count_sessions() == USERS - 1
