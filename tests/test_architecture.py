@@ -57,7 +57,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
-    "pydantic": {"maintenance", "mcp_server", "http"},
+    "pydantic": {"maintenance", "mcp_server", "http", "chatkit"},
 }
 DRIVERS = ["aiosqlite", "asyncpg", "psycopg", "asyncmy", "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.

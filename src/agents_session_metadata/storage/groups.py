@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activity, paused, usage
+from . import activity, paused, threads, usage
 from .definitions import GroupDefinition
 
-GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, paused.GROUP, usage.GROUP)
+GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, paused.GROUP, usage.GROUP, threads.GROUP)

@@ -1,0 +1,162 @@
+"""The attachments of threads, and of those that are still to come."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from typing import Any, cast
+
+from chatkit.store import TContext
+from chatkit.types import Attachment
+from pydantic import TypeAdapter
+from sqlalchemy import Connection
+
+from agents_session_metadata.maintenance.threads import rows_of
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage import thread_rows
+from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.values import search_key
+
+from .base import StorePart, check_id, missing, run_read, run_write, stored_text
+
+_PURGED_AT_ONCE = 500
+_ATTACHMENT: TypeAdapter[Any] = TypeAdapter(Attachment)
+
+
+class Attachments(StorePart[TContext]):
+    """Saves, loads, deletes and purges attachments."""
+
+    async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
+        """Create or replace an attachment.
+
+        It has the scope's values itself, because it is uploaded before there is a thread. With a
+        `thread_id` it belongs to that thread and is deleted with it.
+
+        Args:
+            attachment: The attachment.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If its id belongs to somebody else, or there is no such thread.
+            ValueError: If its id is empty, too long, or not UTF-8 without NUL.
+        """
+        store = self._within(context)._store
+        rows = rows_of(store)
+        check_id("attachment", attachment.id)
+        thread_id = attachment.thread_id
+        if thread_id is not None and id_problem(thread_id) is not None:
+            raise missing("thread", thread_id)
+        scope = json.dumps(store.scope.values, sort_keys=True)
+        given = thread_rows.Attachment(attachment.id, thread_id, scope, stored_text(attachment))
+
+        def write(connection: Connection, _: Queries) -> None:
+            if thread_id is not None and not store.lock(connection, thread_id):
+                raise missing("thread", thread_id)
+            stored = rows.put_attachment(connection, given)
+            if not _admits(store, stored):
+                raise missing("attachment", attachment.id)
+            session_id = stored.session_id if thread_id is None else thread_id
+            rows.update_attachment(connection, given._replace(session_id=session_id))
+
+        await run_write(store, write)
+
+    async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
+        """An attachment by its id.
+
+        Args:
+            attachment_id: The id.
+            context: The request context.
+
+        Returns:
+            The attachment.
+
+        Raises:
+            NotFoundError: If there is none in the scope.
+        """
+        store = self._within(context)._store
+        found = None
+        if id_problem(attachment_id) is None:
+            found = await run_read(
+                store,
+                lambda connection, _: rows_of(store).read_attachment(connection, attachment_id),
+            )
+        if found is None or not _admits(store, found):
+            raise missing("attachment", attachment_id)
+        return cast("Attachment", _attachment(found))
+
+    async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
+        """Delete the record of an attachment.
+
+        Args:
+            attachment_id: The id.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is none in the scope.
+        """
+        store = self._within(context)._store
+        rows = rows_of(store)
+
+        def write(connection: Connection, _: Queries) -> bool:
+            found = rows.lock_attachment(connection, attachment_id)
+            if found is None or not _admits(store, found):
+                return False
+            rows.delete_attachments(connection, [attachment_id])
+            return True
+
+        if id_problem(attachment_id) is not None or not await run_write(store, write):
+            raise missing("attachment", attachment_id)
+
+    async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
+        """Delete the records of attachments that were uploaded and never sent with a message.
+
+        It has no request context: it goes through all users, within the catalog's own scope. Delete
+        the files that the result names.
+
+        Args:
+            older_than: How long ago they were uploaded at least; `timedelta(0)` takes all.
+
+        Returns:
+            The attachments that were deleted.
+
+        Raises:
+            TypeError: If `older_than` is not a timedelta.
+            ValueError: If it is negative.
+        """
+        if not isinstance(older_than, timedelta):
+            raise TypeError(f"older_than must be a timedelta, got {type(older_than).__name__}")
+        if older_than < timedelta(0):
+            raise ValueError(f"older_than must not be negative, got {older_than}")
+        before = datetime.now(timezone.utc) - older_than if older_than else None
+        store = self._catalog._store
+        rows = rows_of(store)
+        purged: list[Attachment] = []
+        after = ""
+        while True:
+
+            def delete(connection: Connection, _: Queries) -> list[thread_rows.Attachment]:
+                found = rows.lock_unattached(connection, before, after, _PURGED_AT_ONCE)  # noqa: B023
+                inside = [each.attachment_id for each in found if _admits(store, each)]
+                if inside:
+                    rows.delete_attachments(connection, inside)
+                return found
+
+            found = await run_write(store, delete)
+            purged += [_attachment(each) for each in found if _admits(store, each)]
+            if len(found) < _PURGED_AT_ONCE:
+                return purged
+            after = found[-1].attachment_id
+
+
+def _admits(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
+    """Whether an attachment was saved in this scope."""
+    values = json.loads(attachment.scope)
+    return all(
+        key in values and search_key(values[key]) == search_key(value)
+        for key, value in store.scope.values.items()
+    )
+
+
+def _attachment(row: thread_rows.Attachment) -> Any:
+    return _ATTACHMENT.validate_json(row.data)

@@ -1,0 +1,90 @@
+"""What every part of the store has."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from chatkit.store import NotFoundError, Store, StoreItemType, TContext
+from pydantic import BaseModel
+from sqlalchemy import Connection
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.types import JSONValue
+
+T = TypeVar("T")
+Work = Callable[[Connection, Queries], T]
+
+_PREFIXES: dict[StoreItemType, str] = {
+    "thread": "thr",
+    "message": "msg",
+    "tool_call": "tc",
+    "workflow": "wf",
+    "task": "tsk",
+    "attachment": "atc",
+    "sdk_hidden_context": "shcx",
+}
+
+
+class StorePart(Store[TContext]):
+    """A part of the store: methods on one catalog, in the scope of a request."""
+
+    _catalog: SessionCatalog
+    _scope: Callable[[TContext], Mapping[str, JSONValue]] | None
+
+    def _within(self, context: TContext) -> SessionCatalog:
+        if self._scope is None:
+            return self._catalog
+        values: Any = self._scope(context)
+        if inspect.isawaitable(values):
+            if inspect.iscoroutine(values):
+                values.close()
+            raise TypeError("scope must be a plain function; its result is not awaited")
+        return self._catalog.scoped(values)
+
+
+async def run_read(store: ScopedStore, work: Work[T]) -> T:
+    """Run work that reads the tables of threads."""
+    await store.database.ensure(THREADS)
+    return await store.database.read(work)
+
+
+async def run_write(store: ScopedStore, work: Work[T]) -> T:
+    """Run work that writes to the tables of threads, as one transaction."""
+    await store.database.ensure(THREADS)
+    return await store.database.write(work)
+
+
+def stored_text(model: BaseModel) -> str:
+    """An item or attachment as it is stored."""
+    # Not as ChatKit answers clients, which would leave out metadata.
+    return json.dumps(model.model_dump(mode="json", by_alias=True), separators=(",", ":"))
+
+
+def new_id(kind: StoreItemType) -> str:
+    """A new id, with 122 random bits."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def missing(kind: str, name: str) -> NotFoundError:
+    """The error of what does not exist in the scope."""
+    return NotFoundError(f"{kind} {quoted(name)} does not exist")
+
+
+def check_id(kind: str, name: str) -> None:
+    """Refuse the id of an item or attachment that cannot be stored.
+
+    Raises:
+        ValueError: If it is empty, too long, or not UTF-8 without NUL.
+    """
+    problem = id_problem(name)
+    if problem is not None:
+        raise ValueError(f"{kind} id {quoted(name)} {problem}")

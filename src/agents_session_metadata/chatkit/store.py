@@ -1,0 +1,411 @@
+"""The class `CatalogStore`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from chatkit.store import StoreItemType, TContext
+from chatkit.types import Page, ThreadItem, ThreadMetadata
+from pydantic import TypeAdapter
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata.keys import TITLE
+from agents_session_metadata.maintenance.threads import (
+    deleting_item,
+    read_item,
+    read_items,
+    rewinding_before,
+    writing_item,
+)
+from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.session import SQLAlchemyMetadataSession
+from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.storage.store import check_limit
+from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
+
+from .attachments import Attachments
+from .base import check_id, missing, new_id, run_read, run_write, stored_text
+from .threads import CHATKIT, KnownThreads, explicit, state_of, write_changes
+
+LONGEST_PAGE = 100
+"""Threads or items per page, at most."""
+_ITEM: TypeAdapter[Any] = TypeAdapter(ThreadItem)
+
+
+class CatalogStore(Attachments[TContext]):
+    """All of `chatkit.store.Store`, in the database of a catalog.
+
+    A thread, an item or an attachment outside the scope does not exist: each method answers as for
+    an id that nobody has. Threads that do not exist raise ChatKit's `NotFoundError`.
+
+    Use one store per application, not one per request: it remembers which state each thread object
+    was loaded with, and `save_thread` writes the difference.
+
+    Args:
+        catalog: The catalog.
+        scope: Called with ChatKit's request context; returns the values that the caller's sessions
+            have, such as `{"owner_id": context.user_id}`. It is not awaited. `None` serves every
+            session of the catalog to everybody, and has to be written out.
+        all_sessions: Whether `load_threads` also lists sessions that ChatKit has not made.
+
+    Raises:
+        TypeError: If `catalog` is not a `SessionCatalog`, or `scope` is not callable.
+    """
+
+    def __init__(
+        self,
+        catalog: SessionCatalog,
+        *,
+        scope: Callable[[TContext], Mapping[str, JSONValue]] | None,
+        all_sessions: bool = False,
+    ) -> None:
+        if not isinstance(catalog, SessionCatalog):
+            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+        if scope is not None and not callable(scope):
+            raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+        self._catalog = catalog
+        self._scope = scope
+        self._where: Any = None if all_sessions else {CHATKIT: {"$exists": True}}
+        self._known = KnownThreads()
+
+    def session(self, thread: ThreadMetadata, context: TContext) -> SQLAlchemyMetadataSession:
+        """The Agents SDK session of a thread, for `Runner.run`. No I/O.
+
+        It never creates the session: if the thread was deleted in the meantime, `add_items` raises
+        `SessionNotFoundError`.
+
+        Args:
+            thread: The thread.
+            context: The request context.
+
+        Returns:
+            The session, restricted to the scope.
+        """
+        return self._within(context).session(thread.id, must_exist=True)
+
+    # ---- ids ----
+
+    def generate_thread_id(self, context: TContext) -> str:  # noqa: ARG002  # ChatKit's signature
+        """A new id for a thread, with 122 random bits."""
+        return new_id("thread")
+
+    def generate_item_id(
+        self,
+        item_type: StoreItemType,
+        thread: ThreadMetadata,  # noqa: ARG002  # ChatKit's signature
+        context: TContext,  # noqa: ARG002
+    ) -> str:
+        """A new id for an item, with 122 random bits."""
+        return new_id(item_type)
+
+    # ---- threads ----
+
+    async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
+        """A thread by its id.
+
+        Args:
+            thread_id: The id.
+            context: The request context.
+
+        Returns:
+            The thread. `created_at` is that of the session, in UTC.
+
+        Raises:
+            NotFoundError: If there is no such session.
+        """
+        catalog = self._within(context)
+        info = await catalog.get_session(thread_id, keys=[TITLE, CHATKIT], on_corrupt=_leave_out)
+        if info is None:
+            raise missing("thread", thread_id)
+        return self._thread(info)
+
+    async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
+        """Create a thread, or write what has changed since this object was loaded or saved.
+
+        What somebody else has changed in the meantime stays, such as a title that the user edits
+        during a streamed answer. Of an object that this store has not loaded, the fields that were
+        set explicitly are written. A thread that has been deleted is not created again.
+
+        Args:
+            thread: The thread.
+            context: The request context.
+
+        Raises:
+            InvalidMetadataError: If its metadata is not JSON.
+            MetadataLimitError: If its title or its metadata is too long.
+            NotFoundError: If it was deleted, or its id belongs to somebody else.
+            ValueError: If its id cannot be that of a session.
+        """
+        catalog = self._within(context)
+        after, before = state_of(thread), self._known.state_of(thread)
+        if before is None and not self._known.was_created(thread.id):
+            created: Metadata = {CHATKIT: {}}
+            write_changes(created, {}, after)
+            try:
+                await catalog.create_session(thread.id, metadata=created)
+            except SessionExistsError:
+                pass
+            else:
+                self._known.remember(thread, created=True)
+                return
+        if before is None:
+            before, after = {}, explicit(thread, after)
+
+        def change(metadata: Metadata) -> None:
+            write_changes(metadata, before, after)
+
+        try:
+            if after == before:
+                await catalog.set_metadata(thread.id, {}, must_exist=True)
+            else:
+                await catalog.edit_metadata(thread.id, change, must_exist=True)
+        except SessionNotFoundError:
+            raise missing("thread", thread.id) from None
+        self._known.remember(thread)
+
+    async def load_threads(
+        self, limit: int, after: str | None, order: str, context: TContext
+    ) -> Page[ThreadMetadata]:
+        """A page of threads, by their last activity.
+
+        Args:
+            limit: Threads per page; above 100 it is 100.
+            after: The `after` of the previous page, for the same order and scope.
+            order: `desc` for the newest activity first, or `asc`.
+            context: The request context.
+
+        Returns:
+            The page.
+
+        Raises:
+            InvalidCursorError: If `after` is damaged or belongs to another question.
+            ValueError: If `limit` is less than 1, or `order` is neither of the two.
+        """
+        catalog = self._within(context)
+        page = await catalog.list_sessions(
+            self._where,
+            order_by="-updated_at" if _is_descending(order) else "updated_at",
+            limit=_checked(limit),
+            cursor=after,
+            keys=[TITLE, CHATKIT],
+            on_corrupt=_leave_out,
+        )
+        threads = [self._thread(info) for info in page.sessions]
+        return Page(data=threads, has_more=page.next_cursor is not None, after=page.next_cursor)
+
+    async def delete_thread(self, thread_id: str, context: TContext) -> None:
+        """Delete a thread: its items, attachments, history and metadata.
+
+        Args:
+            thread_id: The id.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is no such session.
+        """
+        if not await self._within(context).delete_session(thread_id):
+            raise missing("thread", thread_id)
+
+    # ---- items ----
+
+    async def load_thread_items(
+        self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
+    ) -> Page[ThreadItem]:
+        """A page of the items of a thread, in the order in which they were added.
+
+        Args:
+            thread_id: The thread's id.
+            after: The `after` of the previous page, for the same thread, order and scope.
+            limit: Items per page; above 100 it is 100.
+            order: `asc` for the oldest first, or `desc`.
+            context: The request context.
+
+        Returns:
+            The page.
+
+        Raises:
+            InvalidCursorError: If `after` is damaged or belongs to another question.
+            NotFoundError: If there is no such thread.
+            ValueError: If `limit` is less than 1, or `order` is neither of the two.
+        """
+        store = self._within(context)._store
+        most, descending = _checked(limit), _is_descending(order)
+        question = thread_id, f"chatkit {order}", store.scope.condition
+        position = None if after is None else decode_item_cursor(after, *question)
+        found = None
+        if id_problem(thread_id) is None:
+            work = read_items(store, thread_id, position, most + 1, descending=descending)
+            found = await run_read(store, work)
+        if found is None:
+            raise missing("thread", thread_id)
+        page: Page[Any] = Page(data=[_item(thread_id, each.data) for each in found[:most]])
+        if len(found) > most:
+            page.has_more = True
+            page.after = encode_item_cursor(found[most - 1].position, *question)
+        return page
+
+    async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
+        """Append an item to a thread, which becomes the most recently active one.
+
+        An item with the same id is replaced where it stands.
+
+        Args:
+            thread_id: The thread's id.
+            item: The item.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is no such thread.
+            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
+        """
+        await self._write_item(thread_id, item, context, activity=True)
+
+    async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
+        """Replace an item where it stands, or append it.
+
+        Args:
+            thread_id: The thread's id.
+            item: The item.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is no such thread.
+            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
+        """
+        await self._write_item(thread_id, item, context, activity=False)
+
+    async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
+        """One item of a thread.
+
+        Args:
+            thread_id: The thread's id.
+            item_id: The item's id.
+            context: The request context.
+
+        Returns:
+            The item.
+
+        Raises:
+            NotFoundError: If there is no such thread or item.
+        """
+        store = self._within(context)._store
+        found = None
+        if id_problem(thread_id) is None and id_problem(item_id) is None:
+            found = await run_read(store, read_item(store, thread_id, item_id))
+        if found is None:
+            raise missing("item", item_id)
+        return cast("ThreadItem", _item(thread_id, found.data))
+
+    async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
+        """Delete an item of a thread, if the thread has it.
+
+        When the items that answer the thread's last user message have gone, the Agents SDK session
+        is rewound to before that message, as ChatKit asks for the answer again: the history then
+        has neither the message nor what was answered. An item that an agent removes while it runs,
+        such as a sign of progress, does not do this.
+
+        Args:
+            thread_id: The thread's id.
+            item_id: The item's id.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is no such thread.
+            ValueError: If the history is encrypted and would have to be rewound.
+        """
+        store = self._within(context)._store
+        if id_problem(thread_id) is not None:
+            raise missing("thread", thread_id)
+        if id_problem(item_id) is not None:
+            item_id = " "  # Nobody has it; the thread is looked for all the same.
+        try:
+            await run_write(store, deleting_item(store, thread_id, item_id))
+        except SessionNotFoundError:
+            raise missing("thread", thread_id) from None
+
+    async def rewind_before(
+        self, thread: ThreadMetadata, item: ThreadItem, context: TContext
+    ) -> list[ItemInfo]:
+        """Remove what the Agents SDK session has stored since a user message was added.
+
+        For the beginning of `respond`: if an answer failed before it had an item, ChatKit's retry
+        deletes nothing, but the history already has the user message. Does nothing if there is
+        nothing to remove.
+
+        Args:
+            thread: The thread.
+            item: The user message.
+            context: The request context.
+
+        Returns:
+            What was removed from the history, oldest first.
+
+        Raises:
+            NotFoundError: If there is no such thread, or it has no such user message.
+            ValueError: If the history is encrypted.
+        """
+        store = self._within(context)._store
+        if id_problem(thread.id) is not None or id_problem(item.id) is not None:
+            raise missing("item", item.id)
+        try:
+            return await run_write(store, rewinding_before(store, thread.id, item.id))
+        except LookupError:
+            raise missing("item", item.id) from None
+
+    # ---- helpers ----
+
+    def _thread(self, info: SessionInfo) -> ThreadMetadata:
+        own = info.metadata.get(CHATKIT)
+        title = info.metadata.get(TITLE)
+        thread = ThreadMetadata.model_validate(
+            {
+                "id": info.session_id,
+                "created_at": info.created_at,
+                "title": title if isinstance(title, str) else None,
+                **(own if isinstance(own, dict) else {}),
+            }
+        )
+        self._known.remember(thread)
+        return thread
+
+    async def _write_item(
+        self, thread_id: str, item: ThreadItem, context: TContext, *, activity: bool
+    ) -> None:
+        store = self._within(context)._store
+        if id_problem(thread_id) is not None:
+            raise missing("thread", thread_id)
+        check_id("item", item.id)
+        data = stored_text(item)
+        work = writing_item(store, thread_id, item.id, item.type, data, activity=activity)
+        try:
+            await run_write(store, work)
+        except SessionNotFoundError:
+            raise missing("thread", thread_id) from None
+
+
+def _item(thread_id: str, data: str) -> Any:
+    """An item as a model. A copied thread has the items of the original, under its own id."""
+    fields = json.loads(data)
+    fields["thread_id"] = thread_id
+    for attachment in fields.get("attachments") or ():
+        attachment["thread_id"] = thread_id
+    return _ITEM.validate_python(fields)
+
+
+def _leave_out(_: Exception) -> None:
+    """A stored value that is not JSON is left out: its thread is there all the same."""
+
+
+def _checked(limit: int) -> int:
+    check_limit(limit)
+    return min(limit, LONGEST_PAGE)
+
+
+def _is_descending(order: str) -> bool:
+    if order not in ("asc", "desc"):
+        raise ValueError(f"order must be 'asc' or 'desc', got {quoted(order)}")
+    return order == "desc"

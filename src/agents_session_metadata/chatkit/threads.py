@@ -1,0 +1,106 @@
+"""What thread objects were like when they were loaded or saved last, and what has changed since."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from chatkit.types import ThreadMetadata
+
+from agents_session_metadata.keys import TITLE
+from agents_session_metadata.types import Metadata
+
+CHATKIT: Final = "chatkit"
+"""The metadata key of ChatKit's threads: an object with `status`, `allowed_image_domains` and
+`metadata`, without those that have their default."""
+
+_REMEMBERED = 10_000
+"""Threads that a store remembers to have created."""
+
+
+class KnownThreads:
+    """What thread objects were like when they were loaded or saved last.
+
+    ChatKit keeps a thread object throughout an answer, and saves it as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[weakref.ref[ThreadMetadata], dict[str, Any]]] = {}
+        self._created: dict[str, None] = {}
+
+    def remember(self, thread: ThreadMetadata, *, created: bool = False) -> None:
+        """Note the present state of a thread, and whether its session was just created."""
+        key, states = id(thread), self._states
+        states[key] = weakref.ref(thread, lambda _: states.pop(key, None)), state_of(thread)
+        if created:
+            # ChatKit goes on with another object of the same thread.
+            self._created[thread.id] = None
+            if len(self._created) > _REMEMBERED:
+                del self._created[next(iter(self._created))]
+
+    def state_of(self, thread: ThreadMetadata) -> dict[str, Any] | None:
+        """The noted state of this object, or None."""
+        reference, state = self._states.get(id(thread), (None, None))
+        return state if reference is not None and reference() is thread else None
+
+    def was_created(self, thread_id: str) -> bool:
+        """Whether this store has created a thread of this id."""
+        return thread_id in self._created
+
+
+def state_of(thread: ThreadMetadata) -> dict[str, Any]:
+    """What is stored of a thread, by field."""
+    domains = thread.allowed_image_domains
+    return {
+        TITLE: thread.title,
+        "status": thread.status.model_dump(mode="json", exclude_none=True),
+        "allowed_image_domains": None if domains is None else list(domains),
+        # As it is, not as text: what is not JSON is refused when it is stored.
+        "metadata": copy.deepcopy(thread.metadata),
+    }
+
+
+_DEFAULTS = state_of(ThreadMetadata(id="", created_at=datetime.fromtimestamp(0, timezone.utc)))
+
+
+def explicit(thread: ThreadMetadata, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a thread that somebody has set."""
+    return {
+        name: value
+        for name, value in state.items()
+        if name in thread.model_fields_set or value != _DEFAULTS[name]
+    }
+
+
+def write_changes(metadata: Metadata, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Write the fields that have changed into the metadata of a session."""
+    for name in after:
+        if name in before and after[name] == before[name]:
+            continue
+        if name == TITLE:
+            _put(metadata, TITLE, after[TITLE], None)
+            continue
+        own = metadata.get(CHATKIT)
+        own = dict(own) if isinstance(own, dict) else {}
+        if name == "metadata":
+            value = dict(own.get(name) or {})
+            old, new = before.get(name) or {}, after[name]
+            for key in {*old, *new}:
+                if key not in new:
+                    value.pop(key, None)
+                elif key not in old or old[key] != new[key]:
+                    value[key] = new[key]
+            _put(own, name, value, {})
+        else:
+            _put(own, name, after[name], _DEFAULTS[name])
+        metadata[CHATKIT] = own
+
+
+def _put(target: dict[str, Any], key: str, value: object, default: object) -> None:
+    if value == default:
+        target.pop(key, None)
+    else:
+        target[key] = value

@@ -1,0 +1,185 @@
+"""Threads as a chat interface shows them, beside the history that agents read.
+
+A thread is a session. Its items are what people see; the history is what a model gets. A user
+message remembers where the history ended before it, so that a retry can remove the answer to it
+from the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlalchemy import Connection
+
+from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.messages import UNREADABLE, read_history
+from agents_session_metadata.storage.thread_rows import USER_MESSAGE, ThreadItem, ThreadRows
+from agents_session_metadata.types import ItemInfo
+
+from .history import Cut, rewinding
+
+_ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
+"""Kinds of items that are added when an answer has ended, or was interrupted."""
+
+
+def rows_of(store: ScopedStore) -> ThreadRows:
+    """The rows of threads in a store's database."""
+    return ThreadRows(store.database.tables, store.database.dialect)
+
+
+def read_items(
+    store: ScopedStore, session_id: str, after: int | None, limit: int, *, descending: bool
+) -> Callable[[Connection, Queries], list[ThreadItem] | None]:
+    """Work that reads items of a thread; it gives None if there is no such session."""
+
+    def read(connection: Connection, queries: Queries) -> list[ThreadItem] | None:
+        found = rows_of(store).read_page(
+            connection,
+            session_id,
+            after=after,
+            limit=limit,
+            descending=descending,
+            restrict=lambda statement, column: store.question(queries, statement, column),
+        )
+        return found if found or _exists(store, connection, queries, session_id) else None
+
+    return read
+
+
+def read_item(
+    store: ScopedStore, session_id: str, item_id: str
+) -> Callable[[Connection, Queries], ThreadItem | None]:
+    """Work that reads one item of a thread."""
+    return lambda connection, queries: rows_of(store).read_item(
+        connection,
+        session_id,
+        item_id,
+        lambda statement, column: store.question(queries, statement, column),
+    )
+
+
+def writing_item(
+    store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, activity: bool
+) -> Callable[[Connection, Queries], None]:
+    """Work that appends an item to a thread, or replaces the one with its id.
+
+    Args:
+        store: The store.
+        session_id: The session.
+        item_id: The item's id.
+        kind: What it is.
+        data: Its JSON text.
+        activity: Whether this makes the session the most recently active one.
+    """
+    rows = rows_of(store)
+
+    def write(connection: Connection, _: Queries) -> None:
+        _lock(store, connection, session_id)
+        rows.put_item(connection, session_id, item_id, kind, data)
+        if activity:
+            rows.touch(connection, session_id)
+
+    return write
+
+
+def deleting_item(
+    store: ScopedStore, session_id: str, item_id: str
+) -> Callable[[Connection, Queries], None]:
+    """Work that deletes an item, and rewinds the history when an answer has gone.
+
+    The last item of an answer that is deleted takes the answer, and the message that it answers,
+    out of the history. Whether an answer is still being written decides: an application may remove
+    a sign of progress while an agent runs. So it takes an item that ends an answer, which may have
+    been deleted before the others, or an answer in the history.
+    """
+    rows = rows_of(store)
+
+    def run(connection: Connection, queries: Queries) -> None:
+        _lock(store, connection, session_id)
+        item = rows.read_item(connection, session_id, item_id)
+        if item is None:
+            return
+        rows.delete_item(connection, session_id, item_id)
+        question = rows.read_newest(connection, session_id, USER_MESSAGE)
+        if question is None or question.position > item.position:
+            return
+        ended = bool(question.reopened) or item.kind in _ENDS
+        newest = rows.read_newest(connection, session_id)
+        if newest is not None and newest.position > question.position:
+            if ended and not question.reopened:
+                rows.set_reopened(connection, session_id, question.item_id, reopened=True)
+            return
+        history = _history(store, connection, session_id)
+        cut = _cut_before(question, history)
+        if cut is None or not (ended or _has_answer(history, cut)):
+            return
+        rewinding(store, session_id, cut)(connection, queries)
+        rows.set_reopened(connection, session_id, question.item_id, reopened=False)
+
+    return run
+
+
+def rewinding_before(
+    store: ScopedStore, session_id: str, item_id: str
+) -> Callable[[Connection, Queries], list[ItemInfo]]:
+    """Work that removes everything from the history since a user message was added.
+
+    Raises:
+        LookupError: If the thread has no such user message.
+    """
+    rows = rows_of(store)
+
+    def run(connection: Connection, queries: Queries) -> list[ItemInfo]:
+        _lock(store, connection, session_id)
+        question = rows.read_item(connection, session_id, item_id)
+        if question is None or question.kind != USER_MESSAGE:
+            raise LookupError(item_id)
+        cut = _cut_before(question, _history(store, connection, session_id))
+        return [] if cut is None else rewinding(store, session_id, cut)(connection, queries)
+
+    return run
+
+
+def _cut_before(question: ThreadItem, history: list[ItemInfo]) -> Cut | None:
+    """The cut that ends the history before a user message; None if nothing comes after it."""
+    end = question.history_end
+    readable = [each for each in history if each.item is not UNREADABLE]
+    if end is None or (end and all(each.item_id > end for each in history)):
+        # The history was replaced since, by compaction for example.
+        return Cut(turns=1) if readable else None
+    later = [each.item_id for each in readable if each.item_id > end]
+    return Cut(before=later[0]) if later else None
+
+
+def _has_answer(history: list[ItemInfo], cut: Cut) -> bool:
+    """Whether a model has answered in what a cut removes."""
+    start = 0
+    if cut.before is not None:
+        start = next(at for at, each in enumerate(history) if each.item_id == cut.before)
+    return any(
+        each.item is not UNREADABLE and _role(each.item) == "assistant" for each in history[start:]
+    )
+
+
+def _role(item: object) -> object:
+    # Whatever is stored may be there.
+    return item.get("role") if isinstance(item, dict) else None
+
+
+def _history(store: ScopedStore, connection: Connection, session_id: str) -> list[ItemInfo]:
+    database = store.database
+    return read_history(connection, database.tables, database.dialect, session_id)
+
+
+def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:
+    if not store.lock(connection, session_id):
+        raise SessionNotFoundError(session_id)
+
+
+def _exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
+    own_id = store.database.tables.sessions.c.session_id
+    statement, parameters = store.question(queries, store.rows.looking, own_id)
+    parameters["of_session"] = session_id
+    return connection.execute(statement, parameters).first() is not None

@@ -1,0 +1,298 @@
+"""The SQL of threads: their items, and attachments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Integer,
+    Table,
+    bindparam,
+    delete,
+    false,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+
+from agents_session_metadata.dialects._dialect import Dialect
+
+from .messages import Restriction
+from .tables import SessionTables
+from .threads import THREADS
+
+USER_MESSAGE = "user_message"
+"""The kind of the items that a user has written."""
+_AT_ONCE = 500
+
+
+class ThreadItem(NamedTuple):
+    """One item of a thread.
+
+    Attributes:
+        item_id: Its id, which is unique within the session.
+        position: Its place; positions grow, and may have gaps.
+        kind: What it is.
+        data: Its JSON text.
+        history_end: Of a user message: the id of the newest row of the history when the message
+            was added, or 0 if there was none; None if that is unknown.
+        reopened: Of a user message: whether an item that ended an answer to it was deleted.
+    """
+
+    item_id: str
+    position: int
+    kind: str
+    data: str
+    history_end: int | None
+    reopened: int = 0
+
+
+class Attachment(NamedTuple):
+    """One attachment.
+
+    Attributes:
+        attachment_id: Its id, which is unique in the database.
+        session_id: The session that it belongs to, or None.
+        scope: The values of the scope that it was saved in, as a JSON object.
+        data: Its JSON text.
+    """
+
+    attachment_id: str
+    session_id: str | None
+    scope: str
+    data: str
+
+
+class ThreadRows:
+    """Reads and writes the rows of threads.
+
+    Whoever writes items or attaches something holds the lock of the session.
+
+    Args:
+        tables: The tables.
+        dialect: The database.
+    """
+
+    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
+        self._tables = tables
+        self._dialect = dialect
+        self._items, self._attachments = tables.group(THREADS).tables
+
+    def exist(self, connection: Connection) -> bool:
+        """Whether the table of items exists."""
+        schema = connection.schema_for_object(self._items)
+        return inspect(connection).has_table(self._items.name, schema)
+
+    # ---- items ----
+
+    def read_page(
+        self,
+        connection: Connection,
+        session_id: str,
+        *,
+        after: int | None,
+        limit: int,
+        descending: bool,
+        restrict: Restriction,
+    ) -> list[ThreadItem]:
+        """Items of a thread in their order, beginning behind a position."""
+        position = self._items.c.position
+        statement = self._of_session().order_by(position.desc() if descending else position)
+        statement = statement.limit(bindparam("limit", type_=Integer, literal_execute=True))
+        statement, parameters = restrict(statement, self._items.c.session_id)
+        parameters |= {"of_session": session_id, "limit": limit}
+        if after is not None:
+            last: Any = bindparam("after_position", type_=BigInteger)
+            statement = statement.where(position < last if descending else position > last)
+            parameters["after_position"] = after
+        return _items(connection.execute(statement, parameters))
+
+    def read_item(
+        self,
+        connection: Connection,
+        session_id: str,
+        item_id: str,
+        restrict: Restriction = lambda statement, _: (statement, {}),
+    ) -> ThreadItem | None:
+        """One item."""
+        statement = self._of_session().where(self._items.c.item_id == bindparam("of_item"))
+        statement, parameters = restrict(statement, self._items.c.session_id)
+        parameters |= {"of_session": session_id, "of_item": item_id}
+        found = _items(connection.execute(statement, parameters))
+        return found[0] if found else None
+
+    def read_newest(
+        self, connection: Connection, session_id: str, kind: str | None = None
+    ) -> ThreadItem | None:
+        """The newest item of a thread that is locked, or the newest of a kind."""
+        statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
+        parameters = {"of_session": session_id}
+        if kind is not None:
+            statement = statement.where(self._items.c.kind == bindparam("of_kind"))
+            parameters["of_kind"] = kind
+        found = _items(connection.execute(self._dialect.locking(statement), parameters))
+        return found[0] if found else None
+
+    def put_item(
+        self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
+    ) -> None:
+        """Append an item, or replace the one with its id where it stands."""
+        items = self._items
+        if self.read_item(connection, session_id, item_id) is not None:
+            own = items.c.session_id == session_id, items.c.item_id == item_id
+            connection.execute(update(items).where(*own).values(kind=kind, data=data))
+            return
+        newest = self.read_newest(connection, session_id)
+        position = 1 if newest is None else newest.position + 1
+        end = None
+        if kind == USER_MESSAGE:
+            end = max(self.message_ids(connection, session_id), default=0)
+        item = ThreadItem(item_id, position, kind, data, end)
+        self.insert_items(connection, session_id, [item])
+
+    def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
+        """Delete an item."""
+        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
+        connection.execute(delete(self._items).where(*own))
+
+    def set_reopened(
+        self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
+    ) -> None:
+        """Note whether an item that ended an answer to a user message was deleted."""
+        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
+        connection.execute(update(self._items).where(*own).values(reopened=int(reopened)))
+
+    def read_threads(
+        self, connection: Connection, ids: Sequence[str]
+    ) -> dict[str, list[ThreadItem]]:
+        """All items of some sessions, by session."""
+        items = self._items
+        statement = (
+            select(items.c.session_id, *self._columns())
+            .where(self._dialect.one_of(items.c.session_id, "ids", len(ids)))
+            .order_by(items.c.session_id, items.c.position)
+        )
+        threads: dict[str, list[ThreadItem]] = {}
+        found: Any = connection.execute(statement, self._dialect.list_parameters("ids", ids))
+        for session_id, *columns in found:
+            threads.setdefault(session_id, []).append(ThreadItem(*columns))
+        return threads
+
+    def insert_items(
+        self, connection: Connection, session_id: str, items: Iterable[ThreadItem]
+    ) -> None:
+        """Insert items that a session does not have."""
+        rows = [{"session_id": session_id, **item._asdict()} for item in items]
+        for start in range(0, len(rows), _AT_ONCE):
+            connection.execute(insert(self._items), rows[start : start + _AT_ONCE])
+
+    def message_ids(self, connection: Connection, session_id: str) -> list[int]:
+        """The ids of the rows of a session's history, in the SDK's order."""
+        messages = self._tables.messages
+        statement = (
+            select(messages.c.id)
+            .where(messages.c.session_id == session_id)
+            .order_by(messages.c.created_at, messages.c.id)
+        )
+        return list(connection.scalars(statement))
+
+    def touch(self, connection: Connection, session_id: str) -> None:
+        """Make a session the most recently active one."""
+        sessions = self._tables.sessions
+        moved = update(sessions).where(sessions.c.session_id == session_id)
+        connection.execute(moved.values(updated_at=func.current_timestamp()))
+
+    def _columns(self) -> list[Any]:
+        return [self._items.c[name] for name in ThreadItem._fields]
+
+    def _of_session(self) -> Any:
+        own = self._items.c.session_id == bindparam("of_session")
+        return select(*self._columns()).where(own)
+
+    # ---- attachments ----
+
+    def put_attachment(self, connection: Connection, attachment: Attachment) -> Attachment:
+        """Insert an attachment unless one has its id; return the stored one, locked."""
+        table = self._attachments
+        connection.execute(self._dialect.insert_missing(table), [attachment._asdict()])
+        found = self._read_attachment(connection, attachment.attachment_id, lock=True)
+        return attachment if found is None else found
+
+    def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
+        """Write the session and the text of an attachment that is locked."""
+        table = self._attachments
+        own = table.c.attachment_id == attachment.attachment_id
+        values: Mapping[str, Any] = {
+            "session_id": attachment.session_id,
+            "data": attachment.data,
+        }
+        connection.execute(update(table).where(own).values(values))
+
+    def read_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
+        """One attachment."""
+        return self._read_attachment(connection, attachment_id, lock=False)
+
+    def lock_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
+        """One attachment, locked as the first thing in a transaction."""
+        self._begin(connection)
+        return self._read_attachment(connection, attachment_id, lock=True)
+
+    def lock_unattached(
+        self, connection: Connection, before: Any, after: str, limit: int
+    ) -> list[Attachment]:
+        """Some attachments that belong to no session, by their ids, locked as the first thing.
+
+        Args:
+            connection: The connection.
+            before: When they were created at the latest, for `moment_value`; None for any time.
+            after: The id that they come after.
+            limit: How many at most.
+        """
+        self._begin(connection)
+        table = self._attachments
+        statement = (
+            self._all_attachments()
+            .where(table.c.session_id.is_(None), table.c.attachment_id > after)
+            .order_by(table.c.attachment_id)
+            .limit(limit)
+            .with_for_update()
+        )
+        if before is not None:
+            limit_time: Any = bindparam("before", type_=self._dialect.moment_type())
+            created = self._dialect.moment(table.c.created_at)
+            statement = statement.where(created <= limit_time)
+        parameters = {} if before is None else {"before": self._dialect.moment_value(before)}
+        return [Attachment(*row) for row in connection.execute(statement, parameters)]
+
+    def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
+        """Delete attachments that are locked."""
+        table = self._attachments
+        of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
+        connection.execute(delete(table).where(of_ids), self._dialect.list_parameters("ids", ids))
+
+    def _begin(self, connection: Connection) -> None:
+        if self._dialect.single_writer:
+            connection.execute(delete(self._attachments).where(false()))
+
+    def _read_attachment(
+        self, connection: Connection, attachment_id: str, *, lock: bool
+    ) -> Attachment | None:
+        own = self._attachments.c.attachment_id == attachment_id
+        statement = self._all_attachments().where(own)
+        if lock:
+            statement = statement.with_for_update()
+        row = connection.execute(statement).first()
+        return None if row is None else Attachment(*row)
+
+    def _all_attachments(self) -> Any:
+        table: Table = self._attachments
+        return select(*(table.c[name] for name in Attachment._fields))
+
+
+def _items(rows: Any) -> list[ThreadItem]:
+    return [ThreadItem(*row) for row in rows]

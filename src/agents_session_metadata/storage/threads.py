@@ -1,0 +1,95 @@
+"""The tables of threads, as a chat interface shows them: items and attachments.
+
+| table | one row |
+|---|---|
+| `…_thread_items` | an item of a thread; the thread is a session |
+| `…_attachments` | a file that was uploaded, before or after it belongs to a session |
+
+What an item means to a chat interface is not known here: it has a kind and a JSON text.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    Column,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    text,
+)
+
+from .definitions import (
+    ColumnTypes,
+    GroupDefinition,
+    TableGroup,
+    derived_name,
+    ending_with_session,
+    table_options,
+)
+
+THREADS = "threads"
+"""The name of the group."""
+
+
+def _define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> TableGroup:
+    items_name, attachments_name = names
+    sessions = core.tables[0]
+    items, attachments = (metadata.tables.get(name) for name in names)
+    if items is None:
+        items = Table(
+            items_name,
+            metadata,
+            Column("session_id", types.own_id, primary_key=True),
+            Column("item_id", types.key, primary_key=True),
+            # Grows with every item that is added to the session.
+            Column("position", BigInteger, nullable=False),
+            Column("kind", types.key, nullable=False),
+            Column("data", types.text, nullable=False),
+            # Of a user message: the newest row of the history when it was added, or 0.
+            Column("history_end", BigInteger, nullable=True),
+            # Of a user message: whether an item that ends an answer to it was deleted, 0 or 1.
+            Column("reopened", Integer, nullable=False),
+            _link(items_name, sessions),
+            Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
+            **table_options(types),
+        )
+    if attachments is None:
+        attachments = Table(
+            attachments_name,
+            metadata,
+            Column("attachment_id", types.key, primary_key=True),
+            # NULL until the attachment belongs to a session.
+            Column("session_id", types.own_id, nullable=True),
+            # The values of the scope that it was saved in, as a JSON object.
+            Column("scope", types.text, nullable=False),
+            Column("data", types.text, nullable=False),
+            Column(
+                "created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False
+            ),
+            _link(attachments_name, sessions),
+            Index(derived_name(attachments_name, "_session_idx"), "session_id", "created_at"),
+            **table_options(types),
+        )
+    triggers = (
+        *ending_with_session(sessions, items),
+        *ending_with_session(sessions, attachments),
+    )
+    return TableGroup(THREADS, (items, attachments), triggers)
+
+
+def _link(name: str, sessions: Table) -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(
+        ["session_id"],
+        [sessions.c.session_id],
+        name=derived_name(name, "_session_fk"),
+        ondelete="CASCADE",
+    )
+
+
+GROUP = GroupDefinition(THREADS, ("_thread_items", "_attachments"), _define)
