@@ -47,8 +47,8 @@ class Attachments(StorePart[TContext]):
         thread_id = attachment.thread_id
         if thread_id is not None and id_problem(thread_id) is not None:
             raise missing("thread", thread_id)
-        scope = json.dumps(store.scope.values, sort_keys=True)
-        given = thread_rows.Attachment(attachment.id, thread_id, scope, stored_text(attachment))
+        owner = json.dumps(store.scope.values, sort_keys=True)
+        given = thread_rows.Attachment(attachment.id, thread_id, owner, stored_text(attachment))
 
         def write(connection: Connection, _: Queries) -> None:
             if thread_id is not None and not store.lock(connection, thread_id):
@@ -151,7 +151,7 @@ class Attachments(StorePart[TContext]):
 
 def _admits(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
     """Whether an attachment was saved in this scope."""
-    values = json.loads(attachment.scope)
+    values = json.loads(attachment.owner)
     return all(
         key in values and search_key(values[key]) == search_key(value)
         for key, value in store.scope.values.items()

@@ -12,6 +12,11 @@ Format 1, field by field:
 | `items[].created_at` | when the item was written, ISO 8601 with an offset |
 | `items[].item` | the item, as the SDK's `get_items()` returns it |
 | `items[].text` | in place of `item`: the stored text of a row that is not JSON |
+| `thread_items` | optional, a list: what a chat interface shows, oldest first |
+| `thread_items[].item_id` | the item's id, unique within the session |
+| `thread_items[].kind` | what it is, such as `user_message` |
+| `thread_items[].item` | the item, as the chat interface stores it |
+| `thread_items[].history_end` | of a user message, optional: how many `items` come before it |
 """
 
 from __future__ import annotations
@@ -27,6 +32,8 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from agents_session_metadata.errors import InvalidMetadataError
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.storage.thread_rows import ThreadItem
 
 FORMAT = 1
 """The version of the records that this package writes and reads."""
@@ -76,6 +83,32 @@ class Item(BaseModel):
             raise invalid(f"{path}.item", "must be JSON") from None
 
 
+class ThreadRecord(BaseModel):
+    """One item of a thread."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    item_id: str
+    kind: str
+    item: dict[str, Any]
+    history_end: Annotated[int, Field(ge=0)] | None = None
+
+    def stored(self, position: int, path: str) -> ThreadItem:
+        """The item as a row.
+
+        Raises:
+            InvalidMetadataError: If it cannot be one.
+        """
+        for name, text in (("item_id", self.item_id), ("kind", self.kind)):
+            if id_problem(text) is not None:
+                raise invalid(f"{path}.{name}", f"{id_problem(text)}")
+        try:
+            data = json.dumps(self.item, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise invalid(f"{path}.item", "must be JSON") from None
+        return ThreadItem(self.item_id, position, self.kind, data, self.history_end)
+
+
 class Record(BaseModel):
     """One session."""
 
@@ -87,6 +120,21 @@ class Record(BaseModel):
     updated_at: Time
     metadata: Annotated[dict[Any, Any], BeforeValidator(_plain)]
     items: list[Annotated[Item, BeforeValidator(_plain)]]
+    thread_items: list[Annotated[ThreadRecord, BeforeValidator(_plain)]] = []
+
+    def thread(self) -> list[ThreadItem]:
+        """The items of the thread, as rows.
+
+        Raises:
+            InvalidMetadataError: If one of them cannot be a row, or two have one id.
+        """
+        found: dict[str, ThreadItem] = {}
+        for index, item in enumerate(self.thread_items):
+            path = f"$.thread_items[{index}]"
+            if item.item_id in found:
+                raise invalid(f"{path}.item_id", "is the id of an earlier item")
+            found[item.item_id] = item.stored(index + 1, path)
+        return list(found.values())
 
 
 def parse_record(record: object) -> Record:
@@ -117,6 +165,12 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
     return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
 
 
+def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
+    """One item of a thread as part of a record."""
+    end = {} if item.history_end is None else {"history_end": item.history_end}
+    return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
+
+
 def invalid(path: str, problem: str) -> InvalidMetadataError:
     """The error of a record that is wrong at a path, such as `$.items[2].created_at`."""
     return InvalidMetadataError(problem, key="record", path=path)
@@ -138,6 +192,8 @@ def _problem(error: Any) -> str:
         "dict_type": f"must be an object, not {given}",
         "list_type": f"must be a list, not {given}",
         "string_type": f"must be a string, not {given}",
+        "greater_than_equal": "must not be negative",
+        "int_type": f"must be a whole number, not {given}",
         "string_unicode": "must be text that UTF-8 can encode",
     }.get(kind, "must be an ISO 8601 time with an offset from UTC")
 

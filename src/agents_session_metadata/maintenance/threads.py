@@ -7,7 +7,7 @@ from the history.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
@@ -183,3 +183,91 @@ def _exists(store: ScopedStore, connection: Connection, queries: Queries, sessio
     statement, parameters = store.question(queries, store.rows.looking, own_id)
     parameters["of_session"] = session_id
     return connection.execute(statement, parameters).first() is not None
+
+
+# ---- copies ----
+
+
+def copy_thread(
+    store: ScopedStore,
+    connection: Connection,
+    session_id: str,
+    new_id: str,
+    kept: list[int] | None,
+) -> None:
+    """Copy the items of a thread to a session whose history was copied.
+
+    If only the beginning of the history was, the copy ends before the first user message of which
+    nothing was copied.
+
+    Args:
+        store: The store.
+        connection: The connection; the session is locked.
+        session_id: The session.
+        new_id: The session with the copied history.
+        kept: The ids of the rows of the history that were copied; None if all were.
+    """
+    rows = rows_of(store)
+    if not rows.exist(connection):
+        return
+    items = rows.read_threads(connection, [session_id]).get(session_id, [])
+    if not items:
+        return
+    if kept is None:
+        kept = rows.message_ids(connection, session_id)
+    else:
+        last = max(kept, default=0)
+        ends = (-1 if item.history_end is None else item.history_end for item in items)
+        items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
+    copied = with_ids(as_counts(items, kept), rows.message_ids(connection, new_id))
+    rows.insert_items(connection, new_id, copied)
+
+
+def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
+    """Items whose `history_end` is a number of rows, instead of the id of the last one."""
+
+    def count(end: int) -> int | None:
+        before = sum(each <= end for each in history)
+        # Without a row before it, the history was replaced: it is not known where it ended.
+        return before if before or not end else None
+
+    return [
+        item if item.history_end is None else item._replace(history_end=count(item.history_end))
+        for item in items
+    ]
+
+
+def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
+    """Items whose `history_end` is the id of a row, instead of a number of rows."""
+
+    def end(count: int) -> int:
+        return history[min(count, len(history)) - 1] if count and history else 0
+
+    return [
+        item if item.history_end is None else item._replace(history_end=end(item.history_end))
+        for item in items
+    ]
+
+
+def read_threads(
+    store: ScopedStore, connection: Connection, ids: list[str]
+) -> dict[str, list[ThreadItem]]:
+    """The items of some threads, with `history_end` as a number of rows of the history."""
+    rows = rows_of(store)
+    if not ids or not rows.exist(connection):
+        return {}
+    return {
+        session_id: as_counts(items, rows.message_ids(connection, session_id))
+        for session_id, items in rows.read_threads(connection, ids).items()
+    }
+
+
+def insert_threads(
+    store: ScopedStore, connection: Connection, threads: Mapping[str, list[ThreadItem]]
+) -> None:
+    """Insert the items of sessions that were just created, `history_end` as a number of rows."""
+    rows = rows_of(store)
+    for session_id, items in threads.items():
+        if items:
+            history = rows.message_ids(connection, session_id)
+            rows.insert_items(connection, session_id, with_ids(items, history))

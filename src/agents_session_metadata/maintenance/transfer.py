@@ -30,10 +30,12 @@ from agents_session_metadata.storage.bulk import (
 )
 from agents_session_metadata.storage.messages import comes_before, read_history
 from agents_session_metadata.storage.rows import check_id
+from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
 
 from .history import Cut, lock_to_change
+from .threads import copy_thread, insert_threads, read_threads
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does about a session that exists."""
@@ -59,7 +61,7 @@ def read_records(
     queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]] | None]:
     """Read the next sessions, and their records unless that is too much at a time."""
-    from .records import FORMAT, dump_item  # pydantic takes long to import
+    from .records import FORMAT, dump_item, dump_thread_item  # pydantic takes long to import
 
     found = read_page(connection, queries, condition, WALK, limit=size, after=after)
     database = store.database
@@ -68,7 +70,8 @@ def read_records(
     histories = read_histories(connection, database.tables, database.dialect, ids, most)
     if histories is None:
         return found, None
-    return found, [
+    threads = read_threads(store, connection, ids)
+    records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
             "session_id": each.info.session_id,
@@ -79,6 +82,11 @@ def read_records(
         }
         for each in found
     ]
+    for record in records:
+        if record["session_id"] in threads:
+            items = threads[record["session_id"]]
+            record["thread_items"] = [dump_thread_item(item) for item in items]
+    return found, records
 
 
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
@@ -165,6 +173,8 @@ class Import:
             self._refuse(position, error)
 
     async def _write(self, sessions: list[NewSession]) -> int:
+        if any(session.thread for session in sessions):
+            await self._store.database.ensure(THREADS)
         return await self._store.database.write(self._writing(sessions))
 
     def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
@@ -184,6 +194,8 @@ class Import:
                 existing = set()
             new = [session for session in sessions if session.session_id not in existing]
             insert_sessions(connection, tables, dialect, new)
+            threads = {each.session_id: each.thread for each in new if each.thread}
+            insert_threads(store, connection, threads)
             return len(new)
 
         return write
@@ -207,6 +219,7 @@ class Import:
             self._time(parsed.updated_at, "$.updated_at"),
             metadata,
             items,
+            parsed.thread(),
         )
 
     def _time(self, moment: datetime, path: str) -> Any:
@@ -267,10 +280,12 @@ def fork(
         # Rows are locked in the order of their ids, by everybody.
         for step in (lock, create) if session_id <= new_id else (create, lock):
             step()
-        first_left = None
+        first_left, kept = None, None
         if cut is not None:
             history = read_history(connection, tables, store.database.dialect, session_id)
-            first_left = history[cut.position(session_id, history)].item_id
+            position = cut.position(session_id, history)
+            first_left = history[position].item_id
+            kept = [each.item_id for each in history[:position]]
         for table in (tables.messages, tables.metadata, tables.elements):
             copied = [column for column in table.c if column.name not in ("id", "session_id")]
             source = select(literal(new_id), *copied).where(table.c.session_id == session_id)
@@ -283,6 +298,7 @@ def fork(
             names = ["session_id", *(column.name for column in copied)]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
+        copy_thread(store, connection, session_id, new_id, kept)
 
     return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from agents_session_metadata.values import EncodedValue
 
 from .messages import delete_messages
 from .tables import SessionTables, element_rows
+from .thread_rows import ThreadItem
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,15 @@ class NewSession:
     updated_at: Any
     metadata: Mapping[str, EncodedValue]
     items: Sequence[tuple[Any, str]]
+    thread: list[ThreadItem] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """About how many characters it has."""
-        return sum(len(text) for _, text in self.items) + sum(
-            len(value.text) for value in self.metadata.values()
+        return (
+            sum(len(text) for _, text in self.items)
+            + sum(len(value.text) for value in self.metadata.values())
+            + sum(len(item.data) for item in self.thread)
         )
 
 

@@ -58,13 +58,13 @@ class Attachment(NamedTuple):
     Attributes:
         attachment_id: Its id, which is unique in the database.
         session_id: The session that it belongs to, or None.
-        scope: The values of the scope that it was saved in, as a JSON object.
+        owner: The values that a session of its owner has, as a JSON object.
         data: Its JSON text.
     """
 
     attachment_id: str
     session_id: str | None
-    scope: str
+    owner: str
     data: str
 
 

@@ -66,8 +66,8 @@ def _define(
             Column("attachment_id", types.key, primary_key=True),
             # NULL until the attachment belongs to a session.
             Column("session_id", types.own_id, nullable=True),
-            # The values of the scope that it was saved in, as a JSON object.
-            Column("scope", types.text, nullable=False),
+            # The values that a session of its owner has, as a JSON object.
+            Column("owner", types.text, nullable=False),
             Column("data", types.text, nullable=False),
             Column(
                 "created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False

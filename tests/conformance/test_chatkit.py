@@ -1,0 +1,572 @@
+"""ChatKit's store: through ChatKit's own server, and method by method."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from agents import Agent, Runner
+from agents.testing import ScriptedModel, assistant_message
+from chatkit.agents import AgentContext, stream_agent_response
+from chatkit.server import ChatKitServer
+from chatkit.store import AttachmentStore, NotFoundError, Store
+from chatkit.types import (
+    AssistantMessageContent,
+    AssistantMessageItem,
+    FileAttachment,
+    InferenceOptions,
+    LockedStatus,
+    ProgressUpdateEvent,
+    SDKHiddenContextItem,
+    ThreadItemDoneEvent,
+    ThreadItemRemovedEvent,
+    ThreadMetadata,
+    UserMessageItem,
+    UserMessageTextContent,
+    WidgetItem,
+)
+from chatkit.widgets import Card, Text
+
+from agents_session_metadata import (
+    InvalidCursorError,
+    InvalidMetadataError,
+    SessionCatalog,
+    SessionNotFoundError,
+    TablesMissingError,
+)
+from agents_session_metadata.chatkit import CatalogStore
+from conformance import raw
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
+TABLES = ("agent_sessions_metadata_thread_items", "agent_sessions_metadata_attachments")
+
+
+@dataclass(frozen=True)
+class User:
+    """A request context."""
+
+    user_id: str
+
+
+ANNA, BEN = User("anna"), User("ben")
+
+
+class Files(AttachmentStore):
+    """Where an application keeps files."""
+
+    async def create_attachment(self, upload, context):
+        number = self.generate_attachment_id(upload.mime_type, context)
+        return FileAttachment(
+            id=f"{number}-{context.user_id}",
+            name=upload.name,
+            mime_type=upload.mime_type,
+            metadata={"secret": context.user_id},
+        )
+
+    async def delete_attachment(self, attachment_id, context):
+        pass
+
+
+class Server(ChatKitServer):
+    """A server whose agent counts its answers."""
+
+    def __init__(self, store):
+        super().__init__(store, Files())
+        replies = ([assistant_message(f"answer {n}", item_id=f"msg_{n}")] for n in range(100))
+        self.agent = Agent(name="agent", model=ScriptedModel(list(replies)))
+        self.feedback = []
+        self.before_end = None
+
+    async def respond(self, thread, input_user_message, context):
+        question = input_user_message.content[0].text if input_user_message else "go on"
+        progress = widget(thread.id, "progress")
+        yield ThreadItemDoneEvent(item=progress)
+        session = self.store.session(thread, context)
+        result = Runner.run_streamed(self.agent, question, session=session)
+        agent_context = AgentContext(thread=thread, store=self.store, request_context=context)
+        removed = False
+        async for event in stream_agent_response(agent_context, result):
+            if not removed:
+                yield ThreadItemRemovedEvent(item_id=progress.id)
+                removed = True
+            yield event
+        if self.before_end is not None:
+            await self.before_end(thread)
+            yield ProgressUpdateEvent(text="done")
+
+    async def add_feedback(self, thread_id, item_ids, feedback, context):
+        self.feedback.append((thread_id, item_ids, feedback))
+
+    async def call(self, kind, context=ANNA, **params):
+        result = await self.process(json.dumps({"type": kind, "params": params}), context)
+        if hasattr(result, "json"):
+            return json.loads(result.json)
+        return [json.loads(event.removeprefix(b"data: ")) async for event in result]
+
+    async def create(self, text="hello", context=ANNA, attachments=()):
+        events = await self.call("threads.create", context, input=message(text, attachments))
+        assert [event["type"] for event in events[:2]] == ["thread.created", "thread.item.done"]
+        assert not [event for event in events if event["type"] == "error"]
+        return events[0]["thread"]["id"]
+
+    async def items(self, thread_id, context=ANNA, **params):
+        page = await self.call("items.list", context, thread_id=thread_id, **params)
+        return page["data"]
+
+
+def message(text, attachments=()):
+    return {
+        "content": [{"type": "input_text", "text": text}],
+        "attachments": list(attachments),
+        "inference_options": {},
+    }
+
+
+def user_item(thread_id, name, text="?", attachments=()):
+    return UserMessageItem(
+        id=name,
+        thread_id=thread_id,
+        created_at=NOW,
+        content=[UserMessageTextContent(text=text)],
+        attachments=list(attachments),
+        inference_options=InferenceOptions(),
+    )
+
+
+def assistant_item(thread_id, name, text="!"):
+    content = [AssistantMessageContent(text=text)]
+    return AssistantMessageItem(id=name, thread_id=thread_id, created_at=NOW, content=content)
+
+
+def widget(thread_id, name):
+    card = Card(children=[Text(value="…", id="x")])
+    return WidgetItem(id=name, thread_id=thread_id, created_at=NOW, widget=card)
+
+
+def attachment(name, **fields):
+    return FileAttachment(id=name, name="a.txt", mime_type="text/plain", **fields)
+
+
+def text_of(item):
+    """A history's item in short."""
+    content = item["content"]
+    return content if isinstance(content, str) else content[0]["text"]
+
+
+@pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+@pytest.fixture
+def store(catalog):
+    return CatalogStore(catalog, scope=lambda user: {"owner_id": user.user_id})
+
+
+@pytest.fixture
+def server(store):
+    return Server(store)
+
+
+async def new_thread(store, context=ANNA, **fields):
+    thread = ThreadMetadata(id=store.generate_thread_id(context), created_at=NOW, **fields)
+    await store.save_thread(thread, context)
+    return thread.id
+
+
+async def history(catalog, thread_id):
+    return [text_of(item) for item in await catalog.session(thread_id).get_items()]
+
+
+async def test_everything_through_the_server(server, catalog, engine):
+    uploaded = await server.call("attachments.create", name="a", size=1, mime_type="text/plain")
+    assert "metadata" not in uploaded
+    thread_id = await server.create("one", attachments=[uploaded["id"]])
+    assert len(thread_id) >= 32
+    await server.call("threads.add_user_message", thread_id=thread_id, input=message("two"))
+    items = await server.items(thread_id, order="asc")
+    assert [item["type"] for item in items] == ["user_message", "assistant_message"] * 2
+    assert items[0]["attachments"][0] == {**uploaded, "thread_id": thread_id}
+    assert await server.items(thread_id, order="desc") == items[::-1]
+    assert (await catalog.get_metadata(thread_id))["owner_id"] == "anna"
+    expected = ["one", "answer 0", "two", "answer 1"]
+    assert await history(catalog, thread_id) == expected
+
+    other = await server.create("three")
+    titled = await server.call("threads.update", thread_id=thread_id, title="Lisbon")
+    assert titled["title"] == "Lisbon"
+    assert await catalog.get_metadata(thread_id, ["title"]) == {"title": "Lisbon"}
+    page = await server.call("threads.list", limit=1)
+    assert page["has_more"]
+    rest = await server.call("threads.list", limit=1, after=page["after"])
+    assert {page["data"][0]["id"], rest["data"][0]["id"]} == {thread_id, other}
+    assert not rest["has_more"]
+    whole = await server.call("threads.get_by_id", thread_id=thread_id)
+    assert whole["items"]["data"] == items
+    first = await server.call("items.list", thread_id=thread_id, order="asc", limit=3)
+    then = await server.call(
+        "items.list", thread_id=thread_id, order="asc", limit=3, after=first["after"]
+    )
+    assert first["data"] + then["data"] == items
+
+    await server.call(
+        "items.feedback", thread_id=thread_id, item_ids=[items[1]["id"]], kind="positive"
+    )
+    assert server.feedback == [(thread_id, [items[1]["id"]], "positive")]
+    loose = await server.call("attachments.create", name="b", size=1, mime_type="text/plain")
+    await server.call("attachments.delete", attachment_id=loose["id"])
+    for name in (thread_id, other):
+        await server.call("threads.delete", thread_id=name)
+    assert (await server.call("threads.list"))["data"] == []
+    for table in (*TABLES, "agent_sessions", "agent_messages"):
+        assert await raw.count_rows(engine, table) == 0
+
+
+async def test_retrying_asks_again(server, catalog, store):
+    thread_id = await server.create("one")
+    for text in ("two", "three"):
+        await server.call("threads.add_user_message", thread_id=thread_id, input=message(text))
+    items = await server.items(thread_id, order="asc")
+    retry = {"thread_id": thread_id, "item_id": items[2]["id"]}
+    events = await server.call("threads.retry_after_item", **retry)
+    assert events[-1]["item"]["content"][0]["text"] == "answer 3"
+    expected = ["one", "answer 0", "two", "answer 3"]
+    assert await history(catalog, thread_id) == expected
+    assert [item["type"] for item in await server.items(thread_id)] == [
+        "assistant_message",
+        "user_message",
+    ] * 2
+    await server.call("threads.retry_after_item", thread_id=thread_id, item_id=items[0]["id"])
+    assert await history(catalog, thread_id) == ["one", "answer 4"]
+
+
+async def test_what_rewinds_and_what_does_not(store, catalog):
+    thread_id = await new_thread(store)
+    session = catalog.session(thread_id)
+
+    async def ask(number, *answers):
+        await store.add_thread_item(thread_id, user_item(thread_id, f"u{number}"), ANNA)
+        await session.add_items([raw.message(f"u{number}")])
+        for answer in answers:
+            await store.add_thread_item(thread_id, answer, ANNA)
+
+    async def delete(*names):
+        for name in names:
+            await store.delete_thread_item(thread_id, name, ANNA)
+
+    await ask(1, assistant_item(thread_id, "a1"))
+    await session.add_items([raw.message("a1", "assistant")])
+    # A sign of progress goes while the agent runs: its input stays.
+    await ask(2, widget(thread_id, "w2"))
+    await delete("w2", "nobody has this")
+    assert await history(catalog, thread_id) == ["u1", "a1", "u2"]
+    # The user stopped the answer, and asks again.
+    cancelled = SDKHiddenContextItem(id="h2", thread_id=thread_id, created_at=NOW, content="stop")
+    for item in (widget(thread_id, "w2"), cancelled):
+        await store.add_thread_item(thread_id, item, ANNA)
+    await delete("h2", "w2")
+    assert await history(catalog, thread_id) == ["u1", "a1"]
+    # An answer of a widget alone, which has ended.
+    await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
+    await store.add_thread_item(thread_id, widget(thread_id, "w2"), ANNA)
+    await delete("w2")
+    assert await history(catalog, thread_id) == ["u1", "a1"]
+    # An answer that failed before it had an item.
+    await session.add_items([raw.message("u2")])
+    thread = await store.load_thread(thread_id, ANNA)
+    question = await store.load_item(thread_id, "u2", ANNA)
+    removed = await store.rewind_before(thread, question, ANNA)
+    assert [text_of(each.item) for each in removed] == ["u2"]
+    assert await store.rewind_before(thread, question, ANNA) == []
+    # A history that was compacted since: only the last turn goes.
+    await ask(3)
+    await session._atomic_replace_items([raw.message("summary"), raw.message("u3")])
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "a3"), ANNA)
+    await delete("a3")
+    assert await history(catalog, thread_id) == ["summary"]
+
+
+async def test_a_rename_during_an_answer_stays(server, store, catalog):
+    thread_id = await server.create()
+
+    async def rename(thread):
+        thread.metadata["from the answer"] = 1
+        thread.status = LockedStatus(reason="busy")
+        await server.call("threads.update", thread_id=thread_id, title="by hand")
+        other = await store.load_thread(thread_id, ANNA)
+        other.metadata["from elsewhere"] = 2
+        await store.save_thread(other, ANNA)
+
+    server.before_end = rename
+    await server.call("threads.add_user_message", thread_id=thread_id, input=message("two"))
+    thread = await store.load_thread(thread_id, ANNA)
+    assert (thread.title, thread.status) == ("by hand", LockedStatus(reason="busy"))
+    assert thread.metadata == {"from the answer": 1, "from elsewhere": 2}
+    assert await catalog.get_metadata(thread_id, ["title"]) == {"title": "by hand"}
+
+    # Also in the answer that creates the thread.
+    async def rename_new(thread):
+        await server.call("threads.update", thread_id=thread.id, title="by hand")
+        thread.metadata["x"] = [1]
+
+    server.before_end = rename_new
+    thread = await store.load_thread(await server.create(), ANNA)
+    assert (thread.title, thread.metadata) == ("by hand", {"x": [1]})
+    thread.title, thread.metadata = None, {}
+    await store.save_thread(thread, ANNA)
+    thread = await store.load_thread(thread.id, ANNA)
+    assert (thread.title, thread.metadata) == (None, {})
+    assert (await catalog.get_metadata(thread.id)).keys() == {"owner_id", "chatkit"}
+
+    async def delete(thread):
+        await server.call("threads.delete", thread_id=thread.id)
+        thread.title = "too late"
+
+    server.before_end = delete
+    before = await catalog.count_sessions()
+    with pytest.raises(NotFoundError):
+        await server.call("threads.create", input=message("gone"))
+    assert await catalog.count_sessions() == before
+
+
+def calls(store, context, thread, name, item):
+    """All methods of a store, as calls with some ids; those of Python's objects are left out."""
+    given = attachment(name)
+    return {
+        "load_thread": lambda: store.load_thread(thread.id, context),
+        "save_thread": lambda: store.save_thread(thread, context),
+        "load_threads": lambda: store.load_threads(10, None, "desc", context),
+        "delete_thread": lambda: store.delete_thread(thread.id, context),
+        "load_thread_items": lambda: store.load_thread_items(thread.id, None, 9, "asc", context),
+        "add_thread_item": lambda: store.add_thread_item(thread.id, item, context),
+        "save_item": lambda: store.save_item(thread.id, item, context),
+        "load_item": lambda: store.load_item(thread.id, item.id, context),
+        "delete_thread_item": lambda: store.delete_thread_item(thread.id, item.id, context),
+        "save_attachment": lambda: store.save_attachment(given, context),
+        "load_attachment": lambda: store.load_attachment(name, context),
+        "delete_attachment": lambda: store.delete_attachment(name, context),
+    }
+
+
+async def test_somebody_elses_ids(store, catalog, engine):
+    thread_id = await new_thread(store, title="mine", metadata={"a": 1})
+    item = user_item(thread_id, "u")
+    await store.add_thread_item(thread_id, item, ANNA)
+    await store.save_attachment(attachment("file", metadata={"a": 1}), ANNA)
+    await catalog.session(thread_id).add_items([raw.message("mine")])
+    ids = {thread_id: "id", "u": "id", "file": "id", "nobody": "id", "nothing": "id"}
+
+    async def outcome(call):
+        try:
+            return repr(await call())
+        except Exception as error:  # noqa: BLE001  # whatever the answer is
+            text = f"{type(error).__name__}: {error}"
+            for name, short in ids.items():
+                text = text.replace(name, short)
+            return text
+
+    async def everything():
+        tables = ("agent_sessions", "agent_sessions_metadata", "agent_messages", *TABLES)
+        return [sorted(map(str, await raw.execute(engine, f"SELECT * FROM {t}"))) for t in tables]
+
+    before = await everything()
+    loaded = await store.load_thread(thread_id, ANNA)
+    theirs = calls(store, BEN, loaded, "file", item)
+    assert set(theirs) == Store.__abstractmethods__
+    unknown = ThreadMetadata(id="nobody", created_at=NOW)
+    missing = calls(store, BEN, unknown, "nothing", item.model_copy(update={"id": "nothing"}))
+    for name, call in theirs.items():
+        found = await outcome(call)
+        if name.startswith("save_") and name != "save_item":
+            assert found.startswith("NotFoundError: ")
+        else:
+            assert found == await outcome(missing[name])
+    fresh = ThreadMetadata(id=thread_id, created_at=NOW, title="stolen")
+    with pytest.raises(NotFoundError):
+        await store.save_thread(fresh, BEN)
+    with pytest.raises(NotFoundError):
+        await store.save_attachment(attachment("new", thread_id=thread_id), BEN)
+    with pytest.raises(NotFoundError):
+        await store.rewind_before(loaded, item, BEN)
+    with pytest.raises(SessionNotFoundError):
+        await store.session(loaded, BEN).add_items([raw.message("stolen")])
+    assert await store.session(loaded, BEN).get_items() == []
+    cursor = (await two_pages(store, catalog)).after
+    with pytest.raises(InvalidCursorError):
+        await store.load_threads(1, cursor, "desc", BEN)
+    await catalog.delete_sessions({"title": "another"})
+    assert await everything() == before
+
+
+async def two_pages(store, catalog):
+    await new_thread(store, title="another")
+    return await store.load_threads(1, None, "desc", ANNA)
+
+
+async def test_threads_and_items(store, catalog, engine):
+    threads = [await new_thread(store) for _ in range(3)]
+    await catalog.create_session("plain", metadata={"owner_id": "anna"})
+    for number in range(102):
+        item = user_item(threads[0], f"{number}", "text \0 😀")
+        await store.add_thread_item(threads[0], item, ANNA)
+    page = await store.load_threads(1000, None, "desc", ANNA)
+    assert {thread.id for thread in page.data} == {*threads}
+    everything = CatalogStore(
+        catalog, scope=lambda user: {"owner_id": user.user_id}, all_sessions=True
+    )
+    assert len((await everything.load_threads(10, None, "asc", ANNA)).data) == 4
+    items = await store.load_thread_items(threads[0], None, 1000, "desc", ANNA)
+    assert (len(items.data), items.has_more) == (100, True)
+    items = await store.load_thread_items(threads[0], items.after, 1000, "desc", ANNA)
+    assert ([item.id for item in items.data], items.has_more) == (["1", "0"], False)
+    changed = user_item(threads[0], "0", "changed")
+    await store.save_item(threads[0], changed, ANNA)
+    await store.save_item(threads[0], widget(threads[0], "w"), ANNA)
+    assert await store.load_item(threads[0], "0", ANNA) == changed
+    assert await store.load_item(threads[0], "w", ANNA) == widget(threads[0], "w")
+    first = await store.load_thread_items(threads[0], None, 1, "asc", ANNA)
+    assert first.data == [changed]
+    # Ids of items are those of their thread.
+    await store.add_thread_item(threads[1], user_item(threads[1], "0"), ANNA)
+    assert await store.load_item(threads[0], "0", ANNA) == changed
+    for limit, order, after, error in (
+        (0, "asc", None, ValueError),
+        (1, "up", None, ValueError),
+        (1, "desc", first.after, InvalidCursorError),
+    ):
+        with pytest.raises(error):
+            await store.load_thread_items(threads[0], after, limit, order, ANNA)
+        with pytest.raises(error):
+            await store.load_threads(limit, after, order, ANNA)
+    for name in ("", "a\0", "x" * 256, "\ud800"):
+        for call in (
+            store.load_thread(name, ANNA),
+            store.load_thread_items(name, None, 1, "asc", ANNA),
+            store.load_item(threads[0], name, ANNA),
+            store.load_attachment(name, ANNA),
+            store.delete_attachment(name, ANNA),
+            store.delete_thread(name, ANNA),
+        ):
+            with pytest.raises(NotFoundError):
+                await call
+        bad = widget("x", "y").model_copy(update={"id": name})
+        with pytest.raises(ValueError, match="id"):
+            await store.add_thread_item(threads[0], bad, ANNA)
+
+
+async def test_writers_at_once(store):
+    thread_id = await new_thread(store)
+    names = [f"{number}" for number in range(8)]
+    await asyncio.gather(
+        *(store.add_thread_item(thread_id, widget(thread_id, name), ANNA) for name in names)
+    )
+    page = await store.load_thread_items(thread_id, None, 100, "asc", ANNA)
+    assert sorted(item.id for item in page.data) == names
+    other = await asyncio.gather(
+        *(store.save_attachment(attachment("one"), user) for user in (ANNA, BEN)),
+        return_exceptions=True,
+    )
+    assert sorted(type(each).__name__ for each in other) == ["NoneType", "NotFoundError"]
+
+
+async def test_attachments(store, catalog, engine):
+    thread_id = await new_thread(store)
+    for name in ("sent", "loose", "old"):
+        await store.save_attachment(attachment(name, metadata={"path": name}), ANNA)
+    await store.save_attachment(attachment("theirs"), BEN)
+    await store.save_attachment(attachment("sent", thread_id=thread_id), ANNA)
+    await store.save_attachment(attachment("sent"), ANNA)  # It stays where it belongs.
+    assert (await store.load_attachment("old", ANNA)).metadata == {"path": "old"}
+    await raw.execute(
+        engine,
+        f"UPDATE {TABLES[1]} SET created_at = '2020-01-01 00:00:00' "
+        "WHERE attachment_id IN ('old', 'sent')",
+    )
+    purged = await store.purge_attachments(older_than=timedelta(days=1))
+    assert purged == [attachment("old", metadata={"path": "old"})]
+    mine = CatalogStore(catalog.scoped({"owner_id": "anna"}), scope=None)
+    assert [each.id for each in await mine.purge_attachments(older_than=timedelta(0))] == ["loose"]
+    assert [each.id for each in await store.purge_attachments(older_than=timedelta(0))] == [
+        "theirs"
+    ]
+    assert (await store.load_attachment("sent", ANNA)).id == "sent"
+    await catalog.delete_session(thread_id)
+    assert await raw.count_rows(engine, TABLES[1]) == 0
+    for wrong, error in ((timedelta(-1), ValueError), (1, TypeError)):
+        with pytest.raises(error):
+            await store.purge_attachments(older_than=wrong)
+
+
+async def test_scopes(catalog):
+    async def later(_):
+        return {"owner_id": "anna"}
+
+    for scope, error in (
+        (lambda _: {}, ValueError),
+        (lambda _: {"owner_id": None}, ValueError),
+        (lambda _: None, TypeError),
+        (later, TypeError),
+    ):
+        with pytest.raises(error):
+            await CatalogStore(catalog, scope=scope).load_threads(1, None, "asc", ANNA)
+    with pytest.raises(TypeError):
+        CatalogStore(catalog)
+    with pytest.raises(TypeError):
+        CatalogStore(catalog, scope={"owner_id": "anna"})
+    with pytest.raises(TypeError):
+        CatalogStore("sqlite://", scope=None)
+    ids = {CatalogStore(catalog, scope=None).generate_thread_id(None) for _ in range(10)}
+    assert len(ids) == 10
+    assert min(map(len, ids)) >= 32
+
+
+async def test_copies(server, store, catalog, tmp_path):
+    thread_id = await server.create("one")
+    await server.call("threads.add_user_message", thread_id=thread_id, input=message("two"))
+    items = await server.items(thread_id, order="asc")
+    third = (await catalog.list_items(thread_id)).items[2].item_id
+    mine = catalog.scoped({"owner_id": "anna"})
+    whole = (await mine.fork_session(thread_id)).session_id
+    part = (await mine.fork_session(thread_id, before=third)).session_id
+    records = [record async for record in catalog.export_sessions()]
+    assert len(json.loads(json.dumps(records))) == 3
+    elsewhere = SessionCatalog.from_url(f"sqlite:///{tmp_path}/other.db", create_tables=True)
+    for target in (elsewhere, catalog):
+        assert await target.import_sessions(records, "replace") == 3
+        other = Server(CatalogStore(target, scope=lambda user: {"owner_id": user.user_id}))
+        for name, count in ((thread_id, 4), (whole, 4), (part, 2)):
+            expected = [{**item, "thread_id": name} for item in items[:count]]
+            assert await other.items(name, order="asc") == expected
+            question = expected[-2]["id"]
+            await other.call("threads.retry_after_item", thread_id=name, item_id=question)
+            kept = ["one", "answer 0", "two"][: count - 1]
+            assert (await history(target, name))[:-1] == kept
+            await other.call("threads.retry_after_item", thread_id=name, item_id=items[0]["id"])
+            assert (await history(target, name))[:-1] == ["one"]
+    await elsewhere.engine.dispose()
+    record = next(each for each in records if each["session_id"] == part)
+    assert record["thread_items"][0].keys() == {"item_id", "kind", "item", "history_end"}
+    for wrong, path in (
+        ([record["thread_items"][0]] * 2, "[1].item_id"),
+        ([{**record["thread_items"][0], "history_end": -1}], "[0].history_end"),
+        ([{**record["thread_items"][0], "item_id": ""}], "[0].item_id"),
+        ([{**record["thread_items"][0], "item": {"a": float("nan")}}], "[0].item"),
+        ({}, ""),
+    ):
+        with pytest.raises(InvalidMetadataError) as caught:
+            await catalog.import_sessions([{**record, "thread_items": wrong}], "replace")
+        assert caught.value.path == f"$.thread_items{path}"
+
+
+async def test_only_items_need_the_tables(engine, catalog):
+    await catalog.create_session("first")
+    store = CatalogStore(SessionCatalog(engine), scope=lambda user: {"owner_id": user.user_id})
+    thread_id = await new_thread(store, title="t")
+    assert (await store.load_threads(1, None, "asc", ANNA)).data[0].title == "t"
+    with pytest.raises(TablesMissingError) as caught:
+        await store.add_thread_item(thread_id, user_item(thread_id, "u"), ANNA)
+    assert set(TABLES) <= set(caught.value.tables)
+    await store.delete_thread(thread_id, ANNA)
