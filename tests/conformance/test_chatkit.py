@@ -100,8 +100,8 @@ class Server(ChatKitServer):
     async def add_feedback(self, thread_id, item_ids, feedback, context):
         self.feedback.append((thread_id, item_ids, feedback))
 
-    async def call(self, kind, context=ANNA, **params):
-        result = await self.process(json.dumps({"type": kind, "params": params}), context)
+    async def call(self, request, context=ANNA, **params):
+        result = await self.process(json.dumps({"type": request, "params": params}), context)
         if hasattr(result, "json"):
             return json.loads(result.json)
         return [json.loads(event.removeprefix(b"data: ")) async for event in result]
@@ -259,10 +259,14 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
 
     await ask(1, assistant_item(thread_id, "a1"))
     await session.add_items([raw.message("a1", "assistant")])
-    # A sign of progress goes while the agent runs: its input stays.
-    await ask(2, widget(thread_id, "w2"))
-    await delete("w2", "nobody has this")
+    # A sign of progress goes while the agent runs, or when it has just answered.
+    await ask(2, widget(thread_id, "w1"), widget(thread_id, "w2"))
+    await delete("w1", "w2", "nobody has this")
     assert await history(catalog, thread_id) == ["u1", "a1", "u2"]
+    await session.add_items([raw.message("a2", "assistant")])
+    await store.add_thread_item(thread_id, widget(thread_id, "w2"), ANNA)
+    await delete("w2")
+    assert await history(catalog, thread_id) == ["u1", "a1", "u2", "a2"]
     # The user stopped the answer, and asks again.
     cancelled = SDKHiddenContextItem(id="h2", thread_id=thread_id, created_at=NOW, content="stop")
     for item in (widget(thread_id, "w2"), cancelled):
@@ -271,8 +275,8 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     assert await history(catalog, thread_id) == ["u1", "a1"]
     # An answer of a widget alone, which has ended.
     await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
-    await store.add_thread_item(thread_id, widget(thread_id, "w2"), ANNA)
-    await delete("w2")
+    await asyncio.create_task(store.add_thread_item(thread_id, widget(thread_id, "w3"), ANNA))
+    await delete("w3")
     assert await history(catalog, thread_id) == ["u1", "a1"]
     # An answer that failed before it had an item.
     await session.add_items([raw.message("u2")])
@@ -327,8 +331,8 @@ async def test_a_rename_during_an_answer_stays(server, store, catalog):
 
     server.before_end = delete
     before = await catalog.count_sessions()
-    with pytest.raises(NotFoundError):
-        await server.call("threads.create", input=message("gone"))
+    events = await server.call("threads.create", input=message("gone"))
+    assert events[-1]["type"] == "error"
     assert await catalog.count_sessions() == before
 
 
@@ -353,11 +357,11 @@ def calls(store, context, thread, name, item):
 
 async def test_somebody_elses_ids(store, catalog, engine):
     thread_id = await new_thread(store, title="mine", metadata={"a": 1})
-    item = user_item(thread_id, "u")
+    item = user_item(thread_id, "u-1")
     await store.add_thread_item(thread_id, item, ANNA)
     await store.save_attachment(attachment("file", metadata={"a": 1}), ANNA)
     await catalog.session(thread_id).add_items([raw.message("mine")])
-    ids = {thread_id: "id", "u": "id", "file": "id", "nobody": "id", "nothing": "id"}
+    ids = {thread_id: "id", "u-1": "id", "file": "id", "nobody": "id", "nothing": "id"}
 
     async def outcome(call):
         try:

@@ -29,7 +29,7 @@ from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, Session
 
 from .attachments import Attachments
 from .base import check_id, missing, new_id, run_read, run_write, stored_text
-from .threads import CHATKIT, KnownThreads, explicit, state_of, write_changes
+from .threads import CHATKIT, KnownThreads, OwnItems, explicit, state_of, write_changes
 
 LONGEST_PAGE = 100
 """Threads or items per page, at most."""
@@ -71,6 +71,7 @@ class CatalogStore(Attachments[TContext]):
         self._scope = scope
         self._where: Any = None if all_sessions else {CHATKIT: {"$exists": True}}
         self._known = KnownThreads()
+        self._own_items = OwnItems()
 
     def session(self, thread: ThreadMetadata, context: TContext) -> SQLAlchemyMetadataSession:
         """The Agents SDK session of a thread, for `Runner.run`. No I/O.
@@ -263,6 +264,7 @@ class CatalogStore(Attachments[TContext]):
             ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
         """
         await self._write_item(thread_id, item, context, activity=True)
+        self._own_items.add(thread_id, item.id)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Replace an item where it stands, or append it.
@@ -322,8 +324,9 @@ class CatalogStore(Attachments[TContext]):
             raise missing("thread", thread_id)
         if id_problem(item_id) is not None:
             item_id = " "  # Nobody has it; the thread is looked for all the same.
+        is_own = self._own_items.has(thread_id, item_id)
         try:
-            await run_write(store, deleting_item(store, thread_id, item_id))
+            await run_write(store, deleting_item(store, thread_id, item_id, is_own=is_own))
         except SessionNotFoundError:
             raise missing("thread", thread_id) from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import weakref
 from collections.abc import Mapping
@@ -49,6 +50,26 @@ class KnownThreads:
     def was_created(self, thread_id: str) -> bool:
         """Whether this store has created a thread of this id."""
         return thread_id in self._created
+
+
+class OwnItems:
+    """The items that each running task has added: a server answers each request in one task."""
+
+    def __init__(self) -> None:
+        self._items: weakref.WeakKeyDictionary[asyncio.Task[Any], set[tuple[str, str]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, thread_id: str, item_id: str) -> None:
+        """Note an item that the present task adds."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._items.setdefault(task, set()).add((thread_id, item_id))
+
+    def has(self, thread_id: str, item_id: str) -> bool:
+        """Whether the present task has added an item."""
+        task = asyncio.current_task()
+        return task is not None and (thread_id, item_id) in self._items.get(task, ())
 
 
 def state_of(thread: ThreadMetadata) -> dict[str, Any]:

@@ -85,14 +85,20 @@ def writing_item(
 
 
 def deleting_item(
-    store: ScopedStore, session_id: str, item_id: str
+    store: ScopedStore, session_id: str, item_id: str, *, is_own: bool
 ) -> Callable[[Connection, Queries], None]:
     """Work that deletes an item, and rewinds the history when an answer has gone.
 
     The last item of an answer that is deleted takes the answer, and the message that it answers,
-    out of the history. Whether an answer is still being written decides: an application may remove
-    a sign of progress while an agent runs. So it takes an item that ends an answer, which may have
-    been deleted before the others, or an answer in the history.
+    out of the history. An application may also remove a sign of progress while an agent runs. So it
+    takes an item that ends an answer, which may have been deleted before the others, or an answer
+    in the history that somebody else has written.
+
+    Args:
+        store: The store.
+        session_id: The session.
+        item_id: The item's id.
+        is_own: Whether whoever deletes the item has added it, in the same answer.
     """
     rows = rows_of(store)
 
@@ -113,7 +119,7 @@ def deleting_item(
             return
         history = _history(store, connection, session_id)
         cut = _cut_before(question, history)
-        if cut is None or not (ended or _has_answer(history, cut)):
+        if cut is None or not (ended or (not is_own and _has_answer(history, cut))):
             return
         rewinding(store, session_id, cut)(connection, queries)
         rows.set_reopened(connection, session_id, question.item_id, reopened=False)
