@@ -22,6 +22,7 @@ COMMANDS = {
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     "index": "indexes",
     **dict.fromkeys(("ddl", "doctor", "mcp"), "admin"),
+    "web": "web",
 }
 """The commands in the order of the help, with the modules that define them."""
 

@@ -1,0 +1,75 @@
+"""Takes the screenshots of the documentation anew, with the Chromium that is installed.
+
+Run it in the root of the repository: `python docs/images/make.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.async_api import async_playwright
+
+FOLDER = Path(__file__).parent
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 780}
+SESSION = "main:has(h1)"
+
+
+async def take(address: str, folder: Path) -> None:
+    """Take all screenshots of a server that shows the demonstration."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        sys.exit("Chromium is not installed")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+        for name, size, scheme, path in (
+            ("web-sessions", WIDE, "light", "/"),
+            ("web-session", WIDE, "dark", "open"),
+            ("web-statistics", WIDE, "light", "/statistics"),
+            ("web-phone", PHONE, "light", "/"),
+            ("web-phone-session", PHONE, "dark", "open"),
+            ("web-dark", WIDE, "dark", "/"),
+        ):
+            page = await browser.new_page(viewport=size, color_scheme=scheme)
+            if path == "open":
+                await page.goto(f"{address}/?filter=status%3Dcompleted+runs%3D3")
+                await page.click("td.name a")
+            else:
+                await page.goto(address + path)
+            await page.screenshot(path=folder / f"{name}.png")
+            await page.close()
+        await browser.close()
+
+
+def main() -> None:
+    """Start the server, and take the screenshots."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
+    program = Path(sys.executable).with_name("agent-sessions")
+    command = [program, "web", "--demo", "--allow-write", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603
+        try:
+            assert server.stderr is not None  # noqa: S101
+            found = None
+            while found is None:
+                found = re.search(r"http://[\d.:]+", server.stderr.readline())
+            asyncio.run(take(found[0], folder))
+        finally:
+            server.terminate()
+
+
+if __name__ == "__main__":
+    main()

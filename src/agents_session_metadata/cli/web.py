@@ -1,0 +1,107 @@
+"""The command that shows sessions in a browser."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from .command import command, place_of
+from .connection import Place
+from .options import Failure, usage
+from .output import say
+
+_HOST = "127.0.0.1"
+
+
+@command("web", "web --demo", panel="Database")
+def web(
+    ctx: typer.Context,
+    *,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Show made-up sessions in a temporary database.")
+    ] = False,
+    allow_write: Annotated[
+        bool, typer.Option("--allow-write", help="Offer to edit, fork, rewind and delete.")
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+    ] = 8321,
+) -> None:
+    """Look at sessions in a browser.
+
+    The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
+    restricted to --scope. Press Ctrl-C to stop.
+    """
+    try:
+        import uvicorn
+
+        from agents_session_metadata.web import LOCAL_HOSTS, browser_app
+    except ModuleNotFoundError as error:
+        if error.name not in {"jinja2", "uvicorn"}:
+            raise
+        raise Failure(
+            f"agent-sessions web needs {error.name}; "
+            "install it with: pip install 'agents-session-metadata[web]'"
+        ) from None
+    except ImportError as error:
+        if error.name != "jinja2":
+            raise
+        raise Failure(str(error)) from None
+    with _place(place_of(ctx), demo=demo) as place, place.open(pool_pre_ping=True) as opened:
+        catalog, wait = opened
+        if demo:
+            from agents_session_metadata.web.demo import fill
+
+            say("writing sessions into a temporary database")
+            wait(fill(catalog))
+        # Start only if the database answers.
+        wait(catalog.list_sessions(limit=1, keys=[]))
+        with _listening(port) as listener:
+            app = browser_app(
+                catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS
+            )
+            settings = uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=2,
+            )
+            say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
+            wait.without_limit(uvicorn.Server(settings).serve(sockets=[listener]))
+
+
+@contextmanager
+def _place(place: Place, *, demo: bool) -> Iterator[Place]:
+    """The database to show: that of the options, or a temporary one."""
+    if not demo:
+        yield place
+        return
+    if place.scope:
+        usage("pass --demo or --scope, not both")
+    with TemporaryDirectory(prefix="agent-sessions-") as folder:
+        yield replace(place, url=f"sqlite:///{Path(folder) / 'demo.db'}", create_tables=True)
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    """A socket on this machine's own address.
+
+    Raises:
+        Failure: If the port is taken or may not be used.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((_HOST, port))
+        except OSError as error:
+            raise Failure(f"port {port}: {error.strerror}; choose another with --port") from None
+        yield listener

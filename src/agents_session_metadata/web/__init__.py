@@ -1,0 +1,19 @@
+"""Pages to look at sessions in a browser.
+
+`browser_app` is the entry point. The pages are rendered on the server and work without JavaScript.
+"""
+
+from __future__ import annotations
+
+try:
+    import jinja2 as _jinja2  # noqa: F401
+except ImportError:
+    raise ImportError(
+        "the browser pages require Jinja2; install it with: "
+        "pip install 'agents-session-metadata[web]'",
+        name="jinja2",
+    ) from None
+
+from .app import LOCAL_HOSTS, GetScope, browser_app
+
+__all__ = ["LOCAL_HOSTS", "GetScope", "browser_app"]

@@ -1,0 +1,99 @@
+"""What the pages change, with `allow_write`. Each change is one form; two of them ask first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from agents_session_metadata import keys
+from agents_session_metadata.types import Metadata
+
+from .call import Call
+from .pages import load_session, no_session
+from .security import Refused
+
+
+async def edit(call: Call) -> Response:
+    """Change title, tags, pinned and archived; an empty field removes its key."""
+    session_id = call.session_id()
+    tags = [each.strip() for each in call.form.get("tags", "").split(",")]
+    wanted: dict[str, Any] = {
+        keys.TITLE: call.form.get("title", "").strip() or None,
+        keys.TAGS: list(dict.fromkeys(each for each in tags if each)) or None,
+        keys.PINNED: call.form.get("pinned") == "yes" or None,
+        keys.ARCHIVED: call.form.get("archived") == "yes" or None,
+    }
+
+    def change(metadata: Metadata) -> None:
+        for key, value in wanted.items():
+            if value is not None:
+                metadata[key] = value
+            elif metadata.get(key):
+                del metadata[key]
+
+    await call.catalog.edit_metadata(session_id, change, must_exist=True)
+    return call.redirect("/session", id=session_id)
+
+
+async def fork(call: Call) -> Response:
+    """Copy a session, or the beginning of it, and show the copy."""
+    before = _item(call, "before", required=False)
+    try:
+        copy = await call.catalog.fork_session(call.session_id(), before=before)
+    except ValueError as error:
+        raise _cannot(error) from error
+    return call.redirect("/session", id=copy.session_id)
+
+
+async def ask_delete(call: Call) -> Response:
+    """Ask whether a session is to be deleted."""
+    info, _ = await load_session(call)
+    return call.render("ask.html", info=info, action="/delete", before=None, has_form=True)
+
+
+async def delete(call: Call) -> Response:
+    """Delete a session."""
+    if not await call.catalog.delete_session(call.session_id()):
+        raise no_session()
+    return call.redirect("/")
+
+
+async def ask_rewind(call: Call) -> Response:
+    """Ask whether the end of a history is to be removed."""
+    info, _ = await load_session(call)
+    before = _item(call, "before")
+    last = await call.catalog.list_items(info.session_id, order_by="-item_id", limit=1)
+    return call.render(
+        "ask.html",
+        info=info,
+        action="/rewind",
+        before=before,
+        last=last.items[0].item_id if last.items else 0,
+        has_form=True,
+    )
+
+
+async def rewind(call: Call) -> Response:
+    """Remove an item and everything after it."""
+    session_id, before = call.session_id(), _item(call, "before")
+    last = _item(call, "last")
+    try:
+        await call.catalog.rewind_session(session_id, before=before, expect_last=last)
+    except ValueError as error:
+        raise _cannot(error) from error
+    return call.redirect("/session", id=session_id, **{"from": "end"})
+
+
+def _item(call: Call, name: str, *, required: bool = True) -> int | None:
+    text = call.form.get(name) or call.query.get(name) or ""
+    if not text and not required:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise Refused(400, f"`{name}` must be the id of an item.")
+    return int(text)
+
+
+def _cannot(error: ValueError) -> Refused:
+    sentence = str(error)
+    return Refused(409, f"{sentence[:1].upper()}{sentence[1:]}.")

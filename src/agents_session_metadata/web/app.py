@@ -1,0 +1,201 @@
+"""The application: checks a request, finds its page and its scope, and answers."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, TypeAlias
+
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import (
+    InvalidCursorError,
+    InvalidFilterError,
+    SessionChangedError,
+    SessionMetadataError,
+    SessionNotFoundError,
+    TablesMissingError,
+)
+
+from . import actions, pages, statistics
+from .call import Call, File
+from .security import HEADERS, Refused, check_request, read_form, token_cookie
+
+GetScope: TypeAlias = (
+    "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
+)
+"""Gives the metadata values that every session of a request has; plain or async."""
+
+LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+_log = logging.getLogger(__name__)
+
+_READ: Final = {
+    "/": pages.sessions,
+    "/session": pages.session,
+    "/session.json": pages.raw,
+    "/statistics": statistics.page,
+}
+_ASK: Final = {"/delete": actions.ask_delete, "/rewind": actions.ask_rewind}
+_WRITE: Final = {
+    "/edit": actions.edit,
+    "/fork": actions.fork,
+    "/delete": actions.delete,
+    "/rewind": actions.rewind,
+}
+_FILES: Final = {
+    "/style.css": File.read("style.css", "text/css"),
+    "/page.js": File.read("page.js", "text/javascript"),
+    "/icon.svg": File.read("icon.svg", "image/svg+xml"),
+}
+
+
+def browser_app(
+    catalog: SessionCatalog,
+    *,
+    scope: GetScope | None,
+    allow_write: bool = False,
+    allowed_hosts: Collection[str] = LOCAL_HOSTS,
+) -> ASGIApp:
+    """Pages to look at the sessions of a catalog, as an ASGI application.
+
+    Mount it behind the authentication of your own. Everything is rendered on the server; nothing is
+    loaded from elsewhere.
+
+    Args:
+        catalog: The catalog.
+        scope: Called for every request, with Starlette's `Request`. It gives the scope of the
+            request, such as `{"owner_id": user_id}`; a session outside it does not exist. If it
+            gives nothing, or a value is `None`, the answer is 403. It may be async, and may raise
+            Starlette's or FastAPI's `HTTPException`. `None` shows every session to everybody.
+        allow_write: Whether the pages can edit, fork, rewind and delete sessions.
+        allowed_hosts: The host names under which the application can be reached, each with a port
+            or for every port. A request for another host is refused.
+
+    Returns:
+        The application.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If there is no allowed host.
+    """
+    if not isinstance(catalog, SessionCatalog):
+        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+    if scope is not None and not callable(scope):
+        raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+    if isinstance(allowed_hosts, str):
+        raise TypeError(f"allowed_hosts must be a list of names, not the string {allowed_hosts!r}")
+    if not allowed_hosts:
+        raise ValueError("allowed_hosts must contain at least one name")
+    hosts = frozenset(each.lower() for each in allowed_hosts)
+    return _BrowserApp(catalog, scope, allow_write, hosts)
+
+
+class _BrowserApp:
+    def __init__(
+        self,
+        catalog: SessionCatalog,
+        get_scope: GetScope | None,
+        allow_write: bool,
+        hosts: frozenset[str],
+    ) -> None:
+        self._catalog = catalog
+        self._get_scope = get_scope
+        self._allow_write = allow_write
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await _accept_lifespan(receive, send)
+        elif scope["type"] == "http":
+            request = Request(scope, receive)
+            call = Call(request, self._catalog, allow_write=self._allow_write)
+            response = await self._respond(request, call)
+            response.headers.update(HEADERS)
+            if call.uses_token:
+                response.headers["Set-Cookie"] = token_cookie(request, call.token)
+            await response(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _respond(self, request: Request, call: Call) -> Response:
+        try:
+            check_request(request, self._hosts)
+            return await self._answer(request, call)
+        except Exception as error:  # noqa: BLE001  # told without its message
+            refused = _refusal(error)
+            return call.render("error.html", refused.status, refused=refused)
+
+    async def _answer(self, request: Request, call: Call) -> Response:
+        path = call.path
+        is_read = request.method in {"GET", "HEAD"}
+        if path in _FILES and is_read:
+            return _FILES[path].response()
+        call.catalog = await self._scoped(request)
+        reading = {**_READ, **(_ASK if self._allow_write else {})}
+        writing = _WRITE if self._allow_write else {}
+        if is_read and path in reading:
+            return await reading[path](call)
+        if request.method == "POST" and path in writing:
+            call.form = await read_form(request)
+            return await writing[path](call)
+        if path in {*reading, *writing, *_FILES}:
+            raise Refused(405, "The method is not allowed here.")
+        raise Refused(404, "There is no such page.")
+
+    async def _scoped(self, request: Request) -> SessionCatalog:
+        """The catalog within the scope of a request.
+
+        Raises:
+            Refused: If the request has none.
+        """
+        if self._get_scope is None:
+            return self._catalog
+        values = self._get_scope(request)
+        if inspect.isawaitable(values):
+            values = await values
+        if not values or any(value is None for value in values.values()):
+            raise Refused(403, "You are not allowed to see these sessions.")
+        try:
+            return self._catalog.scoped(values)
+        except InvalidFilterError as error:
+            raise TypeError("the scope of a request must contain JSON values") from error
+
+
+def _refusal(error: Exception) -> Refused:
+    """What an error page says. Messages of the database and of the program stay in the log."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, HTTPException):
+        return Refused(error.status_code, "The application refused the request.")
+    if isinstance(error, InvalidCursorError):
+        return Refused(400, "This page belongs to another list. Start again at the first page.")
+    if isinstance(error, SessionNotFoundError):
+        return pages.no_session()
+    if isinstance(error, TablesMissingError):
+        return Refused(
+            503, "The database lacks tables. Create them with create_tables=True or a migration."
+        )
+    if isinstance(error, SessionChangedError):
+        return Refused(409, "The history has changed in the meantime. Load the session again.")
+    if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
+        sentence = str(error)
+        return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")
+    _log.error("a page failed", exc_info=error)
+    if isinstance(error, DBAPIError | PoolTimeoutError | OSError):
+        return Refused(503, "The database does not answer. The log of the server says why.")
+    return Refused(500, "Something went wrong. The log of the server says what.")
+
+
+async def _accept_lifespan(receive: Receive, send: Send) -> None:
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,119 @@
+"""One request as the pages see it, and how they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from agents_session_metadata.catalog import SessionCatalog
+
+from . import text
+from .security import Refused, form_token
+
+_PACKAGE = "agents_session_metadata.web"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of the package, as the browser loads it."""
+
+    content: bytes
+    media_type: str
+
+    @classmethod
+    def read(cls, name: str, media_type: str) -> File:
+        """Read a file from the folder `static`."""
+        return cls(files(_PACKAGE).joinpath("static", name).read_bytes(), media_type)
+
+    def response(self) -> Response:
+        """The answer with this file."""
+        return Response(self.content, media_type=self.media_type)
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=PackageLoader(_PACKAGE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=text.clean,
+    )
+    names = ("shown", "number", "short", "money", "seconds", "ago", "exact", "as_json", "title")
+    found.filters.update({name: getattr(text, name) for name in names})
+    return found
+
+
+_TEMPLATES = _environment()
+
+
+class Call:
+    """A request, the catalog in its scope, and the parameters."""
+
+    def __init__(self, request: Request, catalog: SessionCatalog, *, allow_write: bool) -> None:
+        self.request = request
+        self.catalog = catalog
+        self.allow_write = allow_write
+        self.form: dict[str, str] = {}
+        self.uses_token = False
+
+    @property
+    def root(self) -> str:
+        """The path that the application is mounted on, without a slash at the end."""
+        return str(self.request.scope.get("root_path", "")).rstrip("/")
+
+    @property
+    def path(self) -> str:
+        """The path below the mount point."""
+        path: str = self.request.scope["path"]
+        below = path[len(self.root) :] if path.startswith(self.root) else path
+        return below or "/"
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """The parameters of the address; of a name that is given twice, the last."""
+        return dict(self.request.query_params)
+
+    @cached_property
+    def token(self) -> str:
+        """The token for forms."""
+        return form_token(self.request)
+
+    def url(self, path: str, **parameters: Any) -> str:
+        """The address of a page."""
+        given = {name: value for name, value in parameters.items() if value is not None}
+        query = f"?{urlencode(given, errors='replace')}" if given else ""
+        return f"{self.root}{path}{query}"
+
+    def session_id(self) -> str:
+        """The session that the address or the form names.
+
+        Raises:
+            Refused: If it names none.
+        """
+        found = self.form.get("id") or self.query.get("id")
+        if not found:
+            raise Refused(400, "The address names no session.")
+        return found
+
+    def render(self, template: str, status: int = 200, **values: Any) -> Response:
+        """An answer with a page."""
+        values.setdefault("has_form", False)
+        if values["has_form"]:
+            self.uses_token = True
+        page = _TEMPLATES.get_template(template).render(
+            call=self, url=self.url, path=self.path, **values
+        )
+        body = page.encode("utf-8", "replace")
+        return Response(body, status, media_type="text/html")
+
+    def redirect(self, path: str, **parameters: Any) -> Response:
+        """An answer that leads to another page of this application."""
+        return RedirectResponse(self.url(path, **parameters), 303)

@@ -1,0 +1,112 @@
+"""How pages write values, times and amounts. Any stored value may have any type."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime, timezone
+from typing import Any
+
+from agents_session_metadata import keys
+from agents_session_metadata.quoting import escaped
+from agents_session_metadata.types import SessionInfo
+
+_SAFE = re.compile(r"[^\n\t]+")
+_STEPS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (86_400 * 30, 86_400, "d"))
+
+
+def clean(value: Any) -> Any:
+    """Text as a page may contain it: no control characters, no changes of direction."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return _SAFE.sub(lambda found: escaped(found[0]), value.replace("\r\n", "\n"))
+    return value
+
+
+def shown(value: Any, longest: int = 200) -> str:
+    """A stored value: a string as it is, anything else as JSON, cut if it is long."""
+    text = value if isinstance(value, str) else as_json(value)
+    return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def title(info: SessionInfo) -> str:
+    """What a session is called: its title, else the beginning of it, else its id."""
+    stored = info.metadata.get(keys.TITLE)
+    return shown(stored) if stored else info.preview or info.session_id
+
+
+def as_json(value: Any, *, indent: int | None = None) -> str:
+    """A value as readable JSON."""
+    try:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+    except (ValueError, RecursionError):
+        return "(a value that cannot be shown)"
+
+
+def number(value: Any) -> float | None:
+    """A stored number, or None if the value is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if abs(found) < 1e15 else None
+
+
+def short(value: Any) -> str:
+    """A count in a few characters: 950, 12.4k, 3.1M."""
+    found = number(value)
+    if found is None:
+        return ""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(found) >= size:
+            return f"{found / size:.1f}".removesuffix(".0") + letter
+    return f"{found:g}"
+
+
+def money(value: Any) -> str:
+    """A cost. The currency is that of the prices, which the pages do not know."""
+    found = number(value)
+    if found is None:
+        return ""
+    return f"{found:,.2f}" if found >= 1 or not found else f"{found:.4f}"
+
+
+def seconds(milliseconds: Any) -> str:
+    """A duration."""
+    found = number(milliseconds)
+    if found is None:
+        return ""
+    if found < 1000:
+        return f"{found:.0f} ms"
+    if found < 60_000:
+        return f"{found / 1000:.1f} s"
+    minutes, rest = divmod(round(found / 1000), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def ago(then: datetime) -> str:
+    """How long ago a time is; a date if that is more than a month."""
+    passed = (datetime.now(timezone.utc) - then).total_seconds()
+    if passed < 5:
+        return "now"
+    for limit, size, unit in _STEPS:
+        if passed < limit:
+            return f"{int(passed // size)} {unit} ago"
+    return f"{then:%Y-%m-%d}"
+
+
+def exact(then: datetime) -> str:
+    """A time to the second."""
+    return f"{then:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def parse_time(value: Any) -> datetime | None:
+    """A stored time in ISO 8601, or None if the value is none."""
+    if not isinstance(value, str):
+        return None
+    try:
+        found = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found

@@ -1,0 +1,113 @@
+"""A history as turns: what a user said and everything up to the next user message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from agents_session_metadata.types import ItemInfo
+
+from .text import as_json, shown
+
+_LONGEST_TEXT: Final = 20_000
+_CALLS: Final = ("_call", "mcp_approval_request")
+
+
+@dataclass
+class Step:
+    """One item, or a tool call with its output.
+
+    Attributes:
+        item_id: The id of the item's row.
+        at: When it was stored.
+        kind: `user`, `assistant`, `system`, `tool`, `reasoning`, `encrypted` or `other`.
+        name: Who speaks, or what is called.
+        text: What is said, or the arguments of the call.
+        output: The output of the call, if it is known.
+    """
+
+    item_id: int
+    at: datetime
+    kind: str
+    name: str
+    text: str
+    output: str | None = None
+
+
+@dataclass
+class Turn:
+    """A user message and what follows it; the first turn may begin without one."""
+
+    steps: list[Step] = field(default_factory=list)
+
+
+def turns(items: Sequence[ItemInfo]) -> list[Turn]:
+    """Group items, the oldest first; outputs of tools join their calls."""
+    found: list[Turn] = []
+    calls: dict[str, Step] = {}
+    for info in items:
+        item: Any = info.item
+        call_id = item.get("call_id") if isinstance(item, dict) else None
+        is_output = isinstance(item, dict) and str(item.get("type", "")).endswith("_output")
+        if is_output and isinstance(call_id, str) and call_id in calls:
+            calls[call_id].output = _cut(_text(item.get("output")))
+            continue
+        step = _step(info)
+        if isinstance(call_id, str) and step.kind == "tool" and not is_output:
+            calls[call_id] = step
+        if step.kind == "user" or not found:
+            found.append(Turn())
+        found[-1].steps.append(step)
+    return found
+
+
+def _step(info: ItemInfo) -> Step:
+    item: Any = info.item
+
+    def step(kind: str, name: str, text: str, output: str | None = None) -> Step:
+        return Step(info.item_id, info.created_at, kind, name, _cut(text), output)
+
+    if not isinstance(item, dict):
+        return step("other", "item", as_json(item))
+    if item.get("__enc__") == 1:
+        return step("encrypted", "encrypted item", "")
+    kind = shown(item.get("type", ""), 60)
+    if "role" in item:
+        role = shown(item["role"], 60)
+        known = role if role in {"user", "assistant"} else "system"
+        return step(known, role, _text(item.get("content")))
+    if kind == "reasoning":
+        return step("reasoning", "Reasoning", _text(item.get("summary")))
+    if kind.endswith("_output"):
+        return step("tool", kind, "", _cut(_text(item.get("output"))))
+    if kind.endswith(_CALLS):
+        name = item.get("name") or kind.removesuffix("_call").replace("_", " ")
+        known_keys = {"type", "id", "call_id", "status", "name"}
+        rest = {key: value for key, value in item.items() if key not in known_keys}
+        arguments = rest.get("arguments", rest or "")
+        return step("tool", shown(name, 100), _text(arguments))
+    return step("other", kind or "item", as_json(item, indent=2))
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content; parts that are no text are named."""
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return as_json(content, indent=2)
+    texts = []
+    for part in content:
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
+        kind = part.get("type") if isinstance(part, dict) else None
+        texts.append(text if isinstance(text, str) else f"[{shown(kind or part, 60)}]")
+    return "\n".join(texts)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"
