@@ -30,7 +30,7 @@ class File:
     @classmethod
     def read(cls, name: str, media_type: str) -> File:
         """Read a file from the folder `static`."""
-        return cls(files(_PACKAGE).joinpath("static", name).read_bytes(), media_type)
+        return cls((files(_PACKAGE) / "static" / name).read_bytes(), media_type)
 
     def response(self) -> Response:
         """The answer with this file."""
@@ -73,8 +73,7 @@ class Call:
     def path(self) -> str:
         """The path below the mount point."""
         path: str = self.request.scope["path"]
-        below = path[len(self.root) :] if path.startswith(self.root) else path
-        return below or "/"
+        return path.removeprefix(self.root) or "/"
 
     @cached_property
     def query(self) -> dict[str, str]:

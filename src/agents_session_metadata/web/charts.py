@@ -16,8 +16,8 @@ from agents_session_metadata.types import SessionInfo
 
 from .text import parse_time, seconds, shown
 
-_WIDTH: Final = 720
-_HEIGHT: Final = 140
+_WIDTH: Final = 528
+_HEIGHT: Final = 110
 _MOST_PHASES: Final = 30
 
 
@@ -58,7 +58,14 @@ def columns(values: Mapping[str, float]) -> Columns:
     for place, (label, value) in enumerate(values.items()):
         height = round(value / top * _HEIGHT, 1)
         bars.append(
-            Bar(label, value, round(place * step + 2, 1), _HEIGHT - height, step - 4, height)
+            Bar(
+                label,
+                value,
+                round(place * step + 2, 1),
+                _HEIGHT - height,
+                round(step - 3, 1),
+                height,
+            )
         )
     return Columns(bars, top)
 
@@ -67,8 +74,8 @@ def _round_up(value: float) -> float:
     """A round number that is not below a value."""
     if value <= 0:
         return 1
-    size = 10 ** math.floor(math.log10(value))
-    return next(size * each for each in (1, 2, 4, 5, 10) if size * each >= value)
+    size = 10.0 ** math.floor(math.log10(value))
+    return next(size * each for each in (1, 2, 3, 4, 5, 6, 8, 10) if size * each >= value)
 
 
 def rows(values: Sequence[tuple[str, float]]) -> list[Bar]:

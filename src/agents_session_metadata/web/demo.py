@@ -24,8 +24,10 @@ _CASES: Final = (
         "search_hotels",
         {"city": "Lisbon", "nights": 2, "max_price": 140},
         "3 hotels: Casa do Jardim (118), Graça 12 (126), Rua Nova (139)",
-        "Casa do Jardim fits best: 118 a night, a courtyard room, four minutes from the stop at "
-        "Graça. Shall I hold it until tomorrow?",
+        (
+            "Casa do Jardim fits best: 118 a night, a courtyard room, four minutes from the stop "
+            "at Graça. Shall I hold it until tomorrow?"
+        ),
     ),
     (
         "travel",
@@ -45,8 +47,10 @@ _CASES: Final = (
         "find_invoice",
         {"number": 20931},
         '{"number": 20931, "amount": 48.00, "payments": 2, "status": "paid"}',
-        "You are right: two payments of 48.00 arrived for one invoice. I have started a refund of "
-        "the second one. It takes three to five days.",
+        (
+            "You are right: two payments of 48.00 arrived for one invoice. I have started a refund "
+            "of the second one. It takes three to five days."
+        ),
     ),
     (
         "billing",
@@ -66,8 +70,10 @@ _CASES: Final = (
         "read_logs",
         {"user": "current", "hours": 4},
         "12 x token rejected: clock skew of 310 s",
-        "The clock of your device is five minutes ahead, so every token looks expired. Turn on "
-        "automatic time in the settings, then sign in again.",
+        (
+            "The clock of your device is five minutes ahead, so every token looks expired. Turn on "
+            "automatic time in the settings, then sign in again."
+        ),
     ),
     (
         "support",
@@ -86,10 +92,14 @@ _CASES: Final = (
         "Please review this function: does it retry the right errors?",
         "read_file",
         {"path": "client/retry.py"},
-        "def retry(call, times=3):\n    for attempt in range(times):\n        try:\n"
-        "            return call()\n        except Exception:\n            continue",
-        "Two problems. It swallows every exception, and after the last attempt it returns None. "
-        "Catch only connection errors, and raise the last one.",
+        (
+            "def retry(call, times=3):\n    for attempt in range(times):\n        try:\n"
+            "            return call()\n        except Exception:\n            continue"
+        ),
+        (
+            "Two problems. It swallows every exception, and after the last attempt it returns "
+            "None. Catch only connection errors, and raise the last one."
+        ),
     ),
     (
         "reviewer",
@@ -99,8 +109,10 @@ _CASES: Final = (
         "explain_query",
         {"query": "SELECT … FROM orders WHERE placed_at >= now() - interval '7 days'"},
         "Seq Scan on orders (cost=0.00..481233.10 rows=9120411)",
-        "The index on placed_at is gone, so the whole table is read. Create it again, concurrently "
-        "on a busy server.",
+        (
+            "The index on placed_at is gone, so the whole table is read. Create it again, "
+            "concurrently on a busy server."
+        ),
     ),
 )
 _FOLLOW_UPS: Final = (
@@ -127,7 +139,13 @@ def _records(chance: random.Random) -> Iterator[dict[str, Any]]:
     for number, age in enumerate(reversed(ages)):
         start = now - timedelta(minutes=age + 3)
         case = chance.choice(_CASES)
-        yield _record(chance, number, start, min(start + timedelta(minutes=40), now), case)
+        yield _record(
+            chance,
+            number,
+            start.replace(microsecond=0),
+            min(start + timedelta(minutes=40), now),
+            case,
+        )
 
 
 def _record(
@@ -208,6 +226,4 @@ def _phases(start: datetime, end: datetime, status: str) -> list[dict[str, str]]
     third = (end - start) / 3
     names = ["plan", "work", *([] if status == "active" else ["verify", status])]
     times = [start, start + third, start + 2 * third, end]
-    return [
-        {"phase": name, "at": at.isoformat()} for name, at in zip(names, times, strict=False)
-    ]
+    return [{"phase": name, "at": at.isoformat()} for name, at in zip(names, times, strict=False)]

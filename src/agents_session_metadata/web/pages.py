@@ -47,10 +47,13 @@ def no_session() -> Refused:
 async def sessions(call: Call) -> Response:
     """The list of sessions."""
     view = View.of(call.query)
-    if view.text and not any(each in view.text for each in "{=:\"'"):
-        # Not a filter: perhaps the id of a session.
-        if await call.catalog.get_session(view.text, keys=[]) is not None:
-            return call.redirect("/session", id=view.text)
+    # What contains no sign of a filter may be the id of a session.
+    if (
+        view.text
+        and not set(view.text) & set("{=:\"'")
+        and await call.catalog.get_session(view.text, keys=[]) is not None
+    ):
+        return call.redirect("/session", id=view.text)
     corrupt: list[CorruptMetadataError] = []
     where = view.where
     page = await call.catalog.list_sessions(
@@ -106,7 +109,8 @@ def _facets(
             value = info.metadata.get(key)
             elements = value if isinstance(value, list) else [value]
             counts.update({each for each in elements if isinstance(each, str) and each})
-        values = [(each, count, False) for each, count in counts.most_common(_LONGEST_FACET)]
+        most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
+        values = [(each, count, False) for each, count in most]
         if key in chosen:
             count = counts.get(chosen[key], 0) if isinstance(chosen[key], str) else 0
             others = [each for each in values if each[0] != chosen[key]]

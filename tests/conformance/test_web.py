@@ -1,0 +1,210 @@
+"""The pages of the browser on every database: what they show, change and refuse."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import httpx2
+
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.web import browser_app
+from conformance import raw
+
+HOST = "http://localhost:8000"
+SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e"
+
+
+def client(catalog: SessionCatalog, **options) -> httpx2.AsyncClient:
+    app = browser_app(catalog, **{"scope": None, **options})
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=HOST)
+
+
+def names(page: httpx2.Response) -> list[str]:
+    """The sessions that a list shows."""
+    return re.findall(r'<span class="id">([^<\s]+)', page.text)
+
+
+def link(page: httpx2.Response, text: str) -> str:
+    """The address of the link with this text."""
+    (found,) = re.findall(rf'<a [^>]*href="([^"]*)"[^>]*>[^<]*{text}', page.text)
+    return unescape(found)
+
+
+def token(page: httpx2.Response) -> str:
+    return re.findall(r'name="token" value="([^"]+)"', page.text)[0]
+
+
+async def test_lists_pages_facets_and_sessions(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number in range(30):
+        metadata = {"owner_id": f"u{number % 2}", "tags": ["x"], "title": f"Chat {number}"}
+        if number == 29:
+            metadata |= {"title": {"not": "text"}, "tags": "none", "cost": "free", "status": [1]}
+        session = await catalog.create_session(f"chat-{number:02}", metadata=metadata)
+    await session.add_items(
+        [
+            raw.message("Hello\r\nthere"),
+            {"type": "function_call", "name": "look", "call_id": "c1", "arguments": '{"a": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+            {"type": "reasoning", "summary": []},
+            raw.message("Hi", role="assistant"),
+            {"__enc__": 1, "v": 1, "kid": "k", "payload": "p"},
+        ]
+    )
+    async with client(catalog) as browser:
+        first = await browser.get("/")
+        assert first.status_code == 200
+        assert len(names(first)) == 25
+        assert "30 sessions" in first.text
+        assert "Counts of all matching sessions" in first.text
+        second = await browser.get(link(first, "Older"))
+        assert {*names(first), *names(second)} == {f"chat-{each:02}" for each in range(30)}
+        assert len(names(second)) == 5
+        assert names(await browser.get(link(second, "← Newer"))) == names(first)
+
+        mine = await browser.get("/", params={"filter": "owner_id=u1 tags:x", "order": "title"})
+        assert names(mine) == [f"chat-{each:02}" for each in sorted(range(1, 28, 2), key=str)]
+        assert names(await browser.get("/?owner_id=u1&tags=x&order=title")) == names(mine)
+        # A cursor of another list says where to begin in nothing.
+        stolen = await browser.get(link(first, "Older") + "&owner_id=u1")
+        assert stolen.status_code == 400
+        assert "belongs to another list" in stolen.text
+
+        found = await browser.get("/?filter=chat-29", follow_redirects=True)
+        assert found.url.path == "/session"
+        for word in ("Hello\nthere", "look", "seen", "Hi", "Encrypted", "{&#34;not&#34;"):
+            assert word in found.text
+        items = (await browser.get("/session.json?id=chat-29")).json()
+        assert [each["item"] for each in items["items"]] == await session.get_items()
+
+        statistics = await browser.get("/statistics?owner_id=u1&count=all")
+        assert statistics.status_code == 200
+        assert '<th scope="row">Sessions</th><td>15</td>' in statistics.text
+
+
+async def test_a_scope_holds_on_every_page(mine, everyone) -> None:
+    """What a page says of another owner's session is what it says of one that does not exist."""
+    scope = {"scope": lambda request: {"owner_id": "mine"}}
+    async with client(everyone, allow_write=True, **scope) as browser:
+        for path in ("/", "/?count=all", "/?owner_id=theirs", "/statistics?count=all"):
+            page = await browser.get(path)
+            assert page.status_code == 200
+            assert "theirs-" not in page.text
+        form = {"token": token(await browser.get("/session?id=mine-0")), "title": "x"}
+        theirs = (await everyone.list_items("theirs-0")).items[0].item_id
+        for method, path, more in (
+            ("GET", "/session", {}),
+            ("GET", "/session.json", {}),
+            ("GET", "/delete", {}),
+            ("GET", "/rewind", {"before": theirs}),
+            ("POST", "/edit", {}),
+            ("POST", "/fork", {}),
+            ("POST", "/fork", {"before": theirs}),
+            ("POST", "/rewind", {"before": theirs, "last": theirs}),
+            ("POST", "/delete", {}),
+        ):
+            answers = []
+            for session_id in ("theirs-0", "missing0"):
+                sent = {"id": session_id, **more}
+                headers = {"Origin": HOST}
+                data = {"data": {**form, **sent}, "headers": headers} if method == "POST" else {}
+                params = sent if method == "GET" else None
+                answer = await browser.request(method, path, params=params, **data)
+                answers.append((answer.status_code, answer.text.replace(session_id, "it")))
+            assert answers[0] == answers[1], path
+            assert answers[0][0] == 404, path
+    for values in (None, {}, {"owner_id": None}):
+        async with client(everyone, scope=lambda request, values=values: values) as browser:
+            assert (await browser.get("/")).status_code == 403
+
+
+async def test_changes(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session(
+        "a", metadata={"title": "Old", "kept": 1, "pinned": True}
+    )
+    await session.add_items([raw.message("One"), raw.message("Two")])
+    second = (await catalog.list_items("a")).items[1].item_id
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers["Origin"] = HOST
+        form = {"token": token(await browser.get("/session?id=a")), "id": "a"}
+        edit = {**form, "title": "New", "tags": "x, y,, x", "archived": "yes"}
+        assert (await browser.post("/edit", data=edit)).status_code == 303
+        changed = {"title": "New", "tags": ["x", "y"], "archived": True, "kept": 1}
+        assert await session.get_metadata() == changed
+
+        copy = await browser.post("/fork", data={**form, "before": second})
+        copied = copy.headers["location"].partition("id=")[2]
+        assert await catalog.session(copied).get_items() == [raw.message("One")]
+
+        asked = await browser.get(f"/rewind?id=a&before={second}")
+        last = re.findall(r'name="last" value="(\d+)"', asked.text)[0]
+        await session.add_items([raw.message("Three")])
+        rewind = {**form, "before": second, "last": last}
+        assert (await browser.post("/rewind", data=rewind)).status_code == 409
+        assert len(await session.get_items()) == 3
+        rewind["last"] = str((await catalog.list_items("a")).items[-1].item_id)
+        assert (await browser.post("/rewind", data=rewind)).status_code == 303
+        assert await session.get_items() == [raw.message("One")]
+        for before in ("", "x", "-1", "9" * 30):
+            answer = await browser.post("/rewind", data={**rewind, "before": before})
+            assert answer.status_code == 400
+
+        assert "Delete this session?" in (await browser.get("/delete?id=a")).text
+        assert await catalog.get_session("a") is not None
+        assert (await browser.post("/delete", data=form)).status_code == 303
+        assert await catalog.get_session("a") is None
+
+
+async def test_stored_scripts_are_text(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    values = dict.fromkeys(("title", "owner_id", "agent", "status", "phase", "x"), SCRIPT)
+    metadata = {**values, "tags": [SCRIPT], SCRIPT: SCRIPT, "nested": [{SCRIPT: SCRIPT}]}
+    history = [{"phase": SCRIPT, "at": "2026-01-01T00:00:00+00:00"}]
+    metadata |= {"phase_history": history, "tool_calls": [[SCRIPT, 1, 2]]}
+    session = await catalog.create_session(SCRIPT, metadata=metadata)
+    call = {"type": "function_call", "name": SCRIPT, "call_id": "c", "arguments": SCRIPT}
+    output = {"type": "function_call_output", "call_id": "c", "output": SCRIPT}
+    await session.add_items(
+        [raw.message(SCRIPT), call, output, {"role": SCRIPT, "content": [{"type": SCRIPT}]}]
+    )
+    async with client(catalog, allow_write=True) as browser:
+        for path in ("/", "/session", "/statistics", "/delete", f"/?status={SCRIPT}"):
+            page = await browser.get(path, params={"id": SCRIPT} if "?" not in path else None)
+            assert page.status_code == 200, path
+            assert "&lt;script&gt;" in page.text
+            assert "<script>" not in page.text
+            assert "<img" not in page.text
+            assert "\u202e" not in page.text
+        answer = await browser.get("/session.json", params={"id": SCRIPT})
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        refused = await browser.get("/", params={"filter": SCRIPT})
+        assert refused.status_code == 400
+        assert "<img" not in refused.text
+
+
+BAD = {
+    "filter=word": 400,
+    "filter=%7B": 400,
+    "filter=%22open": 400,
+    "filter=$x=1": 400,
+    "filter=" + "a" * 5000: 400,
+    "filter=a%3D" + "[" * 3000: 200,
+    "filter=%7B%22a%22%3A" + "[" * 3000: 400,
+    "x=" + "a" * 20_000: 414,
+    "cursor=nonsense": 400,
+    "order=owner_id": 400,
+    "trail=" + "a." * 2000: 200,
+    "agent=1e999": 400,
+    "status=NaN&owner_id=%00": 200,
+}
+
+
+async def test_bad_parameters(engine) -> None:
+    async with client(SessionCatalog(engine, create_tables=True)) as browser:
+        for query, status in BAD.items():
+            answer = await browser.get(f"/?{query}")
+            assert answer.status_code == status, query
+            assert "Traceback" not in answer.text
