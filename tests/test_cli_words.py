@@ -158,8 +158,8 @@ def test_no_command_waits_for_the_sdk(tmp_path):
         *("import records", "cleanup --hours 1 --yes", "ddl --dialect sqlite", "doctor"),
         *("index create owner_id --create-tables", "index list", "index drop owner_id"),
     ]
-    # These are about the SDK's own items.
-    others = {"mcp", "history", "rewind", "fork", "usage", *APPROVALS}
+    # These are about the SDK's own items, or are servers.
+    others = {"mcp", "web", "history", "rewind", "fork", "usage", *APPROVALS}
     assert {line.split()[0] for line in lines} == {*COMMANDS} - others
     script = (
         "import sys; sys.modules['agents'] = None; from commands import run\n"

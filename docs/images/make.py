@@ -24,9 +24,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDE = {"width": 1280, "height": 800}
-PHONE = {"width": 390, "height": 780}
-SESSION = "main:has(h1)"
+WIDE = {"width": 1180, "height": 660}
 
 
 async def take(address: str, folder: Path) -> None:
@@ -36,15 +34,12 @@ async def take(address: str, folder: Path) -> None:
         sys.exit("Chromium is not installed")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        for name, size, scheme, path in (
-            ("web-sessions", WIDE, "light", "/"),
-            ("web-session", WIDE, "dark", "open"),
-            ("web-statistics", WIDE, "light", "/statistics"),
-            ("web-phone", PHONE, "light", "/"),
-            ("web-phone-session", PHONE, "dark", "open"),
-            ("web-dark", WIDE, "dark", "/"),
+        for name, scheme, path in (
+            ("web-sessions", "light", "/"),
+            ("web-session", "dark", "open"),
+            ("web-statistics", "light", "/statistics"),
         ):
-            page = await browser.new_page(viewport=size, color_scheme=scheme)
+            page = await browser.new_page(viewport=WIDE, color_scheme=scheme)
             if path == "open":
                 await page.goto(f"{address}/?filter=status%3Dcompleted+runs%3D3")
                 await page.click("td.name a")

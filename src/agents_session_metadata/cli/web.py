@@ -40,20 +40,15 @@ def web(
     restricted to --scope. Press Ctrl-C to stop.
     """
     try:
-        import uvicorn
-
         from agents_session_metadata.web import LOCAL_HOSTS, browser_app
-    except ModuleNotFoundError as error:
+        from agents_session_metadata.web.server import serve
+    except ImportError as error:
         if error.name not in {"jinja2", "uvicorn"}:
             raise
         raise Failure(
             f"agent-sessions web needs {error.name}; "
             "install it with: pip install 'agents-session-metadata[web]'"
         ) from None
-    except ImportError as error:
-        if error.name != "jinja2":
-            raise
-        raise Failure(str(error)) from None
     with _place(place_of(ctx), demo=demo) as place, place.open(pool_pre_ping=True) as opened:
         catalog, wait = opened
         if demo:
@@ -67,16 +62,8 @@ def web(
             app = browser_app(
                 catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS
             )
-            settings = uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                server_header=False,
-                timeout_graceful_shutdown=2,
-            )
             say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
-            wait.without_limit(uvicorn.Server(settings).serve(sockets=[listener]))
+            wait.without_limit(serve(app, listener))
 
 
 @contextmanager
