@@ -21,6 +21,7 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionMetadataError,
     SessionNotFoundError,
+    SessionPausedError,
     TablesMissingError,
 )
 
@@ -184,6 +185,8 @@ def _refusal(error: Exception) -> Refused:
         )
     if isinstance(error, SessionChangedError):
         return Refused(409, "The history has changed in the meantime. Load the session again.")
+    if isinstance(error, SessionPausedError):
+        return Refused(409, "The session has a paused run. Finish or delete the run first.")
     if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
         sentence = str(error)
         return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")
