@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,7 @@ def main() -> None:
                 found = re.search(r"http://[\d.:]+", server.stderr.readline())
             asyncio.run(take(found[0], folder))
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGINT)  # at SIGTERM, the database would remain
 
 
 if __name__ == "__main__":
