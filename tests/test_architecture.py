@@ -30,7 +30,7 @@ ROOT = PACKAGE.parents[1]
 
 # A module imports from its own sub-package, and from layers above its own in this list.
 LAYERS = [
-    {"values", "quoting", "keys"},
+    {"values", "quoting", "keys", "words"},
     {"errors"},
     {"types"},
     {"dialects"},

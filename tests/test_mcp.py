@@ -73,7 +73,11 @@ class Tools:
         # The client has checked it against the output schema.
         assert result.structured_content == answer
         if tool in READ_TOOLS:
-            notes = {"get_history": HISTORY_NOTE, "list_waiting": WAITING_NOTE}
+            notes = {
+                "get_history": HISTORY_NOTE,
+                "search_sessions": HISTORY_NOTE,
+                "list_waiting": WAITING_NOTE,
+            }
             assert answer.pop("note") == notes.get(tool, NOTE)
         return answer
 
@@ -283,6 +287,20 @@ async def test_histories(catalog, shared_database):
         answer = await tools("get_history", limit=2)
         assert [each["item"] for each in answer["items"]] == items[:2]
         assert "one session only" in await tools.error("get_history", session="secret")
+
+
+async def test_search_stays_in_the_scope(catalog, shared_database):
+    await catalog.session("gt-alpha-Toast").add_items([{"role": "user", "content": "tram 28"}])
+    await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        assert "text index" in await tools.error("search_sessions", query="tram")
+    await catalog.create_index("$text")
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        answer = await tools("search_sessions", query="TRAM")
+        assert [hit["session"] for hit in answer["hits"]] == ["gt-alpha-Toast"]
+        assert answer["complete"]
+        assert (await tools("search_sessions", query="secret"))["hits"] == []
+        assert "not excluded" in await tools.error("search_sessions", query="-tram")
 
 
 @sqlite_only

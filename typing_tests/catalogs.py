@@ -18,10 +18,13 @@ from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
     IndexInfo,
+    InvalidSearchError,
     ItemInfo,
     ItemPage,
     MetadataLimits,
     RunClaimedError,
+    SearchHit,
+    SearchPage,
     SessionCatalog,
     SessionChangedError,
     SessionInfo,
@@ -31,7 +34,9 @@ from agents_session_metadata import (
     SQLAlchemyMetadataSession,
     StateVersionError,
     Statistics,
+    TextIndexMissingError,
     ToolStatistics,
+    TriggersNotAllowedError,
     UsageRow,
     ValueCount,
     session_tables,
@@ -184,6 +189,22 @@ async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession)
     assert_type(await catalog.rewind_session("chat-1", before=1, expect_last=2), list[ItemInfo])
     assert_type((await catalog.list_sessions(preview=True)).sessions[0].preview, str | None)
     await catalog.list_items("chat-1", order_by="created_at")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def searching(catalog: SessionCatalog) -> None:
+    """Indexes and hits."""
+    assert_type(await catalog.create_index("$text", progress=print), bool)
+    assert_type(await catalog.refresh_index("$text"), int)
+    assert_type(await catalog.list_indexes(count=True), list[IndexInfo])
+    try:
+        page = await catalog.search("lisbon", {"owner_id": "u1"}, limit=5, cursor=None)
+    except (InvalidSearchError, TextIndexMissingError, TriggersNotAllowedError):
+        return
+    assert_type(page, SearchPage)
+    assert_type(page.hits, list[SearchHit])
+    assert_type(page.complete, bool)
+    assert_type(page.hits[0].item_id, int | None)
+    assert_type(page.hits[0].highlights, list[tuple[int, int]])
 
 
 def errors(

@@ -23,6 +23,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -33,9 +34,10 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from sqlalchemy import Connection, func, insert, update
+from sqlalchemy import Connection, event, func, insert, update
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
 
 from .dialects.urls import check_engine
 from .quoting import quoted
@@ -46,6 +48,9 @@ from .storage.tables import SessionTables, TableNames
 from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
+
+WRITTEN: ContextVar[int | None] = ContextVar("written", default=None)
+"""The number of items that the present call writes, which the text index gets at once."""
 
 MEMBERS: dict[str, tuple[str, ...] | None] = {
     "_clear_session": ("self",),
@@ -289,12 +294,16 @@ class StoredSession(SQLAlchemySession):
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if create:
             await (await sess.connection()).run_sync(self._enter)
+            event.listen(sess.sync_session, "before_commit", self._index_words, once=True)
             return True
         if not await super()._lock_session(sess):
             return False
         if not self._store.is_restricted:
             return True
         return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
+
+    def _index_words(self, sess: Session) -> None:
+        self._store.database.index_words(sess.connection(), [self.session_id], WRITTEN.get())
 
     def _enter(self, connection: Connection) -> None:
         def has_tables() -> bool:
@@ -324,6 +333,7 @@ class StoredSession(SQLAlchemySession):
             SessionPausedError: If the session has a paused run.
         """
         await self._ensure_tables()
+        WRITTEN.set(len(items))
         rows = [
             {"session_id": self.session_id, "message_data": await self._serialize_item(item)}
             for item in items

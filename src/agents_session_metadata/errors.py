@@ -269,6 +269,20 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
         )
 
 
+class TextIndexMissingError(SessionMetadataError, RuntimeError):
+    """Nothing can be searched, because nobody has created the text index."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            'there is no text index; create it once with `await catalog.create_index("$text")` or '
+            "`agent-sessions index create '$text'`"
+        )
+
+
+class InvalidSearchError(SessionMetadataError, ValueError):
+    """A search query has no word to look for, or too many terms."""
+
+
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
     """The engine speaks to a database that this package does not support.
 

@@ -230,3 +230,40 @@ class UsageRow:
     total_tokens: int = 0
     cost: Decimal | None = None
     unpriced: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class SearchHit:
+    """A message, or the title of a session, that matches a search query.
+
+    Attributes:
+        session_id: The session.
+        item_id: The id of the message's row; None for a title.
+        created_at: When the message was stored, or the title written; aware, UTC.
+        role: `user` or `assistant`; `title` for a title.
+        snippet: At most 160 characters of the text, around the first match.
+        highlights: Where the matches are in the snippet, as pairs of start and end.
+    """
+
+    session_id: str
+    item_id: int | None
+    created_at: datetime
+    role: str
+    snippet: str
+    highlights: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SearchPage:
+    """A page of hits, newest first.
+
+    Attributes:
+        hits: The hits.
+        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+        complete: Whether everything in the sessions that were asked about is indexed. If not, hits
+            may be missing.
+    """
+
+    hits: list[SearchHit]
+    next_cursor: str | None
+    complete: bool

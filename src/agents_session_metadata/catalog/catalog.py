@@ -22,6 +22,7 @@ from .histories import Histories
 from .indexes import Indexes
 from .moving import Moving
 from .questions import Questions
+from .search import Searching
 from .sessions import SingleSessions
 from .usage import UsageLedger
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, UsageLedger):
+class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, Searching, UsageLedger):
     """Every session in one database: create, list, filter, page, count, delete, scope.
 
     It also sees sessions that the plain SDK wrote; their metadata is empty. As an async context

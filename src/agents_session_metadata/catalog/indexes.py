@@ -11,6 +11,13 @@ from agents_session_metadata.maintenance.indexes import (
     drop_index,
     list_indexes,
 )
+from agents_session_metadata.maintenance.text_index import (
+    create_text_index,
+    drop_text_index,
+    text_index_info,
+)
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.words import TEXT
 from agents_session_metadata.types import IndexInfo
 
 from .part import CatalogPart
@@ -37,9 +44,14 @@ class Indexes(CatalogPart):
         must run version 0.2 or later, and creating the triggers may make others wait for up to
         five seconds per attempt.
 
+        `"$text"` is another index: of the words in messages and titles, for `search`. On every
+        database it is filled in steps that can be interrupted and continued. Other processes notice
+        it within two seconds; what they write until then waits in the queue, see `refresh_index`.
+
         Args:
-            key: A metadata key, or `"$updated_at"`.
-            progress: Called with the number of sessions done so far.
+            key: A metadata key, `"$updated_at"` or `"$text"`.
+            progress: Called with the number of sessions done so far; of messages and titles for
+                `"$text"`.
 
         Returns:
             True; False if the index exists already.
@@ -50,7 +62,9 @@ class Indexes(CatalogPart):
             TablesMissingError: If tables are missing and `create_tables` is off.
             TriggersNotAllowedError: If the database user may not create triggers.
         """
-        self._check_no_scope("create_index")
+        check_no_scope(self._store, "create_index")
+        if key == TEXT:
+            return await create_text_index(self._store.database, progress)
         return await create_index(self._store.database, check_index_key(key), progress)
 
     async def drop_index(self, key: str) -> bool:
@@ -59,7 +73,7 @@ class Indexes(CatalogPart):
         The triggers stay, and do nothing for keys that have no index.
 
         Args:
-            key: A metadata key, or `"$updated_at"`.
+            key: A metadata key, `"$updated_at"` or `"$text"`.
 
         Returns:
             Whether there was such an index.
@@ -69,7 +83,9 @@ class Indexes(CatalogPart):
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        self._check_no_scope("drop_index")
+        check_no_scope(self._store, "drop_index")
+        if key == TEXT:
+            return await drop_text_index(self._store.database)
         return await drop_index(self._store.database, check_index_key(key))
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
@@ -85,12 +101,31 @@ class Indexes(CatalogPart):
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        self._check_no_scope("list_indexes")
-        return await list_indexes(self._store.database, count=count)
+        check_no_scope(self._store, "list_indexes")
+        database = self._store.database
+        text = await text_index_info(database, count=count)
+        found = await list_indexes(database, count=count)
+        return sorted([*found, *text], key=lambda info: info.key)
 
-    def _check_no_scope(self, method: str) -> None:
-        if self._store.scope:
-            raise ScopeError(
-                next(iter(self._store.scope.values)),
-                f"{method} needs a catalog without a scope: indexes belong to all sessions",
-            )
+
+def check_no_scope(store: ScopedStore, method: str) -> None:
+    """Refuse to handle indexes within a scope.
+
+    Raises:
+        ScopeError: If there is one.
+    """
+    if store.scope:
+        raise ScopeError(
+            next(iter(store.scope.values)),
+            f"{method} needs a catalog without a scope: indexes belong to all sessions",
+        )
+
+
+def check_text_key(key: object) -> None:
+    """Refuse a key other than that of the text index.
+
+    Raises:
+        ValueError: If it is one.
+    """
+    if key != TEXT:
+        raise ValueError(f"only the index {TEXT!r} can be refreshed, got {key!r}")

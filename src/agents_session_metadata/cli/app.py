@@ -16,6 +16,7 @@ from .output import printable
 COMMANDS = {
     **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
     **dict.fromkeys(("history", "rewind", "fork"), "history"),
+    "search": "search",
     "usage": "usage",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
     **dict.fromkeys(("waiting", "approve", "reject"), "approvals"),

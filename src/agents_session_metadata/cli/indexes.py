@@ -1,4 +1,4 @@
-"""Create, drop and list indexes: with one, the cost of a page of sessions does not grow."""
+"""Create, drop, list and refresh indexes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from .command import place_of
 from .options import JsonOption
 from .output import nothing, progress, say, shown, write_json, write_table
 
+_TEXT = "$text"
+
 command = partial(registry.command, panel="Database")
 
 KeyArgument = Annotated[
     str,
-    typer.Argument(metavar="KEY", help="A metadata key, or $updated_at for pages without filter."),
+    typer.Argument(
+        metavar="KEY",
+        help="A metadata key, $updated_at for pages without filter, or $text for search.",
+    ),
 ]
 
 
 @command("index create", "index create owner_id")
 def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
-    """Create an index, so that the cost of a page of sessions does not grow.
+    """Create an index: of a key, for fast pages of sessions, or of $text, for search.
 
     Triggers keep it up to date. If it was interrupted, run it again: it continues.
     """
-    with (
-        place_of(ctx).open() as (catalog, wait),
-        progress(f"Indexing {shown(key)}", wait(catalog.count_sessions())) as counter,
-    ):
-        created = wait(catalog.create_index(key, progress=counter.reach))
+    with place_of(ctx).open() as (catalog, wait):
+        # The text index counts messages and titles.
+        total = None if key == _TEXT else wait(catalog.count_sessions())
+        with progress(f"Indexing {shown(key)}", total) as counter:
+            created = wait(catalog.create_index(key, progress=counter.reach))
     if as_json:
         write_json({"key": key, "created": created})
     elif created:
@@ -41,7 +46,10 @@ def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False)
 
 @command("index drop", "index drop owner_id")
 def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> int:
-    """Drop an index. No session changes; pages take as long as without it."""
+    """Drop an index. No session changes; pages take as long as without it.
+
+    Without $text, search does not work.
+    """
     with place_of(ctx).open() as (catalog, wait):
         dropped = wait(catalog.drop_index(key))
     if as_json:
@@ -51,6 +59,23 @@ def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -
     if not as_json:
         say(f"dropped the index on {shown(key)}")
     return 0
+
+
+@command("index refresh", "index refresh '$text'")
+def refresh(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
+    """Index the messages of writers that do not use this package; for $text only.
+
+    All other indexes are always up to date.
+    """
+    with (
+        place_of(ctx).open() as (catalog, wait),
+        progress(f"Indexing {shown(key)}") as counter,
+    ):
+        done = wait(catalog.refresh_index(key, progress=counter.reach))
+    if as_json:
+        write_json({"key": key, "indexed": done})
+    else:
+        say(f"indexed {done:,} messages and titles")
 
 
 @command("index list", "index list --count")

@@ -190,6 +190,10 @@ class Dialect:
             return after_id
         return {**after_id, "after_time": self.stored_time_value(stored)}
 
+    def local_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A time of our tables, as the SDK's tables would have it."""
+        return column
+
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables, as `to_datetime` takes it."""
         raise NotImplementedError

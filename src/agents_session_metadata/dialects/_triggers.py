@@ -55,6 +55,22 @@ class TriggerSQL:
         """Whether two values are different, NULL included."""
         return f"{one} IS NOT {other}"
 
+    def fits(self, session_id: str) -> str:
+        """Whether an id is one that may carry metadata."""
+        return f"length({session_id}) <= {ID_LENGTH}"
+
+    def insert_missing(self, table: str, values: dict[str, str]) -> str:
+        """A statement that inserts a row unless it is there; it never fails for a duplicate."""
+        # What a trigger says about conflicts yields to what the statement says that fires it.
+        same = " AND ".join(f"{column} = {value}" for column, value in values.items())
+        missing = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"  # noqa: S608  # names
+        columns, row = ", ".join(values), ", ".join(values.values())
+        return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
+
+    def delete_existing(self, table: str, condition: str) -> str:
+        """A statement that deletes rows; if there are none, it locks nothing."""
+        return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
+
     def too_long(self, session_id: str) -> str:
         """Whether an id is too long for the index."""
         return f"char_length({session_id}) > {ID_LENGTH}"
@@ -88,6 +104,19 @@ class MySQLTriggerSQL(TriggerSQL):
     def time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
 
+    def fits(self, session_id: str) -> str:
+        return f"NOT {self.too_long(session_id)}"
+
+    def insert_missing(self, table: str, values: dict[str, str]) -> str:
+        # Nor for a foreign key, on a connection that has checked none so far.
+        columns, row = ", ".join(values), ", ".join(values.values())
+        return f"INSERT IGNORE INTO {table} ({columns}) VALUES ({row})"  # noqa: S608  # names
+
+    def delete_existing(self, table: str, condition: str) -> str:
+        # Deleting what is not there locks the gap where it would be.
+        exists = f"EXISTS (SELECT 1 FROM {table} WHERE {condition})"  # noqa: S608  # names
+        return f"IF {exists} THEN {super().delete_existing(table, condition)}; END IF"
+
     def differ(self, one: str, other: str) -> str:
         return f"NOT ({one} <=> {other})"
 
@@ -111,6 +140,16 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     fires_on_truncate = True
     locks_session = " FOR SHARE OF s"
     empty_bytes = "''::bytea"
+
+    def fits(self, session_id: str) -> str:
+        return f"NOT {self.too_long(session_id)}"
+
+    def insert_missing(self, table: str, values: dict[str, str]) -> str:
+        return (
+            f"INSERT INTO {table} ({', '.join(values)})"  # noqa: S608  # names
+            f" VALUES ({', '.join(values.values())})"
+            " ON CONFLICT DO NOTHING"
+        )
 
     def differ(self, one: str, other: str) -> str:
         return f"{one} IS DISTINCT FROM {other}"

@@ -196,6 +196,7 @@ class Import:
             insert_sessions(connection, tables, dialect, new)
             threads = {each.session_id: each.thread for each in new if each.thread}
             insert_threads(store, connection, threads)
+            store.database.index_words(connection, [session.session_id for session in new])
             return len(new)
 
         return write
@@ -299,6 +300,7 @@ def fork(
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
         copy_thread(store, connection, session_id, new_id, kept)
+        store.database.index_words(connection, [new_id])
 
     return run
 

@@ -11,8 +11,8 @@ import asyncio
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from agents_session_metadata.errors import TablesMissingError
 from .creation import create_missing, find_missing
 from .known_indexes import KnownIndexes
 from .tables import CORE, SessionTables, TableNames, query_tables
+from .word_index import KnownText, WordIndex
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -77,6 +78,7 @@ class _TablesState:
             different connections; only within a transaction does it keep to one.
         queries: The statements, by what makes them and `native_ids`.
         indexes: The indexes that are believed to exist.
+        text: Whether the text index is believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -84,6 +86,7 @@ class _TablesState:
     pooled: bool = False
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
     indexes: KnownIndexes = field(default_factory=KnownIndexes)
+    text: KnownText = field(default_factory=KnownText)
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -100,6 +103,14 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
             if of_engine is None:
                 of_engine = _states[engine] = {}
     return of_engine.setdefault(names, _TablesState())
+
+
+def forget_text_indexes() -> None:
+    """Let every engine of the process ask its database whether there is a text index."""
+    with _states_lock:
+        states = [state for of_engine in _states.values() for state in of_engine.values()]
+    for state in states:
+        state.text.forget()
 
 
 class Database(Generic[Q]):
@@ -132,6 +143,7 @@ class Database(Generic[Q]):
         self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
+        self.word_index = WordIndex(self.tables, self.dialect)
         self._state = _state_of(engine.sync_engine, names)
 
     async def read(self, work: Callable[[Connection, Q], T]) -> T:
@@ -143,14 +155,24 @@ class Database(Generic[Q]):
         """The indexes that pages may use, as far as this process knows."""
         return self._state.indexes
 
+    @property
+    def known_text(self) -> KnownText:
+        """Whether there is a text index, as far as this process knows."""
+        return self._state.text
+
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, all of it the same state of the database."""
         return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
 
-    async def write(self, work: Callable[[Connection, Q], T]) -> T:
+    async def write(self, work: Callable[[Connection, Q], T], *, catch_up: bool = True) -> T:
         """Run work as one transaction, again after a transient error, and settle it.
 
         Work that calls `connection.rollback()` last has written nothing.
+
+        Args:
+            work: The work.
+            catch_up: Whether to index some of what waits in the queue of the text index, if there
+                is one.
         """
 
         def committed(connection: Connection, queries: Q) -> T:
@@ -158,7 +180,40 @@ class Database(Generic[Q]):
             connection.commit()
             return result
 
-        return await settle(self.retry(lambda: self._run(committed, self._begin_write)))
+        result = await settle(self.retry(lambda: self._run(committed, self._begin_write)))
+        if catch_up and self.known_text.believed:
+            await self.catch_up()
+        return result
+
+    async def catch_up(self, *, known: bool = False) -> None:
+        """Index some of what other writers have put into the queue of the text index.
+
+        It follows a write that is committed, so it raises no error of the database.
+
+        Args:
+            known: Whether it is known that something is in the queue.
+        """
+
+        def step(connection: Connection, _: Q) -> None:
+            self.word_index.index_step(connection)
+            connection.commit()
+
+        self.known_text.others_wait = False
+        with suppress(DBAPIError):
+            if known or await self.read(
+                lambda connection, _: self.word_index.has_waiting(connection)
+            ):
+                await settle(self.retry(lambda: self._run(step, self._begin_write)))
+
+    def index_words(
+        self, connection: Connection, ids: Sequence[str], most: int | None = None
+    ) -> None:
+        """Index what sessions that are locked have in the queue, if there is a text index."""
+        known = self.known_text
+        if not ids or not known.exists(connection, self.tables):
+            return
+        if self.word_index.index_own(connection, ids, most):
+            known.others_wait = True
 
     async def retry(
         self,
@@ -236,6 +291,11 @@ class Database(Generic[Q]):
         if dialect.lost_its_statement(error) and not state.pooled:
             state.pooled = True
             return True
+        missing = (
+            (ProgrammingError, OperationalError) if dialect.single_writer else ProgrammingError
+        )
+        if isinstance(error, missing) and state.text.forget():
+            return True  # The tables of the text index may have been dropped.
         if (
             not self.is_prepared
             or error.connection_invalidated

@@ -23,6 +23,7 @@ from agents_session_metadata.dialects.sqltypes import (
     SearchBytes,
     SessionId,
     StoredTime,
+    WordBytes,
 )
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
@@ -53,6 +54,7 @@ class ColumnTypes(NamedTuple):
         search: The indexed part of a search key.
         rest: What a search key has beyond that.
         stored_time: A time of the SDK's tables, in the form that `Dialect.stored_time` gives it.
+        word: A word of a message, as far as an index keeps it.
     """
 
     session_id: TypeEngine[Any]
@@ -62,6 +64,7 @@ class ColumnTypes(NamedTuple):
     search: TypeEngine[Any]
     rest: TypeEngine[Any]
     stored_time: TypeEngine[Any]
+    word: TypeEngine[Any]
 
 
 QUERY_TYPES = ColumnTypes(
@@ -72,6 +75,7 @@ QUERY_TYPES = ColumnTypes(
     LargeBinary(),
     LargeBinary(),
     NullType(),
+    LargeBinary(),
 )
 """Plain types: a statement compares by what the columns are in the database."""
 
@@ -89,6 +93,7 @@ CREATE_TYPES = ColumnTypes(
     SearchBytes(),
     LongBytes(),
     StoredTime(),
+    WordBytes(),
 )
 """The types that CREATE TABLE spells out."""
 

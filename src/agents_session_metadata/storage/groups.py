@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from . import activity, paused, threads, usage
+from . import activity, paused, threads, usage, words
 from .definitions import GroupDefinition
 
-GROUPS: tuple[GroupDefinition, ...] = (activity.GROUP, paused.GROUP, usage.GROUP, threads.GROUP)
+GROUPS: tuple[GroupDefinition, ...] = (
+    activity.GROUP,
+    paused.GROUP,
+    usage.GROUP,
+    threads.GROUP,
+    words.GROUP,
+)

@@ -7,7 +7,7 @@ metadata, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import Metadata, MetadataLimits
 from agents_session_metadata.values import (
@@ -79,8 +80,16 @@ def _statements(tables: SessionTables, dialect: Dialect) -> _Statements:
 class Rows:
     """The rows of single sessions in one set of tables."""
 
-    def __init__(self, tables: SessionTables, dialect: Dialect, limits: MetadataLimits) -> None:
+    def __init__(
+        self,
+        tables: SessionTables,
+        dialect: Dialect,
+        limits: MetadataLimits,
+        index_words: Callable[[Connection, Sequence[str]], None],
+    ) -> None:
         self.limits = limits
+        self.index_words = index_words
+        """Indexes what locked sessions have written."""
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
@@ -230,6 +239,8 @@ class Rows:
         ]
         if parts:
             connection.execute(self._statements.insert_elements, parts)
+        if TITLE in encoded:
+            self.index_words(connection, [session_id])
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
         """Delete keys."""

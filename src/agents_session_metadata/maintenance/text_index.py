@@ -1,0 +1,310 @@
+"""Creating, refreshing and dropping the text index while others read and write.
+
+Triggers are created first: what is written from then on enters the queue. Then the items and titles
+that were there before are indexed in steps, each of which records how far it has come. So the work
+can be interrupted at any moment, and continued by whoever calls again.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, delete, func, inspect, select, tuple_, update
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata.dialects.sqltypes import ID_LENGTH
+from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAllowedError
+from agents_session_metadata.keys import TITLE
+from agents_session_metadata.storage.database import Database, forget_text_indexes
+from agents_session_metadata.storage.word_index import STEP, Queued
+from agents_session_metadata.storage.words import (
+    COMPLETE,
+    DROPPING,
+    FILLING,
+    TEXT,
+    TITLE_ITEM,
+    WORDS,
+    word_triggers,
+)
+from agents_session_metadata.types import IndexInfo
+
+T = TypeVar("T")
+Progress = Callable[[int], object]
+
+_DELETED_AT_ONCE = 5_000
+
+
+async def create_text_index(database: Database[Any], progress: Progress | None = None) -> bool:
+    """Create the text index, or continue one that is not complete.
+
+    Returns:
+        False if it was complete already.
+
+    Raises:
+        TablesMissingError: If its tables are missing and are not to be created.
+        TriggersNotAllowedError: If the database user may not create triggers.
+    """
+    await database.ensure(WORDS)
+    index = _TextIndex(database)
+    if await index.run(index.is_complete):
+        return False
+    while await index.run(index.empty_step):
+        pass
+    try:
+        await index.run(index.begin)
+        await index.run(index.create_triggers)
+    except DBAPIError as error:
+        if database.dialect.refuses_triggers(error):
+            raise TriggersNotAllowedError from error
+        raise
+    forget_text_indexes()
+    done = 0
+    for step in (index.fill_items, index.fill_titles):
+        while found := await index.run(step):
+            done += found
+            if progress is not None:
+                progress(done)
+    created = await index.run(index.finish)
+    forget_text_indexes()
+    return created
+
+
+async def refresh_text_index(database: Database[Any], progress: Progress | None = None) -> int:
+    """Index everything that is in the queue.
+
+    Returns:
+        The number of messages and titles that were taken from the queue.
+
+    Raises:
+        TextIndexMissingError: If there is no text index.
+    """
+    index = _TextIndex(database)
+    if await index.run_read(index.read_state) in (None, DROPPING):
+        raise TextIndexMissingError
+    done = 0
+    while found := await index.run(database.word_index.index_step):
+        done += found
+        if progress is not None:
+            progress(done)
+    return done
+
+
+async def drop_text_index(database: Database[Any]) -> bool:
+    """Drop the text index.
+
+    Returns:
+        Whether there was one.
+    """
+    index = _TextIndex(database)
+    if await index.run_read(index.read_state) is None:
+        return False
+    found = await index.run(index.leave)
+    forget_text_indexes()
+    await index.run(index.drop_triggers)
+    while await index.run(index.empty_step):
+        pass
+    await index.run(index.end)
+    return found
+
+
+async def text_index_info(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
+    """The text index, if there is one, with the number of its words if wanted."""
+    index = _TextIndex(database)
+
+    def read(connection: Connection) -> list[IndexInfo]:
+        state = index.read_state(connection)
+        if state is None:
+            return []
+        number = None
+        if count:
+            words = select(func.count()).select_from(database.word_index.words)
+            number = int(connection.scalar(words) or 0)
+        return [IndexInfo(TEXT, state == COMPLETE, number)]
+
+    return await index.run_read(read)
+
+
+class _TextIndex:
+    """The statements about the index; each method is work for one transaction."""
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._tables = database.tables
+        self._group = database.tables.group(WORDS)
+        self._index = database.word_index
+        self._state = self._index.state
+        self._own = self._state.c.key == TEXT
+
+    async def run(self, work: Callable[[Connection], T]) -> T:
+        """Run work as one transaction."""
+        return await self._database.write(lambda connection, _: work(connection), catch_up=False)
+
+    async def run_read(self, work: Callable[[Connection], T]) -> T:
+        """Run work that only reads."""
+        return await self._database.read(lambda connection, _: work(connection))
+
+    def read_state(self, connection: Connection) -> int | None:
+        """The state; None if there is no index, or no tables for it."""
+        schema = connection.schema_for_object(self._state)
+        if not inspect(connection).has_table(self._state.name, schema):
+            return None
+        state: int | None = connection.scalar(select(self._state.c.state).where(self._own))
+        return state
+
+    def is_complete(self, connection: Connection) -> bool:
+        """Whether there is an index that is complete, with all its triggers."""
+        return self.read_state(connection) == COMPLETE and not self._missing(connection)
+
+    def empty_step(self, connection: Connection) -> bool:
+        """Delete what an index has left that was dropped; return whether there may be more."""
+        # Locked, so that nobody creates the index meanwhile.
+        state = select(self._state.c.state).where(self._own).with_for_update()
+        if connection.scalar(state) not in (None, DROPPING):
+            return False
+        more = False
+        for table in (self._index.queue, self._index.words):
+            key = list(table.primary_key.columns)
+            some = connection.execute(select(*key).limit(_DELETED_AT_ONCE)).all()
+            for start in range(0, len(some), 500):
+                part = some[start : start + 500]
+                connection.execute(delete(table).where(tuple_(*key).in_([tuple(r) for r in part])))
+            more = more or len(some) == _DELETED_AT_ONCE
+        return more
+
+    def begin(self, connection: Connection) -> None:
+        """Announce the index."""
+        new = {"state": FILLING, "token": uuid.uuid4().hex, "last_item": None}
+        new |= {"item_id": 0, "session_id": ""}
+        connection.execute(self._dialect.insert_missing(self._state), {"key": TEXT, **new})
+        left = update(self._state).where(self._own, self._state.c.state == DROPPING)
+        connection.execute(left.values(**new))
+
+    def create_triggers(self, connection: Connection) -> None:
+        """Create the triggers that are missing, then record which items were there before."""
+        tables = self._tables
+        if self._dialect.lock_tables(
+            connection, [tables.sessions, tables.messages, tables.metadata]
+        ):
+            pass  # No writer is between two tables while triggers appear on one after the other.
+        missing = self._missing(connection)
+        with self._dialect.brief_waits(connection):
+            for trigger in missing:
+                for statement in self._dialect.triggers.create(trigger):
+                    self._create(connection, statement)
+        # From a transaction of its own where creating triggers ended the last one: a snapshot from
+        # before would lack what was written meanwhile.
+        newest = select(func.coalesce(func.max(tables.messages.c.id), 0)).scalar_subquery()
+        restart = update(self._state).where(self._own)
+        if missing:
+            # Nobody has queued what was written without these triggers.
+            again = {"state": FILLING, "last_item": newest, "item_id": 0, "session_id": ""}
+            connection.execute(restart.values(**again))
+        else:
+            unknown = self._state.c.last_item.is_(None)
+            connection.execute(restart.where(unknown).values(last_item=newest))
+
+    def drop_triggers(self, connection: Connection) -> None:
+        """Drop all triggers."""
+        existing = self._existing(connection)
+        with self._dialect.brief_waits(connection):
+            for drop in self._group.cleanup:
+                if getattr(drop, "name", None) in existing:
+                    connection.execute(drop)
+
+    def fill_items(self, connection: Connection) -> int:
+        """Index the next items that were there before; return how many."""
+        messages = self._tables.messages
+        position = self._lock_position(connection)
+        if position is None:
+            return 0
+        statement: Any = (
+            select(messages.c.id, messages.c.session_id)
+            .where(messages.c.id > position.item_id, messages.c.id <= position.last_item)
+            .order_by(messages.c.id)
+            .limit(STEP)
+        )
+        found: Any = connection.execute(statement).all()
+        if not found:
+            return 0
+        wanted = [
+            Queued(session_id, item_id)
+            for item_id, session_id in found
+            if len(session_id) <= ID_LENGTH
+        ]
+        self._index.lock_sessions(connection, {each.session_id for each in wanted})
+        self._index.insert(connection, self._index.read_items(connection, wanted))
+        self._advance(connection, item_id=found[-1][0])
+        return len(found)
+
+    def fill_titles(self, connection: Connection) -> int:
+        """Index the next titles; return how many."""
+        rows = self._tables.metadata
+        position = self._lock_position(connection)
+        if position is None:
+            return 0
+        statement: Any = (
+            select(rows.c.session_id)
+            .where(rows.c.key == TITLE, rows.c.session_id > position.session_id)
+            .order_by(rows.c.session_id)
+            .limit(STEP)
+        )
+        ids = list(connection.scalars(statement))
+        if not ids:
+            return 0
+        self._index.lock_sessions(connection, ids)
+        titles = {Queued(session_id, TITLE_ITEM): (None, None) for session_id in ids}
+        self._index.insert(connection, titles)
+        self._advance(connection, session_id=ids[-1])
+        return len(ids)
+
+    def finish(self, connection: Connection) -> bool:
+        """Declare the index complete."""
+        filling = self._own, self._state.c.state == FILLING
+        result = connection.execute(update(self._state).where(*filling).values(state=COMPLETE))
+        return bool(result.rowcount == 1)
+
+    def leave(self, connection: Connection) -> bool:
+        """End the use of the index; return whether there was one."""
+        values = {"state": DROPPING, "token": uuid.uuid4().hex}
+        result = connection.execute(update(self._state).where(self._own).values(**values))
+        return bool(result.rowcount == 1)
+
+    def end(self, connection: Connection) -> None:
+        """Forget an index that was dropped."""
+        dropping = self._own, self._state.c.state == DROPPING
+        connection.execute(delete(self._state).where(*dropping))
+
+    def _lock_position(self, connection: Connection) -> Any:
+        """How far the index is filled; None if it is complete or dropped. Fillers take turns."""
+        # The update is the lock on SQLite, where a read takes none.
+        touched = update(self._state).where(self._own).values(token=self._state.c.token)
+        connection.execute(touched)
+        filling = self._own, self._state.c.state == FILLING
+        return connection.execute(
+            select(self._state).where(*filling).with_for_update()
+        ).one_or_none()
+
+    def _advance(self, connection: Connection, **position: Any) -> None:
+        connection.execute(update(self._state).where(self._own).values(**position))
+
+    def _create(self, connection: Connection, statement: str) -> None:
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if not self._dialect.is_creation_race(error):
+                raise
+
+    def _missing(self, connection: Connection) -> list[Any]:
+        existing = self._existing(connection)
+        triggers = word_triggers(connection, self._tables.tables, self._group)
+        return [trigger for trigger in triggers if trigger.plain not in existing]
+
+    def _existing(self, connection: Connection) -> set[str]:
+        """The names of the triggers that the tables have."""
+        tables = self._tables.tables
+        return {
+            name for table in tables for name in self._dialect.existing_triggers(connection, table)
+        }

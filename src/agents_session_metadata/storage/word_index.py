@@ -1,0 +1,270 @@
+"""Writing the words of messages and titles into the text index.
+
+A row of the queue is deleted before the words of what it names are inserted. Whoever deletes the
+message at the same time deletes its row of the queue first too, so one of the two waits for the
+other, and no words are left of what is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    LargeBinary,
+    String,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    inspect,
+    select,
+    type_coerce,
+)
+
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.keys import TITLE
+from agents_session_metadata.words import indexed_words, text_of_item
+
+from .tables import SessionTables
+from .words import DROPPING, TEXT, TITLE_ITEM, WORDS
+
+STEP = 200
+"""Messages and titles that are indexed at a time."""
+_ROWS_AT_ONCE = 2_000
+_SECONDS = 2
+"""How long it is believed whether there is an index."""
+
+
+class KnownText:
+    """Whether a set of tables has a text index, as far as this process knows.
+
+    If another process creates it, what is written meanwhile waits in the queue.
+    """
+
+    def __init__(self) -> None:
+        self._exists = False
+        self._looked_at: float | None = None
+        self.others_wait = False
+        """Whether items of other sessions have been seen in the queue."""
+
+    @property
+    def believed(self) -> bool:
+        """Whether there was an index when the database was asked."""
+        return self._exists
+
+    def exists(self, connection: Connection, tables: SessionTables) -> bool:
+        """Whether there is an index; the database is asked again from time to time."""
+        now = time.monotonic()
+        if self._looked_at is None or now > self._looked_at + _SECONDS:
+            state = tables.group(WORDS)["_state"]
+            schema = connection.schema_for_object(state)
+            self._exists = False
+            if inspect(connection).has_table(state.name, schema):
+                found: Any = connection.execute(select(state.c.state).where(state.c.key == TEXT))
+                self._exists = found.scalar() not in (None, DROPPING)
+            self._looked_at = now
+        return self._exists
+
+    def forget(self) -> bool:
+        """Ask the database before the next use; say whether an index was known."""
+        known, self._exists, self._looked_at = self._exists, False, None
+        return known
+
+
+class Queued(NamedTuple):
+    """A message or title in the queue."""
+
+    session_id: str
+    item_id: int
+
+
+class WordIndex:
+    """The text index of one set of tables."""
+
+    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
+        self._tables = tables
+        self._dialect = dialect
+        self.words, self.queue, self.state = tables.group(WORDS).tables
+
+    def index_own(
+        self, connection: Connection, ids: Sequence[str], most: int | None = None
+    ) -> bool:
+        """Index what sessions that are locked have in the queue, the newest first.
+
+        Args:
+            connection: The connection.
+            ids: The sessions.
+            most: About how many items to index; all by default.
+
+        Returns:
+            Whether other sessions have something in the queue.
+        """
+        queue, messages = self.queue, self._tables.messages
+        others = queue.alias("others")
+        elsewhere = exists().where(others.c.session_id != queue.c.session_id)
+        same = and_(messages.c.id == queue.c.item_id, messages.c.session_id == queue.c.session_id)
+        statement: Any = (
+            select(
+                queue.c.session_id,
+                queue.c.item_id,
+                messages.c.message_data,
+                self._time(messages.c.created_at),
+                elsewhere,
+            )
+            .select_from(queue.outerjoin(messages, same))
+            .where(self._dialect.one_of(queue.c.session_id, "ids", len(ids)))
+            .order_by(queue.c.item_id.desc())
+            .limit(STEP)
+        )
+        parameters = self._dialect.list_parameters("ids", ids)
+        done, waiting = 0, False
+        while most is None or done < max(most, 1):
+            rows: Any = connection.execute(statement, parameters).all()
+            if not rows:
+                break
+            items = {Queued(row[0], row[1]): (row[2], row[3]) for row in rows}
+            self._take(connection, items)
+            done += len(rows)
+            waiting = any(row[4] for row in rows)
+            if len(rows) < STEP:
+                break
+        return waiting
+
+    def has_waiting(self, connection: Connection) -> bool:
+        """Whether something is in the queue."""
+        return connection.execute(select(self.queue.c.item_id).limit(1)).first() is not None
+
+    def index_step(self, connection: Connection, most: int = STEP) -> int:
+        """Index what is in the queue of any session; return how much was done."""
+        queue = self.queue
+        found: Any = connection.execute(
+            select(queue.c.session_id, queue.c.item_id)
+            .order_by(queue.c.session_id, queue.c.item_id)
+            .limit(most)
+        ).all()
+        wanted = [Queued(*row) for row in found]
+        self.lock_sessions(connection, {each.session_id for each in wanted})
+        self._take(connection, self.read_items(connection, wanted))
+        return len(wanted)
+
+    def lock_sessions(self, connection: Connection, ids: Iterable[str]) -> None:
+        """Lock sessions, as every writer does first."""
+        some = sorted(ids)
+        if some:
+            lock = self._dialect.lock_rows(self._tables.sessions, "ids", len(some))
+            connection.execute(lock, self._dialect.list_parameters("ids", some)).all()
+
+    def read_items(
+        self, connection: Connection, wanted: Sequence[Queued]
+    ) -> dict[Queued, tuple[Any, Any]]:
+        """The text and the time of messages, as they are now; None for those that are gone."""
+        messages = self._tables.messages
+        found: dict[Queued, tuple[Any, Any]] = dict.fromkeys(wanted, (None, None))
+        ids = [each.item_id for each in wanted if each.item_id != TITLE_ITEM]
+        if ids:
+            statement: Any = (
+                select(
+                    messages.c.session_id,
+                    messages.c.id,
+                    messages.c.message_data,
+                    self._time(messages.c.created_at),
+                )
+                .where(messages.c.id.in_(bindparam("items", expanding=True)))
+                # As it is now, and nobody deletes it before its words are there.
+                .with_for_update(read=True)
+            )
+            rows: Any = connection.execute(statement, {"items": ids})
+            for session_id, item_id, text, at in rows:
+                if (session_id, item_id) in found:
+                    found[Queued(session_id, item_id)] = text, at
+        return found
+
+    def insert(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> None:
+        """Insert the words of messages, given with their times, and of titles, which are read."""
+        titles = [each.session_id for each in items if each.item_id == TITLE_ITEM]
+        texts = {each: (_text(text), at) for each, (text, at) in items.items() if text is not None}
+        for session_id in titles:
+            # Somebody may have changed the title while its words were inserted.
+            stale = self.words.c.session_id == session_id, self.words.c.item_id == TITLE_ITEM
+            connection.execute(delete(self.words).where(*stale))
+        for session_id, value, at in self._titles(connection, titles):
+            texts[Queued(session_id, TITLE_ITEM)] = _title(value), at
+        words = self.words
+        statement = self._dialect.insert_missing(words).values(
+            word=bindparam("word", type_=LargeBinary),
+            session_id=bindparam("session_id", type_=String),
+            created_at=bindparam("created_at", type_=self._dialect.stored_time_type()),
+            item_id=bindparam("item_id", type_=BigInteger),
+        )
+        # In the order of the primary key, which is written fastest so.
+        rows = sorted(self._rows(texts), key=lambda row: (row["word"], row["session_id"]))
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            connection.execute(statement, rows[start : start + _ROWS_AT_ONCE])
+
+    def _rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
+        for (session_id, item_id), (text, at) in texts.items():
+            found = set() if text is None or at is None else indexed_words(text)
+            # The empty word is in every text: it leads through all of them by age.
+            for word in found | {b""} if found else ():
+                yield {
+                    "word": word,
+                    "session_id": session_id,
+                    "created_at": at,
+                    "item_id": item_id,
+                }
+
+    def _take(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> None:
+        """Delete rows of the queue, and index what they name."""
+        if not items:
+            return
+        queue = self.queue
+        taken = delete(queue).where(
+            queue.c.session_id == bindparam("of_session"),
+            queue.c.item_id.in_(bindparam("items", expanding=True)),
+        )
+        by_session: dict[str, list[int]] = {}
+        for each in sorted(items):
+            by_session.setdefault(each.session_id, []).append(each.item_id)
+        for session_id, ids in by_session.items():
+            parameters = {"of_session": session_id, "items": ids}
+            if connection.execute(taken, parameters).rowcount != len(ids):
+                # Somebody else has indexed or deleted some.
+                wanted = [Queued(session_id, item_id) for item_id in ids]
+                items = {**items, **self.read_items(connection, wanted)}
+        self.insert(connection, items)
+
+    def _titles(self, connection: Connection, ids: Sequence[str]) -> Iterable[Any]:
+        if not ids:
+            return []
+        rows = self._tables.metadata
+        statement = select(
+            rows.c.session_id, rows.c.value, self._time(self._dialect.local_time(rows.c.updated_at))
+        ).where(rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "ids", len(ids)))
+        # Under the lock of the session, which all our writers take.
+        statement = self._dialect.locking(statement)
+        return connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
+
+    def _time(self, column: Any) -> Any:
+        return type_coerce(self._dialect.stored_time(column), self._dialect.stored_time_type())
+
+
+def _text(stored: str) -> str | None:
+    """The text of a message as the SDK stores it; None if it is not searched."""
+    try:
+        found = text_of_item(json.loads(stored))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return found[1] if found else None
+
+
+def _title(stored: str) -> str | None:
+    try:
+        title = json.loads(stored)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return title if isinstance(title, str) else None

@@ -1,0 +1,187 @@
+"""Searching: what is found, in which order, and by whom."""
+
+from __future__ import annotations
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+
+from agents_session_metadata import (
+    InvalidCursorError,
+    InvalidSearchError,
+    ScopeError,
+    SessionCatalog,
+    TextIndexMissingError,
+)
+from conformance import raw
+
+
+@pytest.fixture
+async def catalog(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    assert await catalog.create_index("$text")
+    return catalog
+
+
+async def found(catalog, query, where=None, **options) -> list[tuple[str, str]]:
+    page = await catalog.search(query, where, **options)
+    assert page.complete
+    return [(hit.session_id, hit.snippet) for hit in page.hits]
+
+
+async def word_rows(engine) -> int:
+    return sum(
+        [
+            await raw.count_rows(engine, f"agent_sessions_metadata_words{suffix}")
+            for suffix in ("", "_queue")
+        ]
+    )
+
+
+async def test_what_this_package_writes_is_found_when_the_write_commits(catalog, engine):
+    session = await catalog.create_session("a", metadata={"title": "Trip to Lisbon"})
+    await session.add_items([raw.message("The TRAM 28, please"), raw.message("hi", "assistant")])
+    await catalog.session("b").add_items(
+        [
+            {"type": "function_call", "name": "f", "call_id": "1", "arguments": '{"x": "tram"}'},
+            {"type": "function_call_output", "call_id": "1", "output": "tram"},
+            raw.message("tram", "system"),
+            {
+                "type": "message",
+                "role": "assistant",
+                "id": "msg_1",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "A trâm!", "annotations": []}],
+            },
+        ]
+    )
+    page = await catalog.search("tram")
+    assert [(hit.session_id, hit.role, hit.snippet, hit.highlights) for hit in page.hits] == [
+        ("b", "assistant", "A trâm!", [(2, 6)]),
+        ("a", "user", "The TRAM 28, please", [(4, 8)]),
+    ]
+    assert (page.complete, page.next_cursor) == (True, None)
+    assert await found(catalog, '"tram 28" PLE*') == [("a", "The TRAM 28, please")]
+    assert await found(catalog, "tram -28") == [("b", "A trâm!")]
+    assert await found(catalog, '"28 tram"') == []
+    page = await catalog.search("lisbon")
+    assert [(hit.session_id, hit.item_id, hit.role) for hit in page.hits] == [("a", None, "title")]
+    await session.set_metadata({"title": "Trip to Porto"})
+    assert await found(catalog, "lisbon") == []
+    assert await found(catalog, "porto") == [("a", "Trip to Porto")]
+    await session.edit_metadata(lambda metadata: metadata.update(title="Nowhere"))
+    assert await found(catalog, "nowhere") == [("a", "Nowhere")]
+    copy = await catalog.fork_session("a", "c")
+    assert {each[0] for each in await found(catalog, "tram")} == {"a", "b", "c"}
+    assert {each[0] for each in await found(catalog, "nowhere")} == {"a", "c"}
+    records = [record async for record in catalog.export_sessions({"title": "Nowhere"})]
+    await copy.clear_session()
+    await session.pop_item()
+    await catalog.session("b").clear_session()
+    assert await found(catalog, "tram") == [("a", "The TRAM 28, please")]
+    await session.delete_metadata(["title"])
+    assert await found(catalog, "nowhere") == []
+    assert await catalog.import_sessions(records, on_conflict="replace") == 2
+    assert {each[0] for each in await found(catalog, "nowhere tram")} == set()
+    assert {each[0] for each in await found(catalog, "nowhere")} == {"a", "c"}
+    await session._atomic_replace_items([raw.message("a summary")])
+    assert await found(catalog, "summary") == [("a", "a summary")]
+    assert {each[0] for each in await found(catalog, "tram")} == {"c"}
+    await catalog.delete_sessions({"$session_id": {"$in": ["a", "c"]}})
+    assert await word_rows(engine) == 0
+
+
+async def test_other_writers_wait_in_the_queue(catalog, engine):
+    plain = SQLAlchemySession("plain", engine=engine)
+    await plain.add_items([raw.message("said elsewhere")])
+    page = await catalog.search("elsewhere")
+    assert (page.hits, page.complete) == ([], False)
+    done = []
+    assert await catalog.refresh_index("$text", progress=done.append) == 1
+    assert done == [1]
+    assert await found(catalog, "elsewhere") == [("plain", "said elsewhere")]
+    await plain.add_items([raw.message("and again elsewhere")])
+    # The next write of any session catches up.
+    await catalog.session("mine").add_items([raw.message("x")])
+    assert len(await found(catalog, "elsewhere")) == 2
+    await plain.add_items([raw.message("third elsewhere")])
+    await catalog.set_metadata("mine", {"x": 1})
+    assert len(await found(catalog, "elsewhere")) == 3
+    await raw.execute(
+        engine,
+        "UPDATE agent_messages SET message_data = :data WHERE session_id = 'mine'",
+        data='{"role": "user", "content": "elsewhere entirely"}',
+    )
+    assert len(await catalog.refresh_index("$text") and await found(catalog, "elsewhere")) == 4
+    await raw.execute(engine, "DELETE FROM agent_messages WHERE session_id = 'mine'")
+    await plain.pop_item()
+    assert len(await found(catalog, "elsewhere")) == 2
+    await plain.clear_session()
+    await catalog.delete_session("mine")
+    assert await word_rows(engine) == 0
+
+
+async def test_scope_filter_and_pages(catalog):
+    for number in range(6):
+        for owner in ("me", "you"):
+            session = await catalog.create_session(
+                f"{owner}-{number}", metadata={"owner_id": owner, "even": number % 2 == 0}
+            )
+            await session.add_items([raw.message(f"word {owner} {number}"), raw.message("other")])
+    mine = catalog.scoped({"owner_id": "me"})
+    everything = [hit.session_id for hit in (await catalog.search("word", limit=100)).hits]
+    assert len(everything) == 12
+    own = [each for each in everything if each.startswith("me")]
+    assert [each for each, _ in await found(mine, "word")] == own
+    assert [each for each, _ in await found(catalog, "word", {"owner_id": "me"})] == own
+    assert len(await found(mine, "word", {"even": True})) == 3
+    assert len(await found(mine, "word", {"$not": {"even": True}})) == 3
+    assert await found(mine, "word", {"owner_id": "you"}) == []
+    for asked, expected in ((catalog, everything), (mine, own)):
+        walked, cursor = [], None
+        while True:
+            page = await asked.search("word", limit=2, cursor=cursor)
+            walked += [hit.session_id for hit in page.hits]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+            with pytest.raises(InvalidCursorError):
+                await asked.search("other", limit=2, cursor=cursor)
+            with pytest.raises(InvalidCursorError):
+                await asked.search("word", limit=2, cursor=cursor[:-2])
+        assert walked == expected
+    with pytest.raises(ScopeError):
+        await mine.create_index("$text")
+    with pytest.raises(ScopeError):
+        await mine.refresh_index("$text")
+
+
+async def test_an_index_is_created_and_dropped(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("a", metadata={"title": "old title"})
+    await session.add_items([raw.message(f"old {number}") for number in range(3)])
+    with pytest.raises(TextIndexMissingError, match="create_index"):
+        await catalog.search("old")
+    assert await catalog.list_indexes() == []
+    done = []
+    assert await catalog.create_index("$text", progress=done.append)
+    assert done[-1] == 4
+    assert not await catalog.create_index("$text")
+    [info] = await catalog.list_indexes(count=True)
+    assert (info.key, info.complete, info.entries) == ("$text", True, 12)
+    assert len(await found(catalog, "old")) == 4
+    assert await catalog.drop_index("$text")
+    assert not await catalog.drop_index("$text")
+    with pytest.raises(TextIndexMissingError):
+        await catalog.search("old")
+    assert await word_rows(engine) == 0
+    await session.add_items([raw.message("unseen")])
+    await session.pop_item()
+    assert await word_rows(engine) == 0
+    assert await catalog.create_index("$text")
+    assert len(await found(catalog, "old")) == 4
+
+
+@pytest.mark.parametrize("query", ["", "  ", "-a", '-"a b"', "!!!", " ".join(map(str, range(33)))])
+async def test_queries_that_ask_for_nothing_are_refused(catalog, query):
+    with pytest.raises(InvalidSearchError):
+        await catalog.search(query)
