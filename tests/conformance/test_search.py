@@ -185,3 +185,23 @@ async def test_an_index_is_created_and_dropped(engine):
 async def test_queries_that_ask_for_nothing_are_refused(catalog, query):
     with pytest.raises(InvalidSearchError):
         await catalog.search(query)
+
+
+async def test_what_cannot_be_indexed_is_written_all_the_same(catalog, engine):
+    name = "x" * (255 if engine.dialect.name in ("mysql", "mariadb") else 5_000)
+    plain = SQLAlchemySession(name, engine=engine)
+    await plain.add_items([raw.message("tram"), {"__enc__": 1, "v": 1, "payload": "tram"}])
+    await raw.execute(
+        engine,
+        "INSERT INTO agent_messages (session_id, message_data) VALUES (:name, 'no json, tram')",
+        name=name,
+    )
+    await catalog.session("y").add_items([raw.message("tram " * 50_000), raw.message("tram\x00é")])
+    await catalog.refresh_index("$text")
+    hits = (await catalog.search("tram", {"$session_id": "y"})).hits
+    assert [hit.snippet[:6] for hit in hits] == ["tram\x00é", "tram t"]
+    assert len(hits[1].snippet) <= 160
+    assert len((await catalog.search("tram")).hits) == (3 if len(name) == 255 else 2)
+    await plain.clear_session()
+    await catalog.session("y").clear_session()
+    assert await word_rows(engine) == 0
