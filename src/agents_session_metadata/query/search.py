@@ -255,7 +255,6 @@ class Search:
                     .where(
                         others.c.word == word,
                         others.c.session_id == rows.c.session_id,
-                        others.c.created_at == rows.c.created_at,
                         others.c.item_id == rows.c.item_id,
                     )
                     .scalar_subquery()

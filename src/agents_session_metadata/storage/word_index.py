@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -202,15 +203,15 @@ class WordIndex:
             item_id=bindparam("item_id", type_=BigInteger),
         )
         # In the order of the primary key, which is written fastest so.
-        rows = sorted(self._rows(texts), key=lambda row: (row["word"], row["session_id"]))
+        rows = list(self._rows(texts))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             connection.execute(statement, rows[start : start + _ROWS_AT_ONCE])
 
     def _rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
-        for (session_id, item_id), (text, at) in texts.items():
+        for (session_id, item_id), (text, at) in sorted(texts.items(), key=itemgetter(0)):
             found = set() if text is None or at is None else indexed_words(text)
             # The empty word is in every text: it leads through all of them by age.
-            for word in found | {b""} if found else ():
+            for word in sorted(found | {b""}) if found else ():
                 yield {
                     "word": word,
                     "session_id": session_id,

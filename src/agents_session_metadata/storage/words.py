@@ -79,12 +79,13 @@ def _define(
     words = Table(
         words_name,
         metadata,
-        Column("word", types.word, primary_key=True),
+        # The order of the primary key serves the foreign key too.
         Column("session_id", types.own_id, primary_key=True),
-        Column("created_at", types.stored_time, primary_key=True),
         Column("item_id", BigInteger, primary_key=True, autoincrement=False),
+        Column("word", types.word, primary_key=True),
+        Column("created_at", types.stored_time, nullable=False),
         of_session(words_name),
-        Index(derived_name(words_name, "_item_idx"), "session_id", "item_id"),
+        Index(derived_name(words_name, "_word_idx"), "word", "session_id", "created_at", "item_id"),
         Index(
             derived_name(words_name, "_time_idx"),
             "word",
