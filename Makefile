@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SDK_TESTS := $(VENV)/sdk-tests
 
-# Three steps of set-up, each done once: what the package needs, what its developers need, and the
-# SDK's own tests. None is repeated until pyproject.toml or constraints.txt changes.
+# Set-up has three steps: the package with all drivers, the development tools, and the SDK's own
+# tests. Each runs once, and again when pyproject.toml or constraints.txt changes.
 LIGHT := $(VENV)/.light
 DEV := $(VENV)/.dev
 SDK := $(SDK_TESTS)/.unpacked
@@ -15,26 +15,28 @@ SDK := $(SDK_TESTS)/.unpacked
 .DEFAULT_GOAL := help
 .PHONY: help demo test fuzz check format lint typecheck lock clean
 
-help:  ## show this list
+help:  ## show this help
 	@sed -n 's/^\([a-z-]*\):[^#]*## */\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
 		printf '%-14s %s\n' "$$target" "$$text"; done
 
 demo: $(LIGHT)  ## run examples/quickstart.py
 	@$(BIN)/python examples/quickstart.py
+	@echo
+	@echo 'The command line is $(BIN)/agent-sessions. To have it on PATH: source $(BIN)/activate'
 
-test: $(SDK)  ## run the tests; ARGS="-m quick" gives a first answer
+test: $(SDK)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
-fuzz: $(DEV)  ## run the tests that scale, with large counts and fifty times as many examples
+fuzz: $(DEV)  ## run the scalable tests with large counts and 50 times as many examples
 	@TEST_SCALE=full $(BIN)/python -m pytest -n auto --dist worksteal --timeout 7200 -m scaled $(ARGS)
 
-check: lint typecheck test  ## lint, typecheck and test
+check: lint typecheck test  ## run lint, typecheck and test
 
-format: $(DEV)  ## put the code in order
+format: $(DEV)  ## format the code and sort imports
 	@$(BIN)/ruff check --quiet --select I --fix .
 	@$(BIN)/ruff format .
 
-lint: $(DEV)  ## check format and lint rules
+lint: $(DEV)  ## check formatting and lint rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 
@@ -44,7 +46,7 @@ typecheck: $(DEV)  ## check types with mypy and pyright
 	@report=$$(PATH="$(CURDIR)/$(BIN):$$PATH" pyright --verifytypes agents_session_metadata \
 		--ignoreexternal) || { echo "$$report"; exit 1; }
 
-lock:  ## choose the newest versions and write them to constraints.txt
+lock:  ## upgrade all pinned versions in constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install uv
 	@UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip compile --quiet --universal --python-version 3.10 \
@@ -52,7 +54,7 @@ lock:  ## choose the newest versions and write them to constraints.txt
 	@{ echo '# Written by "make lock": one version of everything, for Python 3.10 to 3.13.'; \
 		cat $(VENV)/lock.txt; } > constraints.txt
 
-clean:  ## remove the environment and all caches
+clean:  ## delete the environment and all caches
 	@rm -rf $(VENV) build dist site docs/generated .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -62,7 +64,7 @@ $(LIGHT): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV)'
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) install -c constraints.txt hatchling hatch-fancy-pypi-readme editables
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,cli]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sqlite,postgresql,psycopg,mysql,cli]'
 	@touch $@
 
 $(DEV): $(LIGHT)
@@ -86,25 +88,25 @@ $(SDK): $(DEV)
 
 .PHONY: compat
 
-compat: $(DEV)  ## run the tests on other releases of Python, SQLAlchemy and the SDK
+compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
 	@$(BIN)/python -m compat $(ARGS)
 
 # ---- upstream ----
 
 .PHONY: upstream
 
-upstream: $(DEV)  ## write the patches for the SDK, apply them to its newest release, run its checks
+upstream: $(DEV)  ## build the contribution to the SDK and run the SDK's checks on it
 	@$(BIN)/python -m contrib.upstream $(ARGS)
 
 # ---- release ----
 
 .PHONY: build release-check
 
-build: $(DEV)  ## build the wheel and the source distribution into dist/
+build: $(DEV)  ## build the wheel and the source distribution in dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
-release-check: build  ## build, install each into an empty environment and try it
+release-check: build  ## build, then install and try each distribution in empty environments
 	@$(BIN)/python -m pytest release $(ARGS)
 
 # ---- benchmarks ----
@@ -114,10 +116,10 @@ BENCH := $(VENV)/bench
 
 .PHONY: bench bench-small
 
-bench: $(BENCH)/.installed  ## measure all there is, against the plain SDK and other libraries
+bench: $(BENCH)/.installed  ## run all benchmarks against the plain SDK and other libraries
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
-bench-small: $(DEV)  ## a minute of it: SQLite, and the servers whose URLs are set
+bench-small: $(DEV)  ## run one minute of benchmarks
 	@$(BIN)/python -m benchmarks --small $(ARGS)
 
 $(BENCH)/.installed: $(LIGHT) benchmarks/requirements.txt
@@ -136,11 +138,13 @@ DOCS := $(VENV)/.docs
 .PHONY: docs
 
 # Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape.
-docs: $(DOCS)  ## build the documentation in site/, without network
+docs: $(DOCS)  ## build the documentation in site/
 	@rm -rf docs/generated && $(BIN)/python -m benchmarks.tables docs/generated
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
-	@echo 'The documentation is in site/index.html'
+	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
+	@echo '$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000'
+	@echo 'and open http://127.0.0.1:8000'
 
 $(DOCS): $(DEV)
 	@echo 'Installing what builds the documentation'
@@ -151,5 +155,5 @@ $(DOCS): $(DEV)
 
 .PHONY: stress
 
-stress: $(DEV)  ## break servers under load, count what is left; ARGS="galera" chooses faults
+stress: $(DEV)  ## kill servers and connections under load and count losses; ARGS="galera" selects
 	@PYTHONPATH=tests $(BIN)/python -W 'ignore:XDG_RUNTIME_DIR' -m stress $(ARGS)

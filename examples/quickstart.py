@@ -1,8 +1,8 @@
-"""An agent talks in three sessions, and metadata says whose they are and what they are about.
+"""Two users talk to an agent in three sessions, and metadata stores owner, title and tags.
 
-Without OPENAI_API_KEY a scripted model answers. The database is SQLite in a temporary directory,
-or the one that AGENT_SESSIONS_URL names, such as postgresql+asyncpg://user:password@host/name; two
-of the sessions stay there.
+A scripted model answers, unless OPENAI_API_KEY is set. The database is SQLite in a temporary
+directory, or the one at AGENT_SESSIONS_URL, such as sqlite:///chat.db or
+postgresql://user:password@host/name. Two of the sessions remain there.
 """
 
 import asyncio
@@ -12,9 +12,8 @@ from typing import Any
 
 from agents import Agent, Runner, set_tracing_disabled
 from agents.testing import ScriptedModel, assistant_message
-from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SQLAlchemyMetadataSession
+from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 
 ANSWERS = [
     "Alfama for its lanes, Belém for its tower, Sintra for a day trip.",
@@ -36,13 +35,19 @@ def make_agent() -> Agent[Any]:
 
 async def main(url: str) -> None:
     """Show what a session with metadata can do."""
-    engine = create_async_engine(url)
-    travel, packing, bread = (
-        SQLAlchemyMetadataSession(f"quickstart-{number}", engine=engine, create_tables=True)
-        for number in (1, 2, 3)
-    )
+    # The catalog shares one engine between the sessions and disposes it at the end.
+    async with SessionCatalog.from_url(url, create_tables=True) as catalog:
+        await show(*(catalog.session(f"quickstart-{number}") for number in (1, 2, 3)))
+
+
+async def show(
+    travel: SQLAlchemyMetadataSession,
+    packing: SQLAlchemyMetadataSession,
+    bread: SQLAlchemyMetadataSession,
+) -> None:
+    """Fill three sessions and find them again."""
     for session in (travel, packing, bread):
-        await session.clear_session()  # what an earlier run has left
+        await session.clear_session()  # left by an earlier run
 
     agent = make_agent()
 
@@ -57,36 +62,35 @@ async def main(url: str) -> None:
     await ask(packing, "How many shirts do I need for four days?")
     await ask(bread, "How do I bake sourdough bread?")
 
-    print("\nset_metadata says whose the sessions are, and what they are about:")
+    print("\nset_metadata stores owner, title and tags:")
     await travel.set_metadata({"owner_id": "user_123", "title": "Lisbon", "tags": ["travel"]})
     await packing.set_metadata({"owner_id": "user_123", "title": "Packing", "tags": ["travel"]})
     await bread.set_metadata({"owner_id": "user_456", "title": "Sourdough", "tags": ["food"]})
     print(" ", await travel.get_metadata())
-    print(" ", await bread.get_metadata(keys=["title", "pinned"]), "- what is missing is None")
+    print(" ", await bread.get_metadata(keys=["title", "pinned"]), "- a missing key is None")
 
     def add_tag(metadata: dict[str, Any]) -> None:
         metadata["tags"] = [*metadata.get("tags", []), "spring"]
 
-    print("\nedit_metadata reads, changes and writes while nobody else can:")
+    print("\nedit_metadata reads, changes and writes in one transaction:")
     print(" ", await travel.edit_metadata(add_tag))
 
-    print("\nfind_sessions_by_metadata finds sessions, from any of them:")
+    print("\nfind_sessions_by_metadata finds sessions, this one or others:")
     print("  of user_456:       ", await travel.find_sessions_by_metadata("owner_id", "user_456"))
     by_tag = {"tags": {"$contains": "food"}}
     print("  with the tag food: ", await bread.find_sessions_by_metadata(by_tag))
 
-    print("\ndelete_metadata removes keys; the conversation stays:")
+    print("\ndelete_metadata removes keys; the messages stay:")
     print("  keys removed:", await bread.delete_metadata(keys=["tags"]))
     print("  keys left:   ", await bread.get_metadata())
     print("  items left:  ", len(await bread.get_items()))
 
-    print("\nclear_session ends a session, metadata included:")
+    print("\nclear_session ends a session and deletes its metadata:")
     await bread.clear_session()
     print("  of user_456:", await travel.find_sessions_by_metadata("owner_id", "user_456"))
-    await engine.dispose()
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as directory:
-        sqlite = f"sqlite+aiosqlite:///{directory}/quickstart.db"
-        asyncio.run(main(os.environ.get("AGENT_SESSIONS_URL") or sqlite))
+        temporary = f"sqlite:///{directory}/quickstart.db"
+        asyncio.run(main(os.environ.get("AGENT_SESSIONS_URL") or temporary))

@@ -1,12 +1,13 @@
-"""What `make build` put into dist/: complete, and of use to somebody who has nothing else.
+"""The distributions in dist/ are complete, and work in an empty environment.
 
-It needs the package index, so it is no part of `make test`.
+These tests need the package index, so they are not part of `make test`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from trove_classifiers import classifiers
 ROOT = Path(__file__).parents[1]
 (WHEEL,) = (ROOT / "dist").glob("*.whl")
 (SDIST,) = (ROOT / "dist").glob("*.tar.gz")
+CONSTRAINTS = ROOT / "constraints.txt"
 # What a checkout has and a source distribution does not need.
 LEFT_OUT = {".ci"}
 
@@ -85,7 +87,11 @@ def test_the_description_points_to_nothing_that_an_index_does_not_have() -> None
 
 def test_the_wheel_has_the_package_and_nothing_else() -> None:
     package = ROOT / "src" / "agents_session_metadata"
-    names = {f"{package.name}/{path.name}" for path in package.iterdir() if path.is_file()}
+    names = {
+        str(path.relative_to(package.parent))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     found = wheel_files()
     about = {name for name in found if ".dist-info/" in name}
     assert found.keys() - about == names
@@ -105,7 +111,7 @@ def test_the_source_distribution_has_what_a_checkout_has() -> None:
 
 @pytest.fixture(params=[WHEEL, SDIST], ids=["wheel", "sdist"], scope="module")
 def environment(request, tmp_path_factory) -> Path:
-    """An environment with the distribution and what its extra for SQLite brings."""
+    """An environment with a distribution and its extra for SQLite."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install(folder, f"{request.param}[sqlite]")
@@ -115,7 +121,7 @@ def environment(request, tmp_path_factory) -> Path:
 def install(environment: Path, wanted: str) -> None:
     python = environment / "bin" / "python"
     # As a constraint of the environment, it holds for what a source distribution is built with too.
-    pinned = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
+    pinned = {**os.environ, "PIP_CONSTRAINT": str(CONSTRAINTS)}
     subprocess.run([python, "-m", "pip", "install", "--quiet", wanted], check=True, env=pinned)
 
 
@@ -138,35 +144,51 @@ def test_it_runs_the_quickstart(environment, tmp_path) -> None:
     shutil.copy(ROOT / "examples" / "quickstart.py", tmp_path)
     told = run(environment, "python", "-W", "error", "quickstart.py", cwd=tmp_path)
     assert "find_sessions_by_metadata" in told
-    assert told.endswith(": []\n")
+    assert told.endswith("of user_456: []\n")
     where = "import agents_session_metadata; print(agents_session_metadata.__file__)"
     assert Path(run(environment, "python", "-c", where, cwd=tmp_path).strip()).is_relative_to(
         environment
     )
 
 
-def test_the_command_line_comes_with_its_extra(environment, request, tmp_path) -> None:
-    with pytest.raises(AssertionError, match=r"agents-session-metadata\[cli\]"):
+# Each extra by itself, and a command of it.
+COMMANDS = {
+    "sqlite": ["python", "-c", "import aiosqlite"],
+    "postgresql": ["python", "-c", "import asyncpg"],
+    "psycopg": ["python", "-c", "import psycopg_binary"],
+    "mysql": ["python", "-c", "import asyncmy"],
+    "cli": ["agent-sessions", "count", "--create-tables", "--url", "sqlite:///chat.db"],
+    "mcp": ["agent-sessions", "mcp", "--help"],
+    "web": ["agent-sessions", "web", "--help"],
+    "chatkit": ["python", "-c", "import agents_session_metadata.chatkit"],
+}
+MODULES = {"mcp": "mcp_server", "web": "web", "chatkit": "chatkit"}
+
+
+@pytest.mark.parametrize("extra", COMMANDS)
+def test_each_extra_works_alone(extra, tmp_path) -> None:
+    module = f"agents_session_metadata/{MODULES.get(extra, 'cli')}"
+    if not any(name.startswith((f"{module}/", f"{module}.py")) for name in wheel_files()):
+        pytest.skip(f"{module} is not in this version")
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    install(folder, f"{WHEEL}[{extra}]")
+    run(folder, *COMMANDS[extra], cwd=tmp_path)
+    run(folder, "python", "-W", "error", "-c", "import agents_session_metadata", cwd=tmp_path)
+
+
+def test_a_missing_extra_is_named_with_a_command_that_installs_it(environment, tmp_path) -> None:
+    with pytest.raises(AssertionError, match=r"agents-session-metadata\[cli\]") as failed:
         run(environment, "agent-sessions", "--help", cwd=tmp_path)
-    archive = WHEEL if "wheel" in request.node.name else SDIST
-    install(environment, f"{archive}[cli]")
-    assert "agent-sessions" in run(environment, "agent-sessions", "--help", cwd=tmp_path)
+    found = re.search(r"pip (install .*)", str(failed.value))
+    assert found is not None
+    pip = [environment / "bin" / "python", "-m", "pip", "--quiet", *shlex.split(found[1])]
+    subprocess.run(pip, check=True, env={**os.environ, "PIP_CONSTRAINT": str(CONSTRAINTS)})
     database = f"sqlite:///{tmp_path / 'chat.db'}"
-    run(
-        environment,
-        "agent-sessions",
-        "set",
-        "a",
-        "b=1",
-        "--create-tables",
-        "--url",
-        database,
-        cwd=tmp_path,
-    )
-    assert (
-        run(environment, "agent-sessions", "get", "a", "b", "--url", database, cwd=tmp_path)
-        == "1\n"
-    )
+    options = ["--create", "--create-tables", "--url", database]
+    run(environment, "agent-sessions", "set", "a", "b=1", *options, cwd=tmp_path)
+    told = run(environment, "agent-sessions", "get", "a", "b", "--url", database, cwd=tmp_path)
+    assert told == "1\n"
 
 
 def test_the_source_distribution_has_its_tests(tmp_path) -> None:

@@ -45,10 +45,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
             raise
-        code = (
-            f"agent-sessions needs {error.name}; "
-            "install it with: pip install 'agents-session-metadata[cli]'"
-        )
+        from agents_session_metadata.installing import install_advice
+
+        code = f"agent-sessions requires {error.name}; {install_advice('cli')}"
     # The work is done; the interpreter would die of a signal while it shuts down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)  # type: ignore[arg-type]  # what Typer passed to it

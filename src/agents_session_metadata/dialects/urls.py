@@ -8,6 +8,8 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from agents_session_metadata.installing import install_advice
+
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+asyncpg",
@@ -73,8 +75,7 @@ def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -
         if extra is None:
             raise
         raise ModuleNotFoundError(
-            f"the driver {error.name} is not installed; install it with: "
-            f"pip install 'agents-session-metadata[{extra}]'",
+            f"the driver {error.name} is not installed; {install_advice(extra)}",
             name=error.name,
         ) from None
 

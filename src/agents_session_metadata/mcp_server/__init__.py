@@ -9,10 +9,10 @@ from __future__ import annotations
 try:
     from mcp.server import ServerRequestContext as _OnlyInMcp2  # noqa: F401
 except ImportError:
+    from agents_session_metadata.installing import install_advice
+
     raise ImportError(
-        "the MCP server requires mcp 2.x; install it with: "
-        "pip install 'agents-session-metadata[mcp]'",
-        name="mcp",
+        f"the MCP server requires mcp 2.x; {install_advice('mcp')}", name="mcp"
     ) from None
 
 from .answers import ANSWER_CHARACTERS, ERROR_CHARACTERS, LISTED_VALUE_CHARACTERS

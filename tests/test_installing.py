@@ -1,0 +1,46 @@
+"""Messages about a missing extra name a command that works where the package came from."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+
+import pytest
+
+from agents_session_metadata.installing import install_advice
+
+INDEX = "'agents-session-metadata[cli]'"
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, INDEX),
+        ({"url": "file:///home/me/a%20b", "dir_info": {}}, "'/home/me/a b[cli]'"),
+        ({"url": "file:///src/p", "dir_info": {"editable": True}}, "-e '/src/p[cli]'"),
+        ({"url": "file:///tmp/p-1.whl", "archive_info": {}}, "'/tmp/p-1.whl[cli]'"),
+        (
+            {"url": "https://example.com/p.git", "vcs_info": {"vcs": "git"}},
+            "'agents-session-metadata[cli] @ git+https://example.com/p.git'",
+        ),
+    ],
+    ids=["index", "checkout", "editable", "archive", "repository"],
+)
+def test_the_command_for_an_extra(origin, command, tmp_path, monkeypatch):
+    folder = tmp_path / "agents_session_metadata-1.dist-info"
+    folder.mkdir()
+    if origin is not None:
+        (folder / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
+    found = metadata.PathDistribution(folder)
+    monkeypatch.setattr("agents_session_metadata.installing.distribution", lambda name: found)
+    assert install_advice("cli") == (
+        f"install agents-session-metadata[cli] with: pip install {command}"
+    )
+
+
+def test_a_package_that_was_not_installed(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("agents_session_metadata.installing.distribution", missing)
+    assert install_advice("cli").endswith(f"pip install {INDEX}")
