@@ -15,6 +15,8 @@ from agents.memory import OpenAIResponsesCompactionSession
 from typing_extensions import assert_type
 
 from agents_session_metadata import (
+    FINAL_PHASES,
+    PHASES,
     Budget,
     BudgetExceededError,
     InvalidCursorError,
@@ -26,6 +28,7 @@ from agents_session_metadata import (
     PhaseChange,
     ResumeDecision,
     ResumePolicy,
+    ResumeReason,
     ScopeError,
     SessionExistsError,
     SessionLifecycle,
@@ -49,6 +52,7 @@ async def lifecycle(
     """Each call gives the metadata. A wrapper will do if it forwards attributes."""
     work = SessionLifecycle(session, ResumePolicy(max_idle=timedelta(hours=1), phases={"review"}))
     SessionLifecycle(wrapped, phases=["a", "b"], final_phases=["c"], moves={"a": ["b"]})
+    SessionLifecycle(session, phases=[*PHASES, "review"], final_phases=FINAL_PHASES)
     assert_type(work.policy, ResumePolicy)
     assert_type(await work.start("@planner", "plan", {"ticket": 1}), dict[str, Any])
     assert_type(await work.enter("approval", metadata={"offer": "the sea"}), dict[str, Any])
@@ -78,8 +82,9 @@ async def decision(work: SessionLifecycle) -> None:
     made = await work.resume_decision()
     assert_type(made, ResumeDecision)
     assert_type(made.should_resume, bool)
+    reason: ResumeReason = made.reason
     assert_type(
-        made.reason,
+        reason,
         Literal[
             "not_found",
             "not_ready",

@@ -17,11 +17,18 @@ from typing_extensions import assert_type
 from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
+    CreateTrigger,
     IndexInfo,
     InvalidSearchError,
     ItemInfo,
     ItemPage,
+    JSONValue,
+    Metadata,
     MetadataLimits,
+    OnClear,
+    OnConflict,
+    OnCorrupt,
+    OrderBy,
     RunClaimedError,
     SearchHit,
     SearchPage,
@@ -34,11 +41,13 @@ from agents_session_metadata import (
     SQLAlchemyMetadataSession,
     StateVersionError,
     Statistics,
+    TableGroup,
     TextIndexMissingError,
     ToolStatistics,
     TriggersNotAllowedError,
     UsageRow,
     ValueCount,
+    Where,
     session_tables,
 )
 
@@ -140,6 +149,23 @@ async def ageing_and_moving(catalog: SessionCatalog) -> None:
     await catalog.import_sessions(kept, "merge")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+async def aliases(engine: AsyncEngine, on_corrupt: OnCorrupt) -> None:
+    """The types of arguments have names, for an application's own functions."""
+    where: Where = {"size": {"$gte": 1}}
+    order_by: OrderBy = "-pinned"
+    on_clear: OnClear = "keep"
+    on_conflict: OnConflict = "skip"
+    value: JSONValue = {"a": [1, None, "b"]}
+    catalog = SessionCatalog(engine, on_clear=on_clear)
+    await catalog.list_sessions(where, order_by=order_by, on_corrupt=on_corrupt)
+    await catalog.import_sessions([], on_conflict)
+    await catalog.create_session(metadata={"value": value})
+    stored: Metadata = await catalog.get_metadata("chat-1")
+    assert_type(stored, dict[str, Any])
+
+    on_clear = "drop"  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+
+
 def results(info: SessionInfo, count: ValueCount, totals: Statistics) -> None:
     """The fields of what comes back; it cannot be changed."""
     assert_type(info.session_id, str)
@@ -175,6 +201,9 @@ def tables() -> None:
     found = session_tables(MetaData(), sessions_table="sessions")
     assert_type(found, SessionTables)
     assert_type(found.tables, tuple[Table, Table, Table, Table])
+    assert_type(found.groups, tuple[TableGroup, ...])
+    assert_type(found.triggers, tuple[CreateTrigger, ...])
+    assert_type(found.triggers[0].name, str)
     assert_type(found.metadata, Table)
 
 

@@ -15,7 +15,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from typing_extensions import assert_type
 
 import agents_session_metadata
-from agents_session_metadata import MetadataLimits, SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    MAX_KEY_LENGTH,
+    MetadataLimits,
+    SessionCatalog,
+    SQLAlchemyMetadataSession,
+)
 
 
 class Chat(TypedDict):
@@ -38,7 +43,7 @@ def construction(engine: AsyncEngine) -> None:
         sessions_table="sessions",
         messages_table="messages",
         metadata_table="facts",
-        metadata_limits=MetadataLimits(max_keys=10),
+        metadata_limits=MetadataLimits(max_keys=10, max_key_length=MAX_KEY_LENGTH),
         on_clear="keep",
         session_settings=SessionSettings(limit=10),
         ensure_ascii=False,

@@ -1,12 +1,12 @@
-"""Metadata for the sessions of the OpenAI Agents SDK, in the database that keeps them.
+"""Metadata for the sessions of the OpenAI Agents SDK, stored in the same database.
 
-`SQLAlchemyMetadataSession` is one session, `SessionCatalog` every session in one database,
-`SessionLifecycle` and `SessionTracker` are what agents do with a session. Metadata keys that these
-agree on are constants in `agents_session_metadata.keys`. Every error that the package raises on its
-own account is a `SessionMetadataError`.
+`SQLAlchemyMetadataSession` is one session with metadata. `SessionCatalog` manages all sessions in a
+database. `SessionLifecycle` and `SessionTracker` record the progress and the runs of a session. The
+metadata keys that they use are constants in `agents_session_metadata.keys`. All errors of this
+package derive from `SessionMetadataError`.
 
-Importing the package loads nothing else: SQLAlchemy and the SDK take longer to import than most
-commands take to run. Each name is imported on first use.
+Each name is imported on first use, because importing SQLAlchemy and the SDK takes longer than most
+commands of the command line take to run.
 """
 
 from importlib import import_module
@@ -37,21 +37,38 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
     )
     from .keys import normalize_agent
+    from .maintenance.transfer import OnConflict
+    from .query.filters import Where
+    from .query.ordering import OrderBy
+    from .query.paging import OnCorrupt
     from .runs.budget import Budget
     from .runs.claims import ClaimedRun
-    from .runs.lifecycle import PhaseChange, ResumeDecision, ResumePolicy, SessionLifecycle
+    from .runs.lifecycle import (
+        FINAL_PHASES,
+        PHASES,
+        PhaseChange,
+        ResumeDecision,
+        ResumePolicy,
+        ResumeReason,
+        SessionLifecycle,
+    )
     from .runs.paused import PausedRuns
     from .runs.prices import ModelPrice
     from .runs.records import Decision, PausedPage, PausedRun, PendingCall
     from .runs.titles import SessionTitler
     from .runs.tracking import SessionTracker
     from .session import SQLAlchemyMetadataSession
+    from .storage.definitions import CreateTrigger, TableGroup
     from .storage.tables import SessionTables, session_tables
     from .types import (
+        MAX_KEY_LENGTH,
         IndexInfo,
         ItemInfo,
         ItemPage,
+        JSONValue,
+        Metadata,
         MetadataLimits,
+        OnClear,
         SearchHit,
         SearchPage,
         SessionInfo,
@@ -63,10 +80,14 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "FINAL_PHASES",
+    "MAX_KEY_LENGTH",
+    "PHASES",
     "Budget",
     "BudgetExceededError",
     "ClaimedRun",
     "CorruptMetadataError",
+    "CreateTrigger",
     "Decision",
     "IndexInfo",
     "InvalidCursorError",
@@ -76,9 +97,15 @@ __all__ = [
     "InvalidSearchError",
     "ItemInfo",
     "ItemPage",
+    "JSONValue",
+    "Metadata",
     "MetadataLimitError",
     "MetadataLimits",
     "ModelPrice",
+    "OnClear",
+    "OnConflict",
+    "OnCorrupt",
+    "OrderBy",
     "PausedPage",
     "PausedRun",
     "PausedRuns",
@@ -86,6 +113,7 @@ __all__ = [
     "PhaseChange",
     "ResumeDecision",
     "ResumePolicy",
+    "ResumeReason",
     "RunClaimedError",
     "SQLAlchemyMetadataSession",
     "ScopeError",
@@ -105,6 +133,7 @@ __all__ = [
     "SessionTracker",
     "StateVersionError",
     "Statistics",
+    "TableGroup",
     "TablesMissingError",
     "TextIndexMissingError",
     "ToolStatistics",
@@ -112,6 +141,7 @@ __all__ = [
     "UnsupportedDialectError",
     "UsageRow",
     "ValueCount",
+    "Where",
     "normalize_agent",
     "session_tables",
 ]
@@ -142,7 +172,19 @@ _MODULES = {
     ],
     "keys": ["normalize_agent"],
     "runs.budget": ["Budget"],
-    "runs.lifecycle": ["PhaseChange", "ResumeDecision", "ResumePolicy", "SessionLifecycle"],
+    "maintenance.transfer": ["OnConflict"],
+    "query.filters": ["Where"],
+    "query.ordering": ["OrderBy"],
+    "query.paging": ["OnCorrupt"],
+    "runs.lifecycle": [
+        "FINAL_PHASES",
+        "PHASES",
+        "PhaseChange",
+        "ResumeDecision",
+        "ResumePolicy",
+        "ResumeReason",
+        "SessionLifecycle",
+    ],
     "runs.prices": ["ModelPrice"],
     "runs.titles": ["SessionTitler"],
     "runs.tracking": ["SessionTracker"],
@@ -150,8 +192,13 @@ _MODULES = {
     "runs.paused": ["PausedRuns"],
     "runs.records": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
     "session": ["SQLAlchemyMetadataSession"],
+    "storage.definitions": ["CreateTrigger", "TableGroup"],
     "storage.tables": ["SessionTables", "session_tables"],
     "types": [
+        "JSONValue",
+        "MAX_KEY_LENGTH",
+        "Metadata",
+        "OnClear",
         "IndexInfo",
         "ItemInfo",
         "ItemPage",

@@ -109,9 +109,19 @@ def derived_name(table: str, suffix: str) -> str:
 
 
 class CreateTrigger(DDLElement):
-    """A trigger that deletes, for each row that `event` touches in a table, the rows of another.
+    """A statement that creates a trigger on SQLite; pass it to `execute`.
 
-    With `keeps_rows` it sets their columns to NULL instead.
+    For each row that an event touches in one table, the trigger deletes the rows of another table
+    that have the same values in some columns. With `keeps_rows`, it sets these columns to NULL
+    instead.
+
+    Args:
+        name: The name of the trigger.
+        event: `INSERT`, `UPDATE` or `DELETE`.
+        table: The table whose rows the event touches.
+        target: The table whose rows are deleted.
+        columns: The columns that both tables have.
+        keeps_rows: Whether to set the columns to NULL instead of deleting the rows.
     """
 
     def __init__(
@@ -210,15 +220,15 @@ def name_beside(table: Table, plain: str, compiler: Any) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TableGroup:
-    """The tables of one feature in one database, as SQLAlchemy objects.
+    """The tables of one feature, as SQLAlchemy objects.
 
     Attributes:
-        name: The name of the group.
-        tables: The tables, each after those that it refers to.
-        triggers: What a database without enforced foreign keys needs besides (SQLite): statements
-            that create triggers, for `execute`. Their `name` is what to drop.
-        cleanup: Statements that drop, on any database, what the feature has added by itself; they
-            are harmless if there is nothing, and run before the tables are dropped.
+        name: The name of the group, such as `"core"`.
+        tables: The tables, each after the tables that it refers to.
+        triggers: The triggers that SQLite needs in addition to the tables. Pass each to `execute`;
+            to drop it, use its `name`.
+        cleanup: Statements that drop other objects that the feature creates, on any database. Run
+            them before you drop the tables. They do nothing if there is nothing to drop.
     """
 
     name: str
@@ -227,7 +237,7 @@ class TableGroup:
     cleanup: tuple[DDLElement, ...] = field(default=(), repr=False)
 
     def __getitem__(self, suffix: str) -> Table:
-        """The table whose name ends so."""
+        """The table whose name ends with `suffix`."""
         return next(table for table in self.tables if table.name.endswith(suffix))
 
 
