@@ -486,7 +486,7 @@ async def test_an_approval_pause(cli, catalog):
     await cli("finish", "run", "completed", "--summary", "done")
     await cli("list", "--active", code=1)
     assert (await catalog.get_metadata("run"))["summary"] == "done"
-    assert "has ended" in (await cli("finish", "run", "failed", code=1)).stderr
+    assert "is finished" in (await cli("finish", "run", "failed", code=1)).stderr
     for blank in ("", "   ", "@", " @ "):
         result = await cli("start", "new", "--agent", blank, code=2)
         assert f"--agent must be the name of an agent, got {blank!r}" in result.stderr

@@ -1,8 +1,7 @@
-"""Every error this package raises on its own account.
+"""All errors of this package.
 
-Each class derives from `SessionMetadataError` and from the builtin that a caller would guess,
-carries what was wrong as attributes and writes its own sentence. Database errors are not wrapped:
-they pass through as SQLAlchemy raises them.
+Each class derives from `SessionMetadataError` and from a built-in exception, and has attributes
+that say what was wrong. Database errors are not wrapped: they are raised as SQLAlchemy raises them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from .values import MetadataSizeError, MetadataValueError
 
 
 class SessionMetadataError(Exception):
-    """The base of every error that this package raises. Errors can be copied and pickled."""
+    """The base class of all errors of this package. Errors can be copied and pickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # What a constructor takes is not what it passes on, which is what would be kept.
@@ -34,8 +33,8 @@ class InvalidMetadataError(SessionMetadataError, MetadataValueError):
     """A metadata key or value cannot be stored. Raised before anything is written.
 
     Attributes:
-        key: The metadata key concerned.
-        path: The place inside the value, such as `$.a[2]`; `$` is the value itself.
+        key: The metadata key.
+        path: The position inside the value, such as `$.a[2]`. `$` is the value itself.
     """
 
     def __init__(self, problem: str, *, key: object, path: str = "$") -> None:
@@ -50,8 +49,8 @@ class MetadataLimitError(SessionMetadataError, MetadataSizeError):
 
     Attributes:
         limit: The name of the limit, such as `max_value_bytes`.
-        key: The first metadata key that exceeds it.
-        size: The size that was found, in the unit of the limit.
+        key: The first metadata key that exceeds the limit.
+        size: The actual size, in the unit of the limit.
     """
 
     def __init__(self, limit: str, *, key: str, size: int, allowed: int) -> None:
@@ -69,7 +68,7 @@ class InvalidFilterError(SessionMetadataError, ValueError):
     """A filter is invalid.
 
     Attributes:
-        path: The place inside the filter, such as `$.priority.$gte`. Control characters in keys
+        path: The position inside the filter, such as `$.priority.$gte`. Control characters in keys
             are escaped.
     """
 
@@ -79,7 +78,7 @@ class InvalidFilterError(SessionMetadataError, ValueError):
 
 
 class CorruptMetadataError(SessionMetadataError, ValueError):
-    """A stored metadata value is NULL or not valid JSON. Only other software writes such values.
+    """A stored metadata value is NULL or not valid JSON. This package never writes such values.
 
     Attributes:
         session_id: The session that the value belongs to.
@@ -100,16 +99,16 @@ class InvalidCursorError(SessionMetadataError, ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the cursor is damaged or belongs to another question; pass the next_cursor of a page "
+            "the cursor is damaged or belongs to another query; pass the next_cursor of a page "
             "with the same filter, order_by and scope, or None for the first page"
         )
 
 
 class InvalidPhaseError(SessionMetadataError, ValueError):
-    """A phase is unknown, or the session cannot move to it from where it is.
+    """A phase is unknown, or cannot be reached from the current phase.
 
     Attributes:
-        phase: The phase that was asked for.
+        phase: The requested phase.
     """
 
     def __init__(self, problem: str, *, phase: object) -> None:
@@ -118,9 +117,9 @@ class InvalidPhaseError(SessionMetadataError, ValueError):
 
 
 class ScopeError(SessionMetadataError, ValueError):
-    """A key that a scope fixes was about to be changed or deleted. Nothing was written.
+    """A call would change or delete a key of the scope. Nothing was written.
 
-    A method that is about all sessions, called within a scope, raises it as well.
+    Methods that need all sessions, such as `create_index`, also raise it on a scoped catalog.
 
     Attributes:
         key: The scope key.
@@ -130,12 +129,12 @@ class ScopeError(SessionMetadataError, ValueError):
         self.key = key
         super().__init__(
             message
-            or f"metadata key {quoted(key)} is fixed by the scope; it cannot be changed here"
+            or f"metadata key {quoted(key)} is part of the scope and cannot be changed or deleted"
         )
 
 
 class SessionExistsError(SessionMetadataError, ValueError):
-    """A session with this id exists already.
+    """A session with this id already exists.
 
     Attributes:
         session_id: The id that is taken.
@@ -143,19 +142,19 @@ class SessionExistsError(SessionMetadataError, ValueError):
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"session {quoted(session_id)} exists already")
+        super().__init__(f"session {quoted(session_id)} already exists")
 
 
 class SessionNotFoundError(SessionMetadataError, LookupError):
-    """The session does not exist, or not within the scope.
+    """The session does not exist, or is outside the scope.
 
     Attributes:
-        session_id: The id that was looked for.
+        session_id: The requested id.
     """
 
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
-        super().__init__(f"session {quoted(session_id)} does not exist here")
+        super().__init__(f"session {quoted(session_id)} does not exist")
 
 
 class SessionChangedError(SessionMetadataError, RuntimeError):
@@ -243,16 +242,16 @@ class BudgetExceededError(SessionMetadataError, RuntimeError):
 
 
 class TablesMissingError(SessionMetadataError, RuntimeError):
-    """Tables (or, on SQLite, triggers) that metadata needs are not in the database.
+    """Tables are missing from the database; on SQLite, also triggers.
 
     Attributes:
-        tables: The names of everything that is missing.
+        tables: The names of the missing tables and triggers.
     """
 
     def __init__(self, tables: Sequence[str]) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
         super().__init__(
-            f"the database lacks {', '.join(self.tables)}; create what is missing with "
+            f"missing from the database: {', '.join(self.tables)}; create them with "
             "create_tables=True, with `agent-sessions ddl`, or by a migration from session_tables()"
         )
 
@@ -284,10 +283,10 @@ class InvalidSearchError(SessionMetadataError, ValueError):
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
-    """The engine speaks to a database that this package does not support.
+    """The engine is for a database that this package does not support.
 
     Attributes:
-        dialect: SQLAlchemy's name of the database.
+        dialect: The name of the database in SQLAlchemy.
     """
 
     def __init__(self, dialect: str) -> None:

@@ -1,6 +1,6 @@
-"""The well-known metadata keys: plain metadata that lifecycle, tracking and people agree on.
+"""Metadata keys that the lifecycle, the tracker, the command line and the MCP server use.
 
-They count towards `MetadataLimits.max_keys` as every key does.
+They are plain metadata and count towards `MetadataLimits.max_keys`.
 """
 
 from __future__ import annotations
@@ -8,68 +8,68 @@ from __future__ import annotations
 from typing import Final
 
 OWNER_ID: Final = "owner_id"
-"""Whose the conversation is."""
+"""The id of the user that the session belongs to."""
 TITLE: Final = "title"
-"""What a person calls it."""
+"""The title that users see."""
 TAGS: Final = "tags"
 """A list of strings."""
 AGENT: Final = "agent"
-"""The name of the agent that runs it, without a leading @."""
+"""The name of the agent, without a leading @."""
 PURPOSE: Final = "purpose"
-"""Why it was started."""
+"""Why the work was started."""
 STATUS: Final = "status"
-"""`active` until a final phase, then the name of that phase."""
+"""`active` until a final phase, then the name of the final phase."""
 PHASE: Final = "phase"
-"""Where the work stands."""
+"""The current phase of the work."""
 READY: Final = "ready"
-"""False while the session must not be resumed; a missing key is ready."""
+"""False if the session must not be resumed. A missing key means ready."""
 SUMMARY: Final = "summary"
-"""What came out of it."""
+"""The result of the work."""
 PINNED: Final = "pinned"
-"""True for what should stay on top."""
+"""True for sessions that are shown first."""
 ARCHIVED: Final = "archived"
-"""True for what is out of sight."""
+"""True for sessions that are hidden from lists."""
 
-# What lifecycle records besides.
+# Recorded by the lifecycle.
 OUTCOME: Final = "outcome"
-"""The final phase that the last piece of work ended in."""
+"""The final phase in which the last work ended."""
 PHASE_HISTORY: Final = "phase_history"
-"""The newest moves: objects with `phase` and `at`, a time in ISO 8601."""
+"""The newest phase changes: objects with `phase` and `at`, an ISO 8601 time."""
 ERROR_COUNT: Final = "error_count"
-"""Errors since the last start."""
+"""The number of errors since the last start."""
 LAST_ERROR: Final = "last_error"
-"""The newest error's message."""
+"""The message of the newest error."""
 STARTED_AT: Final = "started_at"
-"""When the work was started, in ISO 8601."""
+"""When the work was started, an ISO 8601 time."""
 FINISHED_AT: Final = "finished_at"
-"""When it was finished, in ISO 8601."""
+"""When the work was finished, an ISO 8601 time."""
 DURATION_MS: Final = "duration_ms"
-"""Whole milliseconds from start to finish."""
+"""The time from start to finish, in whole milliseconds."""
 TOUCHED_AT: Final = "lifecycle_at"
-"""When lifecycle was last called, in ISO 8601."""
+"""When the lifecycle was last called, an ISO 8601 time."""
 
 RESUMES: Final = "resumes"
 """How often `SessionLifecycle.resume()` decided to resume the session."""
 
-# What tracking adds up over runs.
+# Totals over runs, recorded by the tracker.
 RUNS: Final = "runs"
-"""Runs that were tracked."""
+"""The number of tracked runs."""
 REQUESTS: Final = "requests"
-"""Requests to models."""
+"""The number of requests to models."""
 INPUT_TOKENS: Final = "input_tokens"
-"""Tokens that went into models."""
+"""The number of input tokens."""
 OUTPUT_TOKENS: Final = "output_tokens"
-"""Tokens that came out of them."""
+"""The number of output tokens."""
 TOTAL_TOKENS: Final = "total_tokens"
-"""Both."""
+"""The number of input and output tokens."""
 RUN_MS: Final = "run_ms"
-"""Whole milliseconds spent in runs."""
+"""The total duration of runs, in whole milliseconds."""
 COST: Final = "cost"
-"""Cost in the currency of the prices, rounded to twelve decimals."""
+"""The cost in the currency of the prices, rounded to twelve decimals."""
 AGENTS: Final = "agents"
-"""Names of the agents that ran."""
+"""The names of the agents that ran."""
 TOOL_CALLS: Final = "tool_calls"
-"""A list of `[tool, calls, milliseconds]`, one entry a tool."""
+"""A list of `[tool, calls, milliseconds]`, one entry per tool."""
 INVOCATIONS: Final = "invocations"
 """The newest tool calls: `[id, tool, milliseconds]`."""
 
@@ -91,12 +91,13 @@ COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
 
 
 def normalize_agent(name: str) -> str:
-    """An agent's name without leading `@` characters and spaces, and without trailing spaces.
+    """Remove leading `@` characters and spaces, and trailing spaces, from an agent's name.
 
-    `ai-engineer`, `@ai-engineer` and ` @ @ai-engineer ` are one agent. Names are case-sensitive.
+    `ai-engineer`, `@ai-engineer` and ` @ @ai-engineer ` are the same agent. Names are
+    case-sensitive.
 
     Args:
-        name: The name as somebody wrote it.
+        name: The name as a user wrote it.
 
     Returns:
         The name as it is stored under `agent`.

@@ -31,36 +31,46 @@ if TYPE_CHECKING:
 
 
 class SQLAlchemyMetadataSession(StoredSession):
-    """An SDK session that also stores whose it is, what it is about and what else one must know.
+    """The SDK's `SQLAlchemySession` with metadata.
 
-    A drop-in for `SQLAlchemySession`: it takes the same arguments and keeps history the same way,
-    in the same tables. Metadata lives in tables of its own, exactly as long as the session's row.
+    It is a drop-in replacement: it takes the same arguments and stores messages in the same tables.
+    Metadata is stored in separate tables and is deleted with the session.
 
     Metadata methods raise `TablesMissingError` if tables are missing and `create_tables` is off,
-    and `ValueError` before anything is written if the session's id cannot carry metadata.
+    and `ValueError`, before anything is written, if the session id is not valid for metadata.
+
+    ```python
+    session = SQLAlchemyMetadataSession.from_url(
+        "chat-1", url="sqlite+aiosqlite:///chat.db", create_tables=True
+    )
+    await session.set_metadata({"title": "Lisbon"})
+    await Runner.run(agent, "Hello", session=session)
+    ```
 
     Args:
-        session_id: The conversation's id. To carry metadata it has 1 to 255 characters, valid UTF-8
-            without NUL; on MySQL and MariaDB that holds for history too.
+        session_id: The id of the session: 1 to 255 characters, valid UTF-8 without NUL. On SQLite
+            and PostgreSQL, a session without metadata can have any id that the SDK allows.
         engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
         create_tables: Whether to create missing tables on first use, once per engine and process.
         sessions_table: Name of the SDK's sessions table.
         messages_table: Name of the SDK's messages table.
-        metadata_table: Name of the metadata table; by default the sessions table's and `_metadata`.
-            A further table's name begins with it.
-        metadata_limits: How much metadata a session may carry.
-        on_clear: `"delete"`: `clear_session()` ends the session, metadata included. `"keep"`: it
-            empties the history only. Compaction directly around this session keeps metadata either
-            way; around a wrapper of it, as in `Compaction(Encrypted(session))`, only with `"keep"`.
+        metadata_table: Name of the metadata table; by default the name of the sessions table with
+            `_metadata`. The names of further tables begin with it.
+        metadata_limits: Limits for the metadata of a session.
+        on_clear: With `"delete"`, `clear_session()` deletes the session with its metadata. With
+            `"keep"`, it deletes only the messages. Compaction directly around this session keeps
+            metadata in both cases. Compaction around a wrapper, as in
+            `Compaction(Encrypted(session))`, keeps metadata only with `"keep"`.
         session_settings: As in the SDK.
         ensure_ascii: As in the SDK.
-        **kwargs: Passed on to `SQLAlchemySession`.
+        **kwargs: Further arguments for `SQLAlchemySession`.
 
     Raises:
         TypeError: If the id is not a string, `engine` is not an async engine, or `metadata_limits`
             is not `MetadataLimits`.
         UnsupportedDialectError: If the engine is for another database.
-        ValueError: If `on_clear` is neither of the two, or two tables have one name.
+        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have the same
+            name.
     """
 
     def __init__(
@@ -127,22 +137,23 @@ class SQLAlchemyMetadataSession(StoredSession):
         ensure_ascii: bool = True,
         **kwargs: Any,
     ) -> Self:
-        """Make a session with an engine of its own.
+        """Create a session object with its own engine.
 
-        Dispose it with `await session.engine.dispose()`. To share an engine, use `SessionCatalog`.
+        Dispose the engine with `await session.engine.dispose()`. To share an engine between
+        sessions, use `SessionCatalog`.
 
         Args:
-            session_id: The conversation's id.
+            session_id: The id of the session.
             url: A database URL, such as `sqlite+aiosqlite:///chat.db`. A URL that names no driver,
-                such as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets an async one.
+                such as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets the default driver.
             engine_kwargs: Arguments for `create_async_engine`.
-            create_tables: As in the constructor, as are all others.
+            create_tables: As in the constructor, like all other arguments.
             sessions_table: Name of the SDK's sessions table.
             messages_table: Name of the SDK's messages table.
             metadata_table: Name of the metadata table.
-            metadata_limits: How much metadata a session may carry.
+            metadata_limits: Limits for the metadata of a session.
             on_clear: What `clear_session()` does.
-            session_settings: Settings of the SDK.
+            session_settings: As in the SDK.
             ensure_ascii: As in the SDK.
             **kwargs: Further arguments for the constructor.
 
@@ -173,35 +184,39 @@ class SQLAlchemyMetadataSession(StoredSession):
     # ---- metadata ----
 
     async def set_metadata(self, values: Mapping[str, Any], *, must_exist: bool = False) -> None:
-        """Store some keys and leave the others alone, in one transaction.
+        """Store the given keys in one transaction. Other keys do not change.
 
-        Creates the session's row if there is none yet. An empty mapping writes nothing. Writing
-        metadata does not change `updated_at`.
+        Creates the session if it does not exist. An empty mapping writes nothing. Writing metadata
+        does not change `updated_at`.
+
+        ```python
+        await session.set_metadata({"title": "Lisbon", "tags": ["travel"]})
+        ```
 
         Args:
-            values: JSON values by key. `None` is a value; to remove a key, delete it.
+            values: JSON values by key. `None` is a value; to remove a key, use `delete_metadata`.
             must_exist: Whether to raise `SessionNotFoundError` instead of creating the session,
                 also if `values` is empty.
 
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If a scope key would change.
-            SessionNotFoundError: If the session must exist and does not, or is out of scope.
+            ScopeError: If the call would change a key of the scope.
+            SessionNotFoundError: If the session must exist and does not, or is outside the scope.
         """
         await self._store.set_metadata(
             self.session_id, values, must_exist=must_exist or self._must_exist
         )
 
     async def get_metadata(self, keys: Iterable[str] | None = None) -> Metadata:
-        """Read metadata; what comes out equals what went in, type for type.
+        """Read metadata. Values are equal to those stored, with the same types.
 
         Args:
-            keys: The keys to read; every stored one by default. `[]` means none.
+            keys: The keys to read; all stored keys by default. `[]` means none.
 
         Returns:
-            A dict with all stored keys, or with just those asked for and `None` for missing ones.
-            Empty for a session that does not exist.
+            Without `keys`, all stored keys; empty if the session does not exist. With `keys`, every
+            requested key, with `None` for missing keys.
 
         Raises:
             TypeError: If `keys` is a bare string.
@@ -209,17 +224,17 @@ class SQLAlchemyMetadataSession(StoredSession):
         return await self._store.get_metadata(self.session_id, keys)
 
     async def delete_metadata(self, keys: Iterable[str] | None = None) -> int:
-        """Remove metadata; messages stay.
+        """Delete metadata. Messages do not change.
 
         Args:
-            keys: The keys to remove; every one by default (but those of the scope). `[]` means
+            keys: The keys to delete; by default all keys except those of the scope. `[]` means
                 none.
 
         Returns:
-            The number of keys removed.
+            The number of deleted keys.
 
         Raises:
-            ScopeError: If a scope key is among `keys`.
+            ScopeError: If a key of the scope is among `keys`.
             TypeError: If `keys` is a bare string.
         """
         return await self._store.delete_metadata(self.session_id, keys)
@@ -227,19 +242,27 @@ class SQLAlchemyMetadataSession(StoredSession):
     async def edit_metadata(
         self, change: Callable[[Metadata], object], *, must_exist: bool = False
     ) -> Metadata:
-        """Read, change and write metadata while nobody else can.
+        """Read, change and write metadata in one transaction.
 
-        Editors of one session take turns, across tasks, processes and machines; on different nodes
-        of a Galera cluster, only those that change the same key. Only changed keys are written;
-        when nothing changed, nothing is, and no session is made. When the connection breaks during
-        the commit, the error does not tell whether it was written: read before calling again.
+        Concurrent edits of a session take turns, across tasks, processes and machines. On different
+        nodes of a Galera cluster, only edits that change the same key take turns. Only changed keys
+        are written. If nothing changed, nothing is written and no session is created. If the
+        connection breaks during the commit, its outcome is unknown: read before you call this
+        again.
+
+        ```python
+        def count(metadata):
+            metadata["turns"] = metadata.get("turns", 0) + 1
+
+        await session.edit_metadata(count)
+        ```
 
         Args:
-            change: A plain function that changes the dict it is given in place. What it returns is
-                ignored; an exception in it writes nothing and passes through. It may be called
-                again after a conflict, so it must do nothing else.
-            must_exist: Whether to raise `SessionNotFoundError` if the session does not exist. Then
-                `change` is not called.
+            change: A function, not a coroutine function, that changes the given dict in place. Its
+                result is ignored. If it raises, nothing is written and the exception is raised. It
+                can be called again after a conflict, so it should have no other effects.
+            must_exist: Whether to raise `SessionNotFoundError` if the session does not exist. In
+                that case, `change` is not called.
 
         Returns:
             The metadata afterwards.
@@ -247,10 +270,10 @@ class SQLAlchemyMetadataSession(StoredSession):
         Raises:
             InvalidMetadataError: If a changed key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
-            ScopeError: If a scope key was changed.
-            SessionNotFoundError: If the session must exist and does not, or is out of scope.
+            ScopeError: If a key of the scope was changed.
+            SessionNotFoundError: If the session must exist and does not, or is outside the scope.
             TypeError: If `change` returns an awaitable, or changes nothing and returns a new
-                mapping: it was meant to change the dict that it is given.
+                mapping instead of changing the given dict.
         """
         return await self._store.edit_metadata(
             self.session_id, change, must_exist=must_exist or self._must_exist
@@ -269,36 +292,41 @@ class SQLAlchemyMetadataSession(StoredSession):
     async def find_sessions_by_metadata(
         self, key: str | Where, value: JSONValue = MISSING, *, limit: int | None = None
     ) -> list[str]:
-        """Find sessions, this one or others, by a key and value or by a filter.
+        """Find the ids of sessions, this one and others, by a key and value or by a filter.
+
+        ```python
+        await session.find_sessions_by_metadata("owner_id", "u1")
+        await session.find_sessions_by_metadata({"tags": {"$contains": "travel"}}, limit=10)
+        ```
 
         Args:
-            key: A key, to go with `value`; or, in its place, a filter.
-            value: What is stored under the key, taken as it is; `(key, value)` is the same as the
-                filter `{key: {"$eq": value}}`.
-            limit: How many ids at most; all by default.
+            key: A metadata key, or a filter.
+            value: The value of the key. `(key, value)` is the filter `{key: {"$eq": value}}`.
+            limit: The maximum number of ids; no limit by default.
 
         Returns:
             Session ids, most recently active first.
 
         Raises:
-            InvalidFilterError: If the filter is not understood.
-            TypeError: If a key comes without a value, or a filter with one.
+            InvalidFilterError: If the filter is invalid.
+            TypeError: If there is a key without a value, or a filter with a value.
             ValueError: If `limit` is not a positive integer.
         """
         return await self._store.find_sessions(key, value, limit)
 
     @property
     def catalog(self) -> SessionCatalog:
-        """The catalog of the same engine, tables and scope."""
+        """A catalog with the engine, the tables and the scope of this session."""
         return SessionCatalog._sharing(self._store, **self._settings)
 
     # ---- history ----
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Read the history, as in the SDK; outside the scope it is empty.
+        """Read the messages and other items, as in the SDK. Outside the scope, there are none.
 
         Args:
-            limit: How many of the newest items; by default as `session_settings` say, else all.
+            limit: The maximum number of newest items; by default the limit of `session_settings`,
+                or no limit.
 
         Returns:
             The items, oldest first.
@@ -314,15 +342,15 @@ class SQLAlchemyMetadataSession(StoredSession):
         return items
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Append to the history, as in the SDK; the session becomes the most recently active one.
+        """Append items, as in the SDK. The session becomes the most recently active one.
 
         Args:
             items: The items, oldest first. An empty list does nothing.
 
         Raises:
-            SessionNotFoundError: If the session is scoped and exists outside the scope, or must
-                exist and does not.
-            ValueError: On MySQL and MariaDB, if the id is not one of 1 to 255 characters.
+            SessionNotFoundError: If the session exists outside the scope, or must exist and does
+                not.
+            ValueError: On MySQL and MariaDB, if the id does not have 1 to 255 characters.
         """
         if items and self._store.database.dialect.bounded_ids:
             check_id(self.session_id)
@@ -332,13 +360,13 @@ class SQLAlchemyMetadataSession(StoredSession):
             await self._store.database.catch_up(known=True)
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove and return the newest item, as in the SDK; outside the scope there is none."""
+        """Remove and return the newest item, as in the SDK. Outside the scope, return None."""
         return await super().pop_item() if self._has_valid_id() else None
 
     async def clear_session(self) -> None:
-        """End the session, metadata included; with `on_clear="keep"`, empty its history.
+        """Delete the session with its metadata; with `on_clear="keep"`, delete only the messages.
 
-        A session from `catalog.session(id, must_exist=True)` only has its history emptied.
+        On a session from `catalog.session(id, must_exist=True)`, it deletes only the messages.
         """
         if self._has_valid_id():
             await super().clear_session()

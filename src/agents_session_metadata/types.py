@@ -1,4 +1,4 @@
-"""Plain data that the package takes and gives."""
+"""Data classes and types that the public methods take and return."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ from .values import MAX_KEY_LENGTH as MAX_KEY_LENGTH  # noqa: PLC0414  # re-expo
 from .values import JSONValue as JSONValue  # noqa: PLC0414  # re-exported
 
 Metadata: TypeAlias = "dict[str, Any]"
-"""The metadata of one session as it is read. Its values are `JSONValue`s, which the reader knows
-more about than a type checker."""
+"""The metadata of one session. The values are `JSONValue`s; they are typed as `Any` so that you can
+use them without casts."""
 
 OnClear: TypeAlias = Literal["delete", "keep"]
-"""What `clear_session()` does: end the session, or empty its history only."""
+"""What `clear_session()` does: `"delete"` deletes the session with its metadata, `"keep"` deletes
+only the messages."""
 
 
 @dataclass(frozen=True)
 class MetadataLimits(values.MetadataLimits):
-    """How much metadata one session may have.
+    """Limits for the metadata of one session.
+
+    Limits belong to the catalog or session object. The database does not store them.
 
     Attributes:
-        max_keys: Keys per session.
-        max_key_length: Characters per key; at most 255, the width of the column.
-        max_value_bytes: Bytes per value, counted as compact JSON text in UTF-8 with non-ASCII
-            characters unescaped.
+        max_keys: The maximum number of keys per session.
+        max_key_length: The maximum number of characters per key; at most 255.
+        max_value_bytes: The maximum size of a value: the bytes of its compact JSON text in UTF-8,
+            with non-ASCII characters unescaped.
 
     Raises:
         ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
@@ -40,16 +43,16 @@ class MetadataLimits(values.MetadataLimits):
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """One session, as a catalog lists it.
+    """One session, as a catalog returns it.
 
     Attributes:
-        session_id: The session's id.
-        created_at: When its row was made; aware, UTC.
-        updated_at: When its history last changed; aware, UTC. Metadata does not move it.
-        metadata: The stored keys that were asked for, with their values.
-        item_count: Number of items in the history, or None if it was not asked for.
+        session_id: The id of the session.
+        created_at: When the session was created; aware, UTC.
+        updated_at: When the messages last changed; aware, UTC. Writing metadata does not change it.
+        metadata: The requested keys that are stored, with their values.
+        item_count: The number of items in the history, or None if it was not requested.
         preview: The beginning of the first user message, or None if there is none, if it is
-            encrypted, or if it was not asked for.
+            encrypted, or if it was not requested.
     """
 
     session_id: str
@@ -65,8 +68,8 @@ class SessionPage:
     """A page of sessions.
 
     Attributes:
-        sessions: The sessions, in the order asked for.
-        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+        sessions: The sessions, in the requested order.
+        next_cursor: The `cursor` of the next page, or None on the last page.
     """
 
     sessions: list[SessionInfo]
@@ -93,8 +96,8 @@ class ItemPage:
     """A page of a history.
 
     Attributes:
-        items: The items, in the order asked for.
-        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+        items: The items, in the requested order.
+        next_cursor: The `cursor` of the next page, or None on the last page.
     """
 
     items: list[ItemInfo]
@@ -103,11 +106,12 @@ class ItemPage:
 
 @dataclass(frozen=True)
 class ValueCount:
-    """How many sessions carry a value.
+    """How many sessions have a value.
 
     Attributes:
-        value: The scalar. Numbers that are equal are one value; whole ones are given as int.
-        count: Number of sessions.
+        value: A string, number, boolean or None. Equal numbers are one value; whole numbers are
+            returned as int.
+        count: The number of sessions.
     """
 
     value: str | int | float | bool | None
@@ -116,11 +120,11 @@ class ValueCount:
 
 @dataclass(frozen=True)
 class ToolStatistics:
-    """What was recorded of one tool.
+    """Totals of one tool.
 
     Attributes:
-        calls: How often it was called.
-        duration: The time that the calls took together.
+        calls: The number of calls.
+        duration: The total duration of the calls.
     """
 
     calls: int
@@ -129,21 +133,21 @@ class ToolStatistics:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Totals over sessions, of what lifecycle and tracking recorded.
+    """Totals over sessions of the data that lifecycle and tracker recorded.
 
     Attributes:
-        sessions: Number of sessions.
-        by_status: Number of sessions by `status`; those without one are not in it.
-        runs: Runs that were tracked.
-        requests: Requests to models.
-        input_tokens: Tokens that went into models.
-        output_tokens: Tokens that came out of them.
-        total_tokens: Both.
-        cost: What they cost, in the currency of the prices; of each session twelve decimals.
-        run_duration: Time spent in runs.
-        duration: Time from start to finish of finished sessions.
-        errors: Errors recorded.
-        tools: What was recorded of each tool.
+        sessions: The number of sessions.
+        by_status: The number of sessions per `status`, without sessions that have none.
+        runs: The number of tracked runs.
+        requests: The number of requests to models.
+        input_tokens: The number of input tokens.
+        output_tokens: The number of output tokens.
+        total_tokens: The number of input and output tokens.
+        cost: The cost, in the currency of the prices. The cost of each session has twelve decimals.
+        run_duration: The total duration of runs.
+        duration: The total time from start to finish of finished sessions.
+        errors: The number of recorded errors.
+        tools: The totals per tool.
         resumed: Number of sessions that were resumed.
         resumed_completed: Number of those that have the status `completed`.
         with_errors: Number of sessions that recorded an error since their last start.
@@ -173,7 +177,7 @@ class Statistics:
 
     @property
     def tool_calls(self) -> int:
-        """How often tools were called, all together."""
+        """The number of tool calls."""
         return sum(tool.calls for tool in self.tools.values())
 
 
@@ -183,9 +187,9 @@ class IndexInfo:
 
     Attributes:
         key: The metadata key, or `$updated_at`.
-        complete: Whether it has all sessions. One that is not is never used; `create_index`
-            continues it.
-        entries: The number of its entries, if it was asked for.
+        complete: Whether the index covers all sessions. An incomplete index is not used; call
+            `create_index` to continue it.
+        entries: The number of entries, or None if it was not requested.
     """
 
     key: str

@@ -32,26 +32,34 @@ if TYPE_CHECKING:
 
 
 class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, Searching, UsageLedger):
-    """Every session in one database: create, list, filter, page, count, delete, scope.
+    """All sessions in a database: create, list, filter, count, copy and delete them.
 
-    It also sees sessions that the plain SDK wrote; their metadata is empty. As an async context
-    manager it disposes, at the end, the engine that `from_url` made, and does nothing else.
+    Sessions of the plain SDK are included; their metadata is empty. As an async context manager,
+    the catalog disposes the engine that `from_url` created.
+
+    ```python
+    async with SessionCatalog.from_url("sqlite:///chat.db", create_tables=True) as catalog:
+        mine = catalog.scoped({"owner_id": "u1"})
+        page = await mine.list_sessions({"tags": {"$contains": "travel"}}, limit=20)
+    ```
 
     Args:
         engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
         create_tables: Whether to create missing tables on first use.
         sessions_table: Name of the SDK's sessions table.
         messages_table: Name of the SDK's messages table.
-        metadata_table: Name of the metadata table; by default the sessions table's and `_metadata`.
-        metadata_limits: How much metadata a session may carry.
-        on_clear: What `clear_session()` of the sessions it hands out does.
-        session_settings: The SDK's settings for the sessions it hands out.
-        ensure_ascii: As in the SDK, for the sessions it hands out.
+        metadata_table: Name of the metadata table; by default the name of the sessions table with
+            `_metadata`.
+        metadata_limits: Limits for the metadata of a session.
+        on_clear: What `clear_session()` of returned sessions does.
+        session_settings: The SDK's settings for returned sessions.
+        ensure_ascii: As in the SDK, for returned sessions.
 
     Raises:
         TypeError: If `engine` is not an async engine, or `metadata_limits` not `MetadataLimits`.
         UnsupportedDialectError: If the engine is for another database.
-        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have one name.
+        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have the same
+            name.
     """
 
     def __init__(
@@ -96,20 +104,20 @@ class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, Sear
         ensure_ascii: bool = True,
         **kwargs: Any,
     ) -> Self:
-        """Make a catalog with an engine of its own, which `async with` disposes.
+        """Create a catalog with its own engine, which `async with` disposes.
 
         Args:
             url: A database URL, such as `postgresql+asyncpg://…`. A URL that names no driver, such
-                as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets an async one.
+                as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets the default driver.
             engine_kwargs: Arguments for `create_async_engine`.
-            create_tables: As in the constructor, as are all others.
+            create_tables: As in the constructor, like all other arguments.
             sessions_table: Name of the SDK's sessions table.
             messages_table: Name of the SDK's messages table.
             metadata_table: Name of the metadata table.
-            metadata_limits: How much metadata a session may carry.
-            on_clear: What `clear_session()` of the sessions it hands out does.
-            session_settings: The SDK's settings for the sessions it hands out.
-            ensure_ascii: As in the SDK, for the sessions it hands out.
+            metadata_limits: Limits for the metadata of a session.
+            on_clear: What `clear_session()` of returned sessions does.
+            session_settings: The SDK's settings for returned sessions.
+            ensure_ascii: As in the SDK, for returned sessions.
             **kwargs: Further arguments for the constructor of a subclass.
 
         Returns:
@@ -164,24 +172,28 @@ class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, Sear
         return self._store.database.engine
 
     def scoped(self, values: Mapping[str, JSONValue]) -> Self:
-        """A catalog that sees only the sessions with these values.
+        """A catalog that is restricted to the sessions with these values.
 
-        Every read, write, count and delete carries the scope, and so does every session object that
-        it hands out. What it creates gets the values. A session outside does not exist: reading it
-        gives `None`, `{}` or nothing, deleting it does nothing, other writing raises
-        `SessionNotFoundError`. Scoping a scoped catalog narrows it.
+        Every session object and cursor that the scoped catalog returns is restricted to the scope.
+        New sessions get the values. A session outside the scope behaves as if it did not exist:
+        reads return `None`, `{}` or nothing, deletes do nothing, and other writes raise
+        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed.
+
+        ```python
+        mine = catalog.scoped({"owner_id": "u1"})
+        ```
 
         Args:
-            values: Plain values by key; compared as `$eq` does.
+            values: Values by key, compared as by `$eq`.
 
         Returns:
             The scoped catalog, on the same engine.
 
         Raises:
-            InvalidFilterError: If a key cannot exist or a value is not plain JSON.
-            ScopeError: If this catalog's own scope fixes a key to another value.
+            InvalidFilterError: If a key cannot be stored or a value is not JSON.
+            ScopeError: If the scope of this catalog has another value for a key.
             TypeError: If `values` is not a mapping.
-            ValueError: If there is no value, or one is `None`.
+            ValueError: If `values` is empty, or a value is `None`.
         """
         scope = self._store.scope.narrowed(Scope.of(values))
         return self._sharing(self._store.within(scope), **self._session_arguments)

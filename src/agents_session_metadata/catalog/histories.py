@@ -38,7 +38,7 @@ class Histories(CatalogPart):
             The page; an empty one if there is no such session.
 
         Raises:
-            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidCursorError: If the cursor is damaged or belongs to another query.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
             ValueError: If `limit` is out of range, or `order_by` is neither of the two.

@@ -37,12 +37,12 @@ class Indexes(CatalogPart):
         The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
         for pages without a filter. An index never changes an answer.
 
-        The database maintains the index by triggers, whoever writes. On PostgreSQL the index is
+        Triggers maintain the index for every writer. On PostgreSQL the index is
         created in one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it
-        is filled in steps; until it is complete it is not used, and calling this again continues
-        it. On MariaDB and MySQL the user needs the privilege TRIGGER, every process that writes
-        must run version 0.2 or later, and creating the triggers may make others wait for up to
-        five seconds per attempt.
+        is filled in steps. It is not used until it is complete; call this again to continue it. On
+        MariaDB and MySQL the user needs the privilege TRIGGER, every process that writes must run
+        version 0.2 or later, and creating the triggers may make others wait for up to five seconds
+        per attempt.
 
         `"$text"` is another index: of the words in messages and titles, for `search`. On every
         database it is filled in steps that can be interrupted and continued. Other processes notice
@@ -57,7 +57,7 @@ class Indexes(CatalogPart):
             True; False if the index exists already.
 
         Raises:
-            InvalidMetadataError: If the key cannot exist.
+            InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TriggersNotAllowedError: If the database user may not create triggers.
@@ -68,18 +68,18 @@ class Indexes(CatalogPart):
         return await create_index(self._store.database, check_index_key(key), progress)
 
     async def drop_index(self, key: str) -> bool:
-        """Drop an index; pages are then answered without it.
+        """Drop an index. Queries then run without it.
 
-        The triggers stay, and do nothing for keys that have no index.
+        The triggers stay, and do nothing for keys without an index.
 
         Args:
             key: A metadata key, `"$updated_at"` or `"$text"`.
 
         Returns:
-            Whether there was such an index.
+            Whether the index existed.
 
         Raises:
-            InvalidMetadataError: If the key cannot exist.
+            InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
@@ -89,13 +89,13 @@ class Indexes(CatalogPart):
         return await drop_index(self._store.database, check_index_key(key))
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
-        """The indexes, by key.
+        """List the indexes, ordered by key.
 
         Args:
             count: Whether to count their entries.
 
         Returns:
-            The indexes; none if nobody has created one.
+            The indexes; an empty list if there are none.
 
         Raises:
             ScopeError: If the catalog has a scope.

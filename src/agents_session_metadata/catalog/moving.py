@@ -52,32 +52,37 @@ class Moving(CatalogPart):
         batch_size: int = 500,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Delete matching sessions, in short transactions.
+        """Delete matching sessions with their messages and metadata, in short transactions.
 
-        Filter and activity are checked again under the lock of each batch, so a session that wakes
-        up is spared. After a crash, run it again. Metadata is no activity, and reading is none.
+        Each transaction checks filter and activity again under its locks, and skips sessions that
+        become active in the meantime. After a crash, run it again. Reading a session and writing
+        its metadata are not activity.
+
+        ```python
+        where = {"pinned": {"$ne": True}}
+        await catalog.delete_sessions(where, inactive_for=timedelta(days=30))
+        ```
 
         Args:
-            where: A filter; may be left out only if `inactive_for` is given or the catalog is
-                scoped.
-            inactive_for: Delete only what has been inactive for at least so long. With
-                `timedelta(0)` age does not matter, and a session whose time lies in the future is
+            where: A filter. It is optional if `inactive_for` is given or the catalog is scoped.
+            inactive_for: Delete only sessions that have been inactive for at least this time. With
+                `timedelta(0)`, age does not matter, and sessions whose time lies in the future are
                 deleted too.
-            paused_for: Spare a session whose run was paused within this time, also if it matches.
+            paused_for: Skip sessions whose run was paused within this time, even if they match.
                 With `timedelta(0)`, paused runs are deleted with their sessions like all others.
-            dry_run: Count, delete nothing.
-            batch_size: Sessions a transaction, 1 to 1,000.
-            progress: Called after each batch with the number deleted so far.
+            dry_run: Count the sessions and delete nothing.
+            batch_size: The number of sessions per transaction, 1 to 1,000.
+            progress: Called after each transaction with the number of deleted sessions so far.
 
         Returns:
-            The number of sessions deleted, or that would be.
+            The number of deleted sessions, or of sessions that would be deleted.
 
         Raises:
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            TypeError: If `inactive_for` or `paused_for` is no timedelta.
+            TypeError: If `inactive_for` or `paused_for` is not a timedelta.
             ValueError: If there is neither a filter nor an age, an age is negative, or
-                `batch_size` is out of bounds.
+                `batch_size` is out of range.
         """
         condition = self._store.condition(where)
         if not where and inactive_for is None and not self._store.scope:
@@ -129,8 +134,8 @@ class Moving(CatalogPart):
             SessionPausedError: If the session has a paused run.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If an id is not a string, or `before` not an integer.
-            ValueError: If the new id cannot carry metadata, if `metadata` contradicts `forked_from`
-                or `forked_before`, or if the copy cannot end before that item, as in
+            ValueError: If the new id is not valid for metadata, if `metadata` contradicts
+                `forked_from` or `forked_before`, or if the copy cannot end before that item, as in
                 `SQLAlchemyMetadataSession.rewind`.
         """
         name = str(uuid.uuid4()) if new_id is None else new_id
@@ -145,13 +150,13 @@ class Moving(CatalogPart):
     async def export_sessions(
         self, where: Where | None = None, *, on_corrupt: OnCorrupt | None = None
     ) -> AsyncIterator[dict[str, Any]]:
-        """Give matching sessions as JSON-ready records, one at a time.
+        """Iterate over matching sessions as JSON records.
 
-        A record has the session's id, times, metadata and items, all as of one moment, and the
-        version of its format. An encrypted history stays encrypted.
+        A record contains the id, times, metadata and items of a session at one moment, and the
+        version of the format. An encrypted history stays encrypted.
 
         Args:
-            where: A filter; every session by default.
+            where: A filter; all sessions by default.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
                 valid JSON, instead of raising it; the session is left out.
 
@@ -188,30 +193,31 @@ class Moving(CatalogPart):
         on_invalid: Callable[[Exception], object] | None = None,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Write records that `export_sessions` gave, here or on any other database.
+        """Write records of `export_sessions`, from this or any other database.
 
-        Each record is one transaction. A broken record, or a conflict, stops the import; its error
-        names the record's position, and those before it are in.
+        Records are written in batches. An invalid record, or a conflict, stops the import: the
+        error contains its position, and the records before it are written.
 
         Args:
             records: The records.
-            on_conflict: What to do about a session that exists: stop with an error, skip the
-                record, or replace the session.
-            on_invalid: Called with the error of each record that cannot be written; the record is
-                skipped and the import goes on. Without it, the error is raised.
-            progress: Called after each transaction with the number of records done so far.
+            on_conflict: What to do if a session exists: stop with an error, skip the record, or
+                replace the session.
+            on_invalid: Called with the error of each record that cannot be written. The record is
+                skipped and the import continues. Without it, the error is raised.
+            progress: Called after each transaction with the number of processed records so far.
 
         Returns:
             The number of sessions written.
 
         Raises:
-            InvalidMetadataError: If a record, or metadata in it, is not understood.
+            InvalidMetadataError: If a record, or metadata in it, is invalid.
             MetadataLimitError: If metadata exceeds a limit.
             ScopeError: If metadata contradicts the scope.
             SessionExistsError: If a session exists and `on_conflict` is `"error"`.
-            SessionNotFoundError: If a session to be replaced exists outside the scope.
+            SessionNotFoundError: If a session to replace exists outside the scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
-            ValueError: If an id cannot carry metadata, or `on_conflict` is none of the three.
+            ValueError: If an id is not valid for metadata, or `on_conflict` is not one of the three
+                values.
         """
         if on_conflict not in get_args(OnConflict):
             raise ValueError(

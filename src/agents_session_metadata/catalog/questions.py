@@ -53,15 +53,21 @@ class Questions(CatalogPart):
         preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionPage:
-        """A page of sessions with their metadata.
+        """Return a page of sessions with their metadata.
 
-        Walking through pages by `created_at` or `session_id` returns every session that exists
-        throughout the walk exactly once, whatever is inserted and deleted meanwhile. By
-        `updated_at` or a metadata key it is best effort: a session whose position changes during
-        the walk may be missed or returned twice.
+        Pages by `created_at` or `session_id` return every session that exists the whole time
+        exactly once, even if other sessions are created and deleted. Pages by `updated_at` or a
+        metadata key can miss or repeat a session whose position changes in the meantime.
+
+        ```python
+        page = await catalog.list_sessions({"owner_id": "u1"}, limit=20, keys=["title"])
+        page = await catalog.list_sessions(
+            {"owner_id": "u1"}, limit=20, keys=["title"], cursor=page.next_cursor
+        )
+        ```
 
         Args:
-            where: A filter; every session by default.
+            where: A filter; all sessions by default.
             order_by: `updated_at`, `created_at`, `session_id` or a metadata key, with `-` for
                 descending. By a column, ties are broken by id, in the same direction. By a
                 metadata key the order is `None`, `False`, `True`, numbers, strings (by code
@@ -72,7 +78,7 @@ class Questions(CatalogPart):
                 the last session's value of the key, in an encoded but readable form.
             limit: Sessions per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same filter, order and scope.
-            keys: The metadata keys to return; every stored one by default. `[]` means none.
+            keys: The metadata keys to return; all stored keys by default. `[]` means none.
             count_items: Whether to count the items of each history.
             preview: As in `get_session`; it takes one more statement for the whole page.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
@@ -83,7 +89,7 @@ class Questions(CatalogPart):
 
         Raises:
             CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
-            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidCursorError: If the cursor is damaged or belongs to another query.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string, or `order_by` is not a string.
@@ -120,14 +126,14 @@ class Questions(CatalogPart):
         count_items: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> AsyncIterator[SessionInfo]:
-        """Walk through all matching sessions, in constant memory.
+        """Iterate over all matching sessions, in constant memory.
 
-        The walk goes by the primary key and holds no connection between items. It yields every
-        session that exists and matches throughout exactly once.
+        Sessions are ordered by id. No connection is held between items. Every session that exists
+        and matches the whole time is returned exactly once.
 
         Args:
-            where: A filter; every session by default.
-            keys: The metadata keys to return; every stored one by default.
+            where: A filter; all sessions by default.
+            keys: The metadata keys to return; all stored keys by default.
             count_items: Whether to count the items of each history.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
                 valid JSON, instead of raising it; the session is yielded without these keys.
@@ -160,13 +166,13 @@ class Questions(CatalogPart):
             after = found[-1].position
 
     async def count_sessions(self, where: Where | None = None) -> int:
-        """The number of matching sessions.
+        """Count matching sessions.
 
         Args:
-            where: A filter; every session by default.
+            where: A filter; all sessions by default.
 
         Returns:
-            How many there are.
+            The number of sessions.
 
         Raises:
             InvalidFilterError: If the filter is invalid.
@@ -179,18 +185,19 @@ class Questions(CatalogPart):
     async def count_values(
         self, key: str, where: Where | None = None, *, limit: int = 100
     ) -> list[ValueCount]:
-        """How many sessions carry each scalar under a key; the elements of lists count one by one.
+        """Count the sessions for each value of a key. Each element of a list counts as a value.
 
         Args:
             key: A metadata key.
-            where: A filter; every session by default.
-            limit: How many values at most.
+            where: A filter; all sessions by default.
+            limit: The maximum number of values.
 
         Returns:
-            The values, those of most sessions first, then by value. 1 and 1.0 are one value.
+            The values with the most sessions first, then by value. 1 and 1.0 are the same value.
+            Objects, and lists as a whole, are not counted.
 
         Raises:
-            InvalidFilterError: If the key cannot exist, or the filter is not understood.
+            InvalidFilterError: If the key cannot be stored, or the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If `limit` is not a positive integer.
         """
@@ -208,10 +215,10 @@ class Questions(CatalogPart):
         return await database.read(read)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
-        """Totals of what lifecycle and tracking recorded, added up exactly in the database.
+        """Add up the data that lifecycle and tracker recorded, exactly and in the database.
 
         Args:
-            where: A filter; every session by default.
+            where: A filter; all sessions by default.
 
         Returns:
             The totals.

@@ -41,11 +41,11 @@ class SingleSessions(CatalogPart):
     async def create_session(
         self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
     ) -> SQLAlchemyMetadataSession:
-        """Create a session, its row and metadata in one transaction.
+        """Create a session with metadata in one transaction.
 
         Args:
-            session_id: Its id; a random one by default.
-            metadata: Its metadata; the scope's values are added.
+            session_id: The id of the session; random by default.
+            metadata: The metadata of the session. The values of the scope are added.
 
         Returns:
             The session.
@@ -54,10 +54,10 @@ class SingleSessions(CatalogPart):
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the metadata contradicts the scope.
-            SessionExistsError: If the id is taken, within the scope or outside.
+            SessionExistsError: If the id is taken, inside or outside the scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
-            ValueError: If the id cannot carry metadata.
+            ValueError: If the id is not valid for metadata.
         """
         name = str(uuid.uuid4()) if session_id is None else session_id
         if not await self._create(name, metadata or {}):
@@ -67,26 +67,30 @@ class SingleSessions(CatalogPart):
     async def get_or_create_session(
         self, values: Mapping[str, JSONValue], *, metadata: Mapping[str, JSONValue] | None = None
     ) -> tuple[SQLAlchemyMetadataSession, bool]:
-        """The most recently active session with these values, or a new one with them.
+        """Return the most recently active session with these values, or create one.
 
-        Its id is derived from the values, and the primary key decides between concurrent callers:
-        however many ask at once, in however many processes, one session is created.
+        If several processes call this at the same time with the same values, one session is
+        created. The id of a new session is derived from the values.
+
+        ```python
+        session, created = await catalog.get_or_create_session({"repo": "o/r", "pr": 42})
+        ```
 
         Args:
-            values: Plain values by key, a business key such as `{"repo": "o/r", "pr": 42}`.
-            metadata: More metadata for a new session; a found one stays as it is.
+            values: The values by key that identify the session.
+            metadata: More metadata for a new session. An existing session does not change.
 
         Returns:
             The session, and whether it was created.
 
         Raises:
-            InvalidFilterError: If a key cannot exist or a value is not plain JSON.
+            InvalidFilterError: If a key cannot be stored or a value is not JSON.
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the values contradict the scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `values` is not a mapping.
-            ValueError: If there is no value, or `metadata` contradicts `values`.
+            ValueError: If `values` is empty, or `metadata` contradicts `values`.
         """
         wanted = parse_values(values, "values")
         scope, limits = self._store.scope, self._store.limits
@@ -120,12 +124,12 @@ class SingleSessions(CatalogPart):
         preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> SessionInfo | None:
-        """One session with its metadata.
+        """Return one session with its metadata.
 
         Args:
-            session_id: Its id.
-            keys: The metadata keys to return; every stored one by default.
-            count_items: Whether to count the items of its history.
+            session_id: The id of the session.
+            keys: The metadata keys to return; all stored keys by default.
+            count_items: Whether to count the items of the history.
             preview: Whether to read the beginning of the first user message: at most 200
                 characters with whitespace collapsed. It is looked for among the first 10 items, in
                 the first 4,000 characters of the stored text.
@@ -133,7 +137,7 @@ class SingleSessions(CatalogPart):
                 valid JSON, instead of raising it; the session is returned without these keys.
 
         Returns:
-            The session, or None if there is none.
+            The session, or None if it does not exist.
 
         Raises:
             CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
@@ -158,18 +162,18 @@ class SingleSessions(CatalogPart):
     async def last_session(
         self, where: Where | None = None, *, count_items: bool = False
     ) -> SessionInfo | None:
-        """The session that was active last.
+        """Return the most recently active session.
 
-        The SDK's clock ticks in whole seconds on SQLite, MariaDB and MySQL. Among sessions of the
-        same tick it is the one with the newest message.
+        Among sessions that were active within the same second, which is the resolution of the SDK's
+        times on SQLite, MariaDB and MySQL, the session with the newest message is returned.
 
         Args:
-            where: A filter. A plain string under `agent` is normalised: `@ai-engineer` finds
+            where: A filter. A string under `agent` is normalized: `@ai-engineer` finds
                 `ai-engineer`.
-            count_items: Whether to count the items of its history.
+            count_items: Whether to count the items of the history.
 
         Returns:
-            The session, or None if none matches.
+            The session, or None if no session matches.
 
         Raises:
             CorruptMetadataError: If a stored value is not valid JSON.
@@ -183,13 +187,13 @@ class SingleSessions(CatalogPart):
         return None if found is None else found.checked()
 
     async def delete_session(self, session_id: str) -> bool:
-        """Delete a session: history, row and metadata.
+        """Delete a session with its messages and metadata.
 
         Args:
-            session_id: Its id.
+            session_id: The id of the session.
 
         Returns:
-            Whether there was one.
+            Whether the session existed.
 
         Raises:
             TablesMissingError: If tables are missing and `create_tables` is off.
@@ -198,7 +202,7 @@ class SingleSessions(CatalogPart):
         return is_text(session_id) and await self._store.delete(session_id)
 
     async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
-        """As `SQLAlchemyMetadataSession.get_metadata`, by id: for sessions behind a wrapper."""
+        """As `SQLAlchemyMetadataSession.get_metadata`, by id. Use it if the session is wrapped."""
         return await self._store.get_metadata(session_id, keys)
 
     async def set_metadata(

@@ -48,7 +48,7 @@ async def read_page(
     """A page of a history, which ends early rather than exceed `PAGE_BYTES`.
 
     Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another question.
+        InvalidCursorError: If the cursor is damaged or belongs to another query.
         ValueError: If `order_by` is not one of those allowed.
     """
     check_id_type(session_id)

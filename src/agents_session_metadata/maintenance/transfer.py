@@ -38,7 +38,7 @@ from .history import Cut, lock_to_change
 from .threads import copy_thread, insert_threads, read_threads
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
-"""What an import does about a session that exists."""
+"""What an import does if a session exists: raise, skip the record, or replace the session."""
 
 BATCH = 250
 """Sessions that are written in one transaction, or read as of one moment, at most.

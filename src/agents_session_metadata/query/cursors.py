@@ -56,7 +56,7 @@ def decode_cursor(
     only says where to begin in the answer to that question.
 
     Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another question.
+        InvalidCursorError: If the cursor is damaged or belongs to another query.
     """
     body = unseal(cursor, _question(condition, ordering))
     try:
@@ -95,7 +95,7 @@ def unseal(cursor: object, question: Any) -> bytes:
     """The position in a cursor.
 
     Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another question.
+        InvalidCursorError: If the cursor is damaged or belongs to another query.
     """
     if not isinstance(cursor, str):
         raise InvalidCursorError

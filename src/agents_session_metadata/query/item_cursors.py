@@ -23,7 +23,7 @@ def decode_item_cursor(cursor: str, session_id: str, order_by: str, within: Cond
     """Read the id of the last item out of a cursor.
 
     Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another question.
+        InvalidCursorError: If the cursor is damaged or belongs to another query.
     """
     body = unseal(cursor, ["items", session_id, order_by, within.encoded()])
     # No id has more digits.

@@ -9,7 +9,8 @@ from agents_session_metadata.types import MAX_KEY_LENGTH
 from agents_session_metadata.values import SearchKey, key_problem
 
 OrderBy: TypeAlias = str
-"""An order of sessions: a column or a metadata key; a leading `-` means descending."""
+"""An order of sessions: `updated_at`, `created_at`, `session_id` or a metadata key, with a leading
+`-` for descending."""
 
 COLUMNS = ("updated_at", "created_at", "session_id")
 

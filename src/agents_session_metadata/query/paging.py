@@ -24,7 +24,7 @@ from .ordering import Ordering, Position
 from .queries import Queries
 
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
-"""What is called with the error of each stored value that is not valid JSON."""
+"""A function that is called with the error of each stored value that is not valid JSON."""
 
 
 class Found(NamedTuple):

@@ -1,6 +1,6 @@
 """Phases of a session's work, and the decision whether to resume it.
 
-All state is plain metadata under the keys of `keys`: filters see it, and people can read it.
+All state is plain metadata, under the keys in `keys`, so filters can use it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import JSONValue, Metadata
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
-"""The phases of work that goes on; it begins in the first."""
+"""The default phases of active work. `start` enters the first one."""
 
 FINAL_PHASES = ("completed", "failed", "abandoned")
-"""The phases of work that has ended."""
+"""The default phases of finished work."""
 
 HISTORY_LENGTH = 50
-"""How many of the newest moves are kept; fewer where a value may not be that long."""
+"""How many of the newest phase changes are kept; fewer if the limit of a value is too low."""
 
 KEPT = (HISTORY_LENGTH, 20, 8, 3, 1)
 """The numbers of moves to try, one after the other."""
@@ -34,7 +34,7 @@ KEPT = (HISTORY_LENGTH, 20, 8, 3, 1)
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
 ]
-"""Why a session may be resumed, or the first condition that failed."""
+"""`resumable`, or the first condition that failed."""
 
 
 class _Session(Protocol):
@@ -59,16 +59,16 @@ class Forwarding(Protocol):
 
 @dataclass(frozen=True)
 class ResumePolicy:
-    """When a session may be resumed.
+    """The conditions for resuming a session.
 
     Attributes:
-        phases: The phases in which it may.
-        max_idle: It must have been idle for less; zero resumes nothing.
-        max_errors: It must have recorded fewer since its last start; zero resumes nothing.
+        phases: The phases in which a session may be resumed.
+        max_idle: The session must have been idle for less than this. Zero resumes nothing.
+        max_errors: The session must have fewer errors since its last start. Zero resumes nothing.
 
     Raises:
-        TypeError: If `phases` is a bare string, or one of them is no string.
-        ValueError: If an age or a number is negative.
+        TypeError: If `phases` is a bare string, or contains something that is not a string.
+        ValueError: If `max_idle` or `max_errors` is negative.
     """
 
     phases: Collection[str] = frozenset({"approval", "investigating", "planning"})
@@ -85,10 +85,10 @@ class ResumePolicy:
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """A move into a phase.
+    """One phase change.
 
     Attributes:
-        phase: The phase.
+        phase: The phase that was entered.
         at: When it was entered; aware, UTC.
     """
 
@@ -103,11 +103,11 @@ class ResumeDecision:
     Attributes:
         should_resume: The decision.
         reason: `resumable`, or the first condition that failed.
-        phase: The phase that the session is in; None without one.
-        idle: Time since its last activity; None when there is no session.
-        error_count: Errors recorded since the last start.
-        metadata: All its metadata.
-        history: Its moves, oldest first.
+        phase: The current phase, or None.
+        idle: The time since the last activity, or None if the session does not exist.
+        error_count: The number of errors since the last start.
+        metadata: All metadata of the session.
+        history: The phase changes, oldest first.
     """
 
     should_resume: bool
@@ -120,28 +120,37 @@ class ResumeDecision:
 
 
 class SessionLifecycle:
-    """Moves a session through phases; each call is one atomic edit of its metadata.
+    """Moves a session through phases of work. Each call is one `edit_metadata`.
 
-    Two processes may move the same session: they take turns, and each move is checked against what
-    the other has just written. Times come from the clock of the process. Besides what is listed
-    there, each call raises what `edit_metadata` raises.
+    If several processes move the same session, they take turns, and each move is checked against
+    the current phase. Times come from the clock of the process. In addition to the listed errors,
+    each method raises those of `edit_metadata`.
+
+    ```python
+    lifecycle = SessionLifecycle(session)
+    await lifecycle.start("@planner", purpose="plan a trip")
+    await lifecycle.enter("approval")
+    decision = await lifecycle.resume_decision()
+    await lifecycle.finish("completed", summary="Booked.")
+    ```
 
     Args:
-        session: The session; an `EncryptedSession` around it will do.
-        policy: When it may be resumed; by default `ResumePolicy()`.
-        phases: The phases of work that goes on; the first is where it begins.
-        final_phases: The phases of work that has ended; only `start` leaves them.
-        moves: The phases that each phase may move to, final ones included. A phase that is not a
-            key may move to any. By default every phase may.
-        clock: Gives the time, aware; for tests.
+        session: The session, or an `EncryptedSession` around it.
+        policy: The conditions for resuming; `ResumePolicy()` by default.
+        phases: The phases of active work. `start` enters the first one.
+        final_phases: The phases of finished work. Only `start` leaves them.
+        moves: For each phase, the phases that may follow it, final ones included. A phase that is
+            not a key may be followed by any phase. By default there is no restriction.
+        clock: Returns the current time as an aware datetime; for tests.
 
     Attributes:
         session: The session.
-        policy: When it may be resumed.
+        policy: The conditions for resuming.
 
     Raises:
-        TypeError: If phases are a bare string, or one of them is no string.
-        ValueError: If there are no phases, one is also final, or `moves` names an unknown one.
+        TypeError: If phases are a bare string, or contain something that is not a string.
+        ValueError: If there are no phases, a phase is also final, or `moves` names an unknown
+            phase.
     """
 
     def __init__(
@@ -177,13 +186,13 @@ class SessionLifecycle:
         purpose: str | None = None,
         metadata: Mapping[str, JSONValue] | None = None,
     ) -> Metadata:
-        """Begin work: the first phase, status `active`, no errors.
+        """Start work: enter the first phase, with status `active` and no errors.
 
-        On a finished session work begins anew; the history of moves is kept.
+        A finished session can be started again. Its phase history is kept.
 
         Args:
-            agent: The agent's name; stored normalised.
-            purpose: Why it is started.
+            agent: The name of the agent. It is stored as `normalize_agent` returns it.
+            purpose: Why the work is started.
             metadata: More metadata to store.
 
         Returns:
@@ -204,7 +213,7 @@ class SessionLifecycle:
             if phase is not None and phase not in self._final:
                 raise InvalidPhaseError(
                     f"the session is active, in phase {quoted(phase)}; "
-                    "finish it before starting anew",
+                    "finish it before you start it again",
                     phase=first,
                 )
             for key in (keys.LAST_ERROR, keys.OUTCOME, keys.FINISHED_AT, keys.DURATION_MS):
@@ -221,30 +230,29 @@ class SessionLifecycle:
         return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
 
     async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
-        """Move to a phase.
+        """Enter a phase.
 
-        A session that was never started may be moved as well.
+        The session need not have been started.
 
         Args:
-            phase: The phase; a final one finishes the work.
-            metadata: More metadata to store in the same edit.
+            phase: The phase. A final phase finishes the work.
+            metadata: More metadata to store in the same transaction.
 
         Returns:
             The metadata afterwards.
 
         Raises:
             InvalidMetadataError: If `metadata` has a key that this call writes itself.
-            InvalidPhaseError: If the phase is unknown, or cannot be reached from where the session
-                is.
+            InvalidPhaseError: If the phase is unknown, or cannot be reached from the current phase.
         """
         self._check_known(phase, self._phases + self._final)
         return await self._move(phase, metadata or {})
 
     async def record_error(self, message: str) -> Metadata:
-        """Count an error and keep its message; in any phase, a final one included.
+        """Count an error and store its message, in any phase.
 
         Args:
-            message: What went wrong; the newest replaces the one before.
+            message: The error message. It replaces the previous one.
 
         Returns:
             The metadata afterwards.
@@ -259,17 +267,17 @@ class SessionLifecycle:
         return await self.session.edit_metadata(change)
 
     async def finish(self, outcome: str, summary: str | None = None) -> Metadata:
-        """End the work: a final phase, with its duration since `start`.
+        """Finish work: enter a final phase and store the duration since `start`.
 
         Args:
             outcome: The final phase, such as `completed`.
-            summary: What came out of it.
+            summary: The result of the work.
 
         Returns:
             The metadata afterwards.
 
         Raises:
-            InvalidPhaseError: If the outcome is no final phase, or the session has one already.
+            InvalidPhaseError: If the outcome is not a final phase, or the session is finished.
         """
         self._check_known(outcome, self._final)
         return await self._move(outcome, {} if summary is None else {keys.SUMMARY: summary})
@@ -277,12 +285,13 @@ class SessionLifecycle:
     async def resume_decision(self) -> ResumeDecision:
         """Decide whether the session may be resumed.
 
-        The conditions are checked in this order: it exists, `ready` is not stored as False, its
-        phase may be resumed, it has not been idle for too long, it has not recorded too many
-        errors. Idle counts from the later of its last activity and the last lifecycle call.
+        The conditions are checked in this order: the session exists, `ready` is not stored as
+        False, the phase may be resumed, the session has not been idle for too long, and it does not
+        have too many errors. Idle time is measured from the last activity or the last lifecycle
+        call, whichever is later.
 
         Returns:
-            The decision, with the first condition that failed.
+            The decision. `reason` is the first condition that failed.
         """
         info = await self.session.catalog.get_session(self.session.session_id)
         if info is None:
@@ -347,12 +356,12 @@ class SessionLifecycle:
             known = isinstance(current, str)
             if current in self._final:
                 raise InvalidPhaseError(
-                    f"the session has ended, in phase {quoted(current)}; only start() begins anew",
+                    f"the session is finished, in phase {quoted(current)}; call start() first",
                     phase=phase,
                 )
             if known and current in self._moves and phase not in self._moves[current]:
                 raise InvalidPhaseError(
-                    f"phase {quoted(current)} does not move to {quoted(phase)}", phase=phase
+                    f"phase {quoted(phase)} cannot follow phase {quoted(current)}", phase=phase
                 )
             stored.update(metadata)
             if phase in self._final:
@@ -370,7 +379,7 @@ class SessionLifecycle:
     def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
         if phase not in known:
             raise InvalidPhaseError(
-                f"unknown phase {quoted(phase)}; there are {', '.join(known)}", phase=phase
+                f"unknown phase {quoted(phase)}; expected one of {', '.join(known)}", phase=phase
             )
 
     def _now(self) -> datetime:

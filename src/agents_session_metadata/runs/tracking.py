@@ -1,4 +1,4 @@
-"""`SessionTracker`: what a run did, recorded in the session's metadata by the SDK's run hooks."""
+"""`SessionTracker`: run hooks that record runs in the session's metadata."""
 
 from __future__ import annotations
 
