@@ -157,7 +157,7 @@ async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, 
         write(path, with_triggers(text))
     if shared_database.kind == "mysql":
         # Alembic writes the line with the other quotation mark.
-        line = documented("MariaDB and MySQL: the way back").strip().replace('"', "'")
+        line = documented("MariaDB and MySQL: downgrade").strip().replace('"', "'")
         assert text.count(line) == 1
         write(path, text.replace(line, ""))
     await upgraded(config)
