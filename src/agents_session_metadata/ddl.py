@@ -11,6 +11,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDL
 from .dialects import dialect_of
 from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from .dialects.names import offline
+from .storage.creation import CreateWithIndexes
 from .storage.tables import (
     CREATE_TYPES,
     DropTrigger,
@@ -39,9 +40,12 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
     elements: list[ExecutableDDLElement] = []
     for group in tables.groups:
         for table in group.tables:
+            if not ways.index_if_not_exists:
+                elements.append(CreateWithIndexes(table, if_not_exists=True))
+                continue
             elements.append(CreateTable(table, if_not_exists=True))
             elements += [
-                CreateIndex(index, if_not_exists=ways.index_if_not_exists)
+                CreateIndex(index, if_not_exists=True)
                 for index in sorted(table.indexes, key=lambda index: str(index.name))
             ]
         if ways.uses_triggers:

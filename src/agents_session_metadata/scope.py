@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
@@ -125,6 +125,17 @@ class ScopedStore(SessionStore[Queries]):
         if not self.scope:
             return True
         return self.rows.search_keys(connection, session_id, self._searched) == self._searched
+
+    def admits_new(self, connection: Connection, session_id: str) -> bool:
+        """Whether a session that was just created has no history yet.
+
+        A history whose session row is missing may be anybody's: in a scope, its id is taken.
+        """
+        if not self.scope:
+            return True
+        messages = self.database.tables.messages
+        found: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
+        return connection.execute(found).first() is None
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         """Refuse what would lead out of the scope.

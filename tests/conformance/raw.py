@@ -60,6 +60,16 @@ async def metadata_rows(engine: AsyncEngine, prefix: str = "agent_sessions_metad
     return sum([await count_rows(engine, name) for name in names])
 
 
+async def drop_foreign_keys(engine: AsyncEngine, table: str) -> None:
+    """Drop the foreign keys of a table, where the database enforces any."""
+    if engine.dialect.name == "sqlite":
+        return
+    async with engine.begin() as connection:
+        found = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
+        for key in found:
+            await connection.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT {key['name']}"))
+
+
 async def set_times(
     engine: AsyncEngine,
     session_id: str,

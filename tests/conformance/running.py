@@ -90,7 +90,7 @@ def count_writes(engine: AsyncEngine) -> list[list[str]]:
     @event.listens_for(sync, "before_cursor_execute")
     def execute(connection, cursor, statement, parameters, context, executemany):
         words = statement.upper().split(None, 1)
-        if words[0] not in {"SELECT", "PRAGMA", "CREATE"} and TABLE in statement:
+        if words[0] not in {"SELECT", "PRAGMA", "CREATE", "DESCRIBE"} and TABLE in statement:
             connection.info["writes"].append(statement)
 
     @event.listens_for(sync, "commit")

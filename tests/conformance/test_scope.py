@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pytest
+from agents import Runner
 
 from agents_session_metadata import (
     InvalidFilterError,
@@ -14,8 +15,10 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
+    SessionTracker,
 )
 from conformance import raw
+from conformance.running import agent
 
 ANYBODY = {"owner_id": {"$ne": "nobody"}}
 
@@ -284,6 +287,52 @@ async def check_scoped(everyone, mine):
     except ValueError:
         return
     assert await wide.count_sessions() == 0
+
+
+async def check_create_index(everyone, mine):
+    with pytest.raises(ScopeError):
+        await mine.create_index("title")
+    assert await everyone.list_indexes() == []
+
+
+async def check_drop_index(everyone, mine):
+    await everyone.create_index("title")
+    with pytest.raises(ScopeError):
+        await mine.drop_index("title")
+    assert [each.key for each in await everyone.list_indexes()] == ["title"]
+
+
+async def check_list_indexes(everyone, mine):
+    with pytest.raises(ScopeError):
+        await mine.list_indexes()
+
+
+async def check_refresh_index(everyone, mine):
+    await everyone.create_index("$text")
+    with pytest.raises(ScopeError):
+        await mine.refresh_index("$text")
+
+
+async def check_search(everyone, mine):
+    await everyone.create_index("$text")
+    assert {hit.session_id for hit in (await mine.search("mine")).hits} == {"mine-0", "mine-1"}
+    assert (await mine.search("theirs")).hits == []
+    assert len((await everyone.search("theirs")).hits) > 0
+
+
+async def check_usage(everyone, mine):
+    await everyone.create_session("other", metadata={"owner_id": "other"})
+    for name in ("mine-0", "other"):
+        async with SessionTracker(everyone.session(name)) as hooks:
+            await Runner.run(agent("engineer", "done"), "hello", hooks=hooks)
+    assert [row.session_id for row in await mine.usage(by=["session_id"])] == ["mine-0"]
+    assert await mine.usage(session_id="other") == []
+
+
+async def check_delete_usage(everyone, mine):
+    await check_usage(everyone, mine)
+    await mine.delete_usage(before=date.today() + timedelta(days=2))  # noqa: DTZ011  # later
+    assert [row.session_id for row in await everyone.usage(by=["session_id"])] == ["other"]
 
 
 CHECKS = {

@@ -9,7 +9,7 @@ from agents import Agent, RunConfig, Runner
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel, assistant_message
 
-from agents_session_metadata import ScopeError, SessionNotFoundError
+from agents_session_metadata import ScopeError, SessionExistsError, SessionNotFoundError
 from conformance import raw
 from conformance.compaction import Client
 
@@ -129,3 +129,32 @@ async def test_an_agent_stays_inside(mine):
             )
         assert "theirs" not in str([call.input for call in model.calls])
     assert client.requests == []
+
+
+async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine):
+    mine = everyone.scoped({"owner_id": "mine"})
+    await raw.drop_foreign_keys(engine, "agent_messages")
+    await raw.execute(
+        engine, "INSERT INTO agent_messages (session_id, message_data) VALUES ('lost', '{}')"
+    )
+    session = mine.session("lost")
+    time = "2020-01-01T00:00:00Z"
+    times = {"created_at": time, "updated_at": time}
+    record = {"format": 1, "session_id": "lost", **times, "metadata": {}, "items": []}
+    for writing in (
+        mine.create_session("lost"),
+        mine.set_metadata("lost", {"title": "new"}),
+        mine.edit_metadata("lost", change_title),
+        session.add_items([raw.message("mine")]),
+        mine.fork_session("mine-0", "lost"),
+        mine.import_sessions([record]),
+        mine.import_sessions([record], "replace"),
+    ):
+        with pytest.raises((SessionExistsError, SessionNotFoundError)):
+            await writing
+    assert await mine.import_sessions([record], "skip") == 0
+    assert await session.get_items() == []
+    assert await everyone.get_session("lost") is None
+    assert await raw.count_rows(engine, "agent_messages", session_id="lost") == 1
+    await everyone.session("lost").set_metadata({"owner_id": "mine"})
+    assert await session.get_items() == [{}]

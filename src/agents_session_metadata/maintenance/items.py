@@ -114,7 +114,7 @@ async def create_with_items(
     encoded = store.encode_new(metadata)
 
     def create(connection: Connection, _: Any) -> None:
-        if not store.rows.create(connection, session_id, encoded):
+        if not store.create_locked(connection, session_id, encoded):
             raise SessionExistsError(session_id)
         if texts:
             _insert(store, connection, session_id, texts)

@@ -193,6 +193,12 @@ class Import:
                 delete_sessions(connection, tables, dialect, sorted(existing))
                 existing = set()
             new = [session for session in sessions if session.session_id not in existing]
+            for session in [
+                each for each in new if not store.admits_new(connection, each.session_id)
+            ]:
+                if self._on_conflict != "skip":
+                    raise SessionExistsError(session.session_id)
+                new.remove(session)
             insert_sessions(connection, tables, dialect, new)
             threads = {each.session_id: each.thread for each in new if each.thread}
             insert_threads(store, connection, threads)
@@ -272,7 +278,7 @@ def fork(
 
     def run(connection: Connection, _: Queries) -> None:
         def create() -> None:
-            if not rows.create(connection, new_id, {}):
+            if not store.create_locked(connection, new_id, {}):
                 raise SessionExistsError(new_id)
 
         def lock() -> None:

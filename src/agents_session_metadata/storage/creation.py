@@ -22,6 +22,7 @@ from sqlalchemy import (
     tuple_,
 )
 from sqlalchemy.exc import DBAPIError, NoSuchTableError
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 
 from agents_session_metadata.dialects import dialect_of
@@ -94,6 +95,9 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
                 continue
             # Where a driver begins a transaction with the first write, the table is in it too.
             dialect.locks(plain.sessions, plain.metadata, plain.elements).existing(connection, "")
+        if is_new and not dialect.transactional_ddl:
+            connection.execute(CreateWithIndexes(each, if_not_exists=True))
+            continue
         if is_new:
             connection.execute(CreateTable(each, if_not_exists=True))
         elif each in (tables.sessions, tables.messages):
@@ -140,6 +144,26 @@ def read_lists(
         yield {(own_id, key): decode_elements(value) for own_id, key, value in found}
         last = {"after_id": found[-1][0], "after_key": found[-1][1]}
         found = connection.execute(statement.where(*further), last).all()
+
+
+class CreateWithIndexes(CreateTable):
+    """Creates a table and its indexes in one statement.
+
+    Once there is a table that refers to the sessions, MySQL opens it for each write to a session. A
+    CREATE INDEX of its own would then wait for writers that wait for a writer that waits for it,
+    which the server does not see as a deadlock.
+    """
+
+
+@compiles(CreateWithIndexes)
+def _create_with_indexes(create: CreateWithIndexes, compiler: Any, **options: Any) -> str:
+    text: str = compiler.visit_create_table(create, **options)
+    body, end, rest = text.rpartition("\n)")
+    on_table = f" ON {compiler.preparer.format_table(create.element)} "
+    for index in sorted(create.element.indexes, key=lambda index: str(index.name)):
+        head, _, columns = compiler.process(CreateIndex(index)).partition(on_table)
+        body += f", \n\t{head.removeprefix('CREATE ')} {columns}"
+    return body + end + rest
 
 
 def _create_indexes(connection: Connection, table: Table, present: Container[str | None]) -> None:

@@ -59,6 +59,10 @@ class SessionStore(Generic[Q]):
         """Whether a session that is locked belongs to the store."""
         return True
 
+    def admits_new(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
+        """Whether a session that was just created may belong to the store."""
+        return True
+
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         """Refuse to write or remove what this store does not allow to be changed."""
 
@@ -169,7 +173,7 @@ class SessionStore(Generic[Q]):
         """Create a session with metadata from `encode_new`; give whether the id was free."""
         check_id(session_id)
         return await self.database.write(
-            lambda connection, _: self.rows.create(connection, session_id, encoded)
+            lambda connection, _: self.create_locked(connection, session_id, encoded)
         )
 
     async def delete(self, session_id: str) -> bool:
@@ -198,6 +202,17 @@ class SessionStore(Generic[Q]):
         return self.rows.lock_session(connection, session_id) and self.admits(
             connection, session_id
         )
+
+    def create_locked(
+        self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
+    ) -> bool:
+        """Create a session at the beginning of a transaction; give whether the id was free."""
+        if not self.rows.create(connection, session_id, encoded):
+            return False
+        if self.admits_new(connection, session_id):
+            return True
+        connection.rollback()
+        return False
 
     def delete_locked(self, connection: Connection, session_id: str) -> bool:
         """Lock a session and delete it; give whether it existed."""
@@ -286,6 +301,8 @@ class SessionStore(Generic[Q]):
         elif not self.rows.lock_or_create(connection, session_id):
             if not self.admits(connection, session_id):
                 raise SessionNotFoundError(session_id)
+        elif not self.admits_new(connection, session_id):
+            raise SessionNotFoundError(session_id)
         elif self.database.is_prepared or has_tables():
             self.rows.delete_leftovers(connection, session_id)
             self.rows.write(connection, session_id, self.fixed, ())
@@ -299,7 +316,8 @@ class SessionStore(Generic[Q]):
         must_exist: bool,
     ) -> Claim:
         claim = lock(connection, session_id, create=not must_exist)
-        if claim is None or not (claim.created or self.admits(connection, session_id)):
+        admits = self.admits_new if claim is not None and claim.created else self.admits
+        if claim is None or not admits(connection, session_id):
             raise SessionNotFoundError(session_id)
         return claim
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
+    UniqueConstraint,
     text,
 )
 
@@ -73,7 +74,12 @@ def _define(
                 "created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False
             ),
             _link(attachments_name, sessions),
-            Index(derived_name(attachments_name, "_session_idx"), "session_id", "created_at"),
+            # For the foreign key. A migration that drops indexes first leaves a constraint alone.
+            UniqueConstraint(
+                "session_id",
+                "attachment_id",
+                name=derived_name(attachments_name, "_session_key"),
+            ),
             **table_options(types),
         )
     triggers = (
