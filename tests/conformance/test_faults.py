@@ -296,7 +296,9 @@ async def test_a_database_that_may_only_be_read(shared_database):
 
     @event.listens_for(engine.sync_engine, "handle_error")
     def count(context):
-        attempts.append(context)
+        # A look whether a table exists fails on MySQL if it does not.
+        if not context.statement.startswith("DESCRIBE"):
+            attempts.append(context)
 
     try:
         for create_tables in (True, False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -76,9 +76,12 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     source = build.source(default=rows)
 
     def of_key(
-        key: str, tag: bytes, columns: list[ColumnElement[Any]], joined: FromClause | None = None
+        key: str | Sequence[str],
+        tag: bytes,
+        columns: list[ColumnElement[Any]],
+        joined: FromClause | None = None,
     ) -> Statement:
-        """A SELECT from the values of one type under a key."""
+        """A SELECT from the values of one type under a key, or under several."""
         base = source.rows
         if base is not rows:
             base = base.join(rows, rows.c.session_id == source.session_id)
@@ -89,23 +92,16 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
             most = _DEAREST if key == keys.COST else _MOST
             least, above = _ZERO, search_key(most).indexed
         of_type = rows.c.search_key >= least, rows.c.search_key < above
-        return (
-            select(*columns)
-            .select_from(base)
-            .where(*source.conditions, rows.c.key == key, *of_type)
-        )
+        under = rows.c.key == key if isinstance(key, str) else rows.c.key.in_(key)
+        return select(*columns).select_from(base).where(*source.conditions, under, *of_type)
 
     by_status = _part("status", func.min(rows.c.value), func.count())
     cost = _part("cost", literal(keys.COST, String), *dialect.exact_sum(rows.c.value))
     calls = dialect.triples(rows.c.value)
     tools = _part("tool", calls.name, func.sum(calls.first), func.sum(calls.second))
     whole = ~rows.c.value.contains(".") & ~rows.c.value.contains("e")
-    counters = [
-        of_key(
-            key, NUMBER, _part("count", literal(key, String), *dialect.whole_sum(rows.c.value))
-        ).where(whole)
-        for key in _COUNTERS
-    ]
+    # One SELECT for all: each one repeats the condition, which may have thousands of values.
+    count = _part("count", rows.c.key, *dialect.whole_sum(rows.c.value))
     completed = func.sum(case((_is_completed(tables, rows), 1), else_=0))
     resumed = _part("resumed", null(), func.count(), completed)
     at_least_one = (rows.c.search_key >= search_key(1).indexed,)
@@ -121,7 +117,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
             *at_least_one
         ),
         _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
-        *counters,
+        of_key(_COUNTERS, NUMBER, count).where(whole).group_by(rows.c.key),
     )
 
 
@@ -193,7 +189,7 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
     """Put the rows of a `statistics_statement` together."""
     sessions = 0
     by_status: dict[str, int] = {}
-    totals: dict[str, Decimal] = {}
+    totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
     tools: dict[str, ToolStatistics] = {}
     counts: dict[str, int] = {}
     ranks: dict[int, timedelta] = {}
