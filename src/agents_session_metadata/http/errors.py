@@ -19,12 +19,14 @@ from agents_session_metadata.errors import (
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
+    InvalidSearchError,
     MetadataLimitError,
     ScopeError,
     SessionChangedError,
     SessionExistsError,
     SessionNotFoundError,
     SessionPausedError,
+    TextIndexMissingError,
 )
 from agents_session_metadata.quoting import quoted
 
@@ -115,6 +117,13 @@ def _known(error: Exception) -> APIError | None:
         return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
     if isinstance(error, InvalidFilterError):
         return invalid(str(error), "key" if error.path == "key" else "where")
+    if isinstance(error, InvalidSearchError):
+        return invalid(str(error), "q")
+    if isinstance(error, TextIndexMissingError):
+        # OpenAI's clients repeat every 5xx by themselves.
+        headers = {"x-should-retry": "false"}
+        message = "Search is not available: this server has no text index."
+        return APIError(501, message, code="no_text_index", headers=headers)
     if isinstance(error, InvalidCursorError):
         message = "`after` is damaged or belongs to another list, order or filter."
         return invalid(message, "after")

@@ -15,6 +15,8 @@ from .errors import APIError, invalid
 MOST_ITEMS: Final = 20
 """Items per request, as in OpenAI's API."""
 LONGEST_PAGE: Final = 100
+LONGEST_SEARCH: Final = 2_000
+"""Characters of a search query."""
 _LONGEST_FILTER: Final = 32_768
 _DEEPEST: Final = 100
 """Levels of nesting in an item."""
@@ -159,6 +161,15 @@ class CountValues(_Query):
     """The values of a metadata key."""
 
     where: Filter = None
+    limit: Limit = 20
+
+
+class Search(_Query):
+    """Words to search for."""
+
+    q: Annotated[str, Field(description="The words.", min_length=1, max_length=LONGEST_SEARCH)]
+    where: Filter = None
+    after: After = None
     limit: Limit = 20
 
 

@@ -20,6 +20,7 @@ from agents_session_metadata.maintenance.items import (
     create_with_items,
     delete_item,
     find_item,
+    read_rows,
 )
 from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
 from agents_session_metadata.types import ItemInfo, SessionInfo
@@ -27,7 +28,7 @@ from agents_session_metadata.values import is_text
 
 from . import requests
 from .errors import APIError, conversation_not_found, invalid, item_not_found
-from .items import item_type, shown_item, wanted_item
+from .items import item_type, public_id, shown_item, wanted_item
 
 logger = logging.getLogger("agents_session_metadata.http")
 
@@ -196,6 +197,32 @@ class Call:
             raise _impossible_cut(error) from error
         shown = removed[: requests.LONGEST_PAGE]
         return self._page(shown, "asc", has_more=len(removed) > len(shown))
+
+    async def search(self) -> Answer:
+        """Messages and titles that contain all words of a query, the newest first."""
+        query: requests.Search = self.query
+        page = await self.catalog.search(
+            query.q, query.where, limit=query.limit, cursor=query.after
+        )
+        wanted = [(hit.session_id, hit.item_id) for hit in page.hits if hit.item_id is not None]
+        # What has just been deleted is no hit any more.
+        items = await read_rows(self.catalog._store, wanted)
+        data = [
+            {
+                "object": "search.hit",
+                "conversation_id": hit.session_id,
+                "item_id": None if item is None else public_id(item),
+                "created_at": int(hit.created_at.timestamp()),
+                "role": hit.role,
+                "snippet": hit.snippet,
+                "highlights": hit.highlights,
+            }
+            for hit in page.hits
+            for item in [items.get((hit.session_id, hit.item_id or 0))]
+            if hit.item_id is None or item is not None
+        ]
+        found = _list(data, "", page.next_cursor or "", page)
+        return {**found, "complete": page.complete}
 
     # ---- items ----
 
@@ -386,6 +413,7 @@ ROUTES: Final = (
     Route("DELETE", f"{_ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
     Route("POST", f"{_ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
     Route("POST", f"{_ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
+    Route("GET", "/search", Call.search, requests.Search),
     Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
 )
 
