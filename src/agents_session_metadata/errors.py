@@ -73,7 +73,7 @@ class InvalidFilterError(SessionMetadataError, ValueError):
     """
 
     def __init__(self, problem: str, *, path: str) -> None:
-        self.path = escaped(path)
+        self.path: str = escaped(path)
         super().__init__(f"invalid filter at {self.path}: {problem}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from . import values
 from .errors import InvalidMetadataError, MetadataLimitError
@@ -37,8 +37,8 @@ class MetadataLimits(values.MetadataLimits):
         ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
     """
 
-    value_error = InvalidMetadataError
-    size_error = MetadataLimitError
+    value_error: ClassVar[type[values.MetadataValueError]] = InvalidMetadataError
+    size_error: ClassVar[type[values.MetadataSizeError]] = MetadataLimitError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, standard_input, usage
 from .output import colored, printable, say, write, write_json
 
-command = partial(registry.command, panel="Database")
+_command = partial(registry.command, panel="Database")
 
 
 def _dialects() -> list[str]:
@@ -31,7 +31,7 @@ def _known_dialect(name: str) -> str:
     return name
 
 
-@command("ddl", "ddl --dialect postgresql > tables.sql", shared=TABLES)
+@_command("ddl", "ddl --dialect postgresql > tables.sql", shared=TABLES)
 def ddl(
     ctx: typer.Context,
     *,
@@ -65,7 +65,7 @@ def ddl(
         write(f"{statement};")
 
 
-@command("doctor", "doctor --json", shared=DATABASE)
+@_command("doctor", "doctor --json", shared=DATABASE)
 def doctor(
     ctx: typer.Context,
     *,
@@ -112,7 +112,7 @@ def doctor(
     return int(wrong)
 
 
-@command("mcp", "mcp --scope owner_id=u1 --tool-prefix chats_")
+@_command("mcp", "mcp --scope owner_id=u1 --tool-prefix chats_")
 def mcp(
     ctx: typer.Context,
     *,

@@ -23,7 +23,7 @@ from .output import age, counted, nothing, say, shown, write_json, write_table
 if TYPE_CHECKING:
     from agents_session_metadata.runs.records import PausedRun
 
-command = partial(registry.command, panel="Approvals")
+_command = partial(registry.command, panel="Approvals")
 
 _PAGE, _LONG_PAGE = 20, 1000
 
@@ -34,7 +34,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="Every call that has no d
 ByOption = Annotated[str | None, typer.Option(help="Who decides.")]
 
 
-@command("waiting", "waiting --meta owner_id=u1")
+@_command("waiting", "waiting --meta owner_id=u1")
 def waiting(
     ctx: typer.Context,
     *,
@@ -64,7 +64,7 @@ def waiting(
     return 0
 
 
-@command("approve", "approve chat-1 call_7f2 --by user_123")
+@_command("approve", "approve chat-1 call_7f2 --by user_123")
 def approve(
     ctx: typer.Context,
     session: SessionArgument,
@@ -81,7 +81,7 @@ def approve(
     return _decide(ctx, session, call, every=every, as_json=as_json, approve=True, by=by)
 
 
-@command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
+@_command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
 def reject(
     ctx: typer.Context,
     session: SessionArgument,

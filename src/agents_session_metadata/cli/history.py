@@ -29,12 +29,12 @@ from .output import Records, counted, nothing, printable, say, shown, write, wri
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
 
-command = partial(registry.command, panel="History")
+_command = partial(registry.command, panel="History")
 
 _PAGE, _LONG_PAGE = 50, 1000
 
 
-@command("history", "history chat-1 --limit 20 --newest-first")
+@_command("history", "history chat-1 --limit 20 --newest-first")
 def history(
     ctx: typer.Context,
     session: SessionArgument,
@@ -85,7 +85,7 @@ def history(
     return 0 if found else nothing(f"session {shown(session)} has no items")
 
 
-@command("rewind", "rewind chat-1 --turns 1 --yes")
+@_command("rewind", "rewind chat-1 --turns 1 --yes")
 def rewind(
     ctx: typer.Context,
     session: SessionArgument,
@@ -126,7 +126,7 @@ def rewind(
     return 0
 
 
-@command("fork", "fork chat-1 chat-2 --before 17")
+@_command("fork", "fork chat-1 chat-2 --before 17")
 def fork(
     ctx: typer.Context,
     session: SessionArgument,

@@ -14,7 +14,7 @@ from .output import nothing, progress, say, shown, write_json, write_table
 
 _TEXT = "$text"
 
-command = partial(registry.command, panel="Database")
+_command = partial(registry.command, panel="Database")
 
 KeyArgument = Annotated[
     str,
@@ -25,7 +25,7 @@ KeyArgument = Annotated[
 ]
 
 
-@command("index create", "index create owner_id")
+@_command("index create", "index create owner_id")
 def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
     """Create an index: of a key, for fast pages of sessions, or of $text, for search.
 
@@ -44,7 +44,7 @@ def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False)
         say(f"the index on {shown(key)} exists already")
 
 
-@command("index drop", "index drop owner_id")
+@_command("index drop", "index drop owner_id")
 def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> int:
     """Drop an index. No session changes; pages take as long as without it.
 
@@ -61,7 +61,7 @@ def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -
     return 0
 
 
-@command("index refresh", "index refresh '$text'")
+@_command("index refresh", "index refresh '$text'")
 def refresh(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
     """Index the messages of writers that do not use this package; for $text only.
 
@@ -78,7 +78,7 @@ def refresh(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False
         say(f"indexed {done:,} messages and titles")
 
 
-@command("index list", "index list --count")
+@_command("index list", "index list --count")
 def list_(
     ctx: typer.Context,
     *,

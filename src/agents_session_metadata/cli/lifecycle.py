@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from .connection import Calls, Place
 
-command = partial(registry.command, panel="Lifecycle")
+_command = partial(registry.command, panel="Lifecycle")
 
 _RESUME_TIMEOUT = 5.0
 _REASONS = {
@@ -59,7 +59,7 @@ class _Session:
         return await self.catalog.edit_metadata(self.session_id, change)
 
 
-@command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
+@_command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
 def start(
     ctx: typer.Context,
     session: Annotated[
@@ -93,7 +93,7 @@ def start(
         write(printable(session))
 
 
-@command("phase", "phase chat-1 approval --meta ready=true")
+@_command("phase", "phase chat-1 approval --meta ready=true")
 def phase(
     ctx: typer.Context,
     session: SessionArgument,
@@ -132,7 +132,7 @@ def phase(
     return 0
 
 
-@command("finish", "finish chat-1 completed --summary 'the build is green'")
+@_command("finish", "finish chat-1 completed --summary 'the build is green'")
 def finish(
     ctx: typer.Context,
     session: SessionArgument,
@@ -154,7 +154,7 @@ def finish(
     return 0
 
 
-@command("resume-check", "resume-check chat-1 --max-idle-minutes 10")
+@_command("resume-check", "resume-check chat-1 --max-idle-minutes 10")
 def resume_check(
     ctx: typer.Context,
     session: Annotated[

@@ -31,12 +31,12 @@ from .output import (
 if TYPE_CHECKING:
     from agents_session_metadata.types import SearchHit
 
-command = partial(registry.command, panel="History")
+_command = partial(registry.command, panel="History")
 
 _LONG_PAGE = 100
 
 
-@command("search", "search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+@_command("search", "search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
 def search(
     ctx: typer.Context,
     query: Annotated[

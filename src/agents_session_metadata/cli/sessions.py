@@ -47,7 +47,7 @@ from .output import (
 if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo
 
-command = partial(registry.command, panel="Sessions")
+_command = partial(registry.command, panel="Sessions")
 
 _ACTIVE = {"status": "active"}
 _PAGE, _LONG_PAGE = 20, 1000
@@ -58,7 +58,7 @@ KeysOption = Annotated[
 ]
 
 
-@command("list", "list --meta owner_id=u1 --active --limit 5")
+@_command("list", "list --meta owner_id=u1 --active --limit 5")
 def list_(
     ctx: typer.Context,
     *,
@@ -126,7 +126,7 @@ def list_(
     return corrupt.exit_code
 
 
-@command("show", "show chat-1")
+@_command("show", "show chat-1")
 def show(ctx: typer.Context, session: SessionArgument, *, as_json: JsonOption = False) -> int:
     """Show one session: times, number of items, metadata."""
     corrupt = Corrupt()
@@ -136,7 +136,7 @@ def show(ctx: typer.Context, session: SessionArgument, *, as_json: JsonOption = 
     return corrupt.exit_code if info is not None else nothing(_missing(session))
 
 
-@command("get", "get chat-1 title")
+@_command("get", "get chat-1 title")
 def get(
     ctx: typer.Context,
     session: SessionArgument,
@@ -170,7 +170,7 @@ def get(
     return corrupt.exit_code
 
 
-@command("set", "set chat-1 title='My chat' tags='[\"work\"]'")
+@_command("set", "set chat-1 title='My chat' tags='[\"work\"]'")
 def set_(
     ctx: typer.Context,
     session: SessionArgument,
@@ -211,7 +211,7 @@ def set_(
     return 0
 
 
-@command("unset", "unset chat-1 tags")
+@_command("unset", "unset chat-1 tags")
 def unset(
     ctx: typer.Context,
     session: SessionArgument,
@@ -236,7 +236,7 @@ def unset(
     return 0
 
 
-@command("count", 'count --where \'{"tags": {"$contains": "work"}}\'')
+@_command("count", 'count --where \'{"tags": {"$contains": "work"}}\'')
 def count(
     ctx: typer.Context,
     *,
@@ -255,7 +255,7 @@ def count(
         write(str(number))
 
 
-@command("values", "values tags --limit 10")
+@_command("values", "values tags --limit 10")
 def values(
     ctx: typer.Context,
     key: Annotated[str, typer.Argument(help="A metadata key.")],
@@ -276,7 +276,7 @@ def values(
     return 0 if counts else nothing(f"no session has a value for {shown(key)}")
 
 
-@command("last", "last --agent @ai-engineer")
+@_command("last", "last --agent @ai-engineer")
 def last(
     ctx: typer.Context,
     *,

@@ -46,12 +46,12 @@ from .output import (
     write_json,
 )
 
-command = partial(registry.command, panel="Delete and move")
+_command = partial(registry.command, panel="Delete and move")
 
 _CHUNK = 1 << 16
 
 
-@command("delete", "delete chat-1 --yes")
+@_command("delete", "delete chat-1 --yes")
 def delete(
     ctx: typer.Context,
     sessions: Annotated[list[str], typer.Argument(metavar="SESSION", help="The session ids.")],
@@ -77,7 +77,7 @@ def delete(
     return 0 if deleted else 1
 
 
-@command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
+@_command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
 def cleanup(
     ctx: typer.Context,
     *,
@@ -133,7 +133,7 @@ def cleanup(
         write(str(number))
 
 
-@command("export", "export --meta owner_id=u1 --output sessions.jsonl")
+@_command("export", "export --meta owner_id=u1 --output sessions.jsonl")
 def export(
     ctx: typer.Context,
     *,
@@ -173,7 +173,7 @@ def export(
     return corrupt.exit_code
 
 
-@command("import", "import sessions.jsonl --on-conflict skip")
+@_command("import", "import sessions.jsonl --on-conflict skip")
 def import_(
     ctx: typer.Context,
     file: Annotated[

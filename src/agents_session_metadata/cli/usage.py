@@ -18,7 +18,7 @@ from .output import nothing, say, shown, write_json, write_table
 if TYPE_CHECKING:
     from agents_session_metadata.types import UsageRow
 
-command = partial(registry.command, panel="Sessions")
+_command = partial(registry.command, panel="Sessions")
 
 _NUMBERS = {
     "requests": "requests",
@@ -29,7 +29,7 @@ _NUMBERS = {
 }
 
 
-@command("usage", "usage --owner u1 --by day --by model --since 2025-01-01")
+@_command("usage", "usage --owner u1 --by day --by model --since 2025-01-01")
 def usage(
     ctx: typer.Context,
     *,

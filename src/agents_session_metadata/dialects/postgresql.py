@@ -58,7 +58,7 @@ class PostgreSQL(Dialect):
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
     # A lock does not show in a snapshot: whoever waited for it must read what is there then.
-    write_isolation = "READ COMMITTED"
+    write_isolation: ClassVar[str | None] = "READ COMMITTED"
     # serialization failure, deadlock
     transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset({"26000"})

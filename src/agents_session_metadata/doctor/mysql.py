@@ -27,7 +27,7 @@ _SHORT_BYTES = ("varbinary", "tinyblob", "blob", "mediumblob")
 class MySQLInspection(Inspection):
     """A MySQL or MariaDB database."""
 
-    clock_query = "SELECT UNIX_TIMESTAMP(NOW(6))"
+    clock_query: str | None = "SELECT UNIX_TIMESTAMP(NOW(6))"
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
         super().__init__(connection, names)

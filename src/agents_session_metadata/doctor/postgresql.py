@@ -44,8 +44,8 @@ class TextColumn(NamedTuple):
 class PostgreSQLInspection(Inspection):
     """A PostgreSQL database."""
 
-    oldest = (13,)
-    clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
+    oldest: tuple[int, ...] = (13,)
+    clock_query: str | None = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
         super().__init__(connection, names)

@@ -33,7 +33,7 @@ from .repairs import Repairs, Statements
 class SQLiteInspection(Inspection):
     """A SQLite database."""
 
-    oldest = (3, 35)
+    oldest: tuple[int, ...] = (3, 35)
     uses_triggers = True
 
     @property

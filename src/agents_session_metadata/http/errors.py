@@ -30,7 +30,7 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.quoting import quoted
 
-logger = logging.getLogger("agents_session_metadata.http")
+logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 RETRY_AFTER: Final = "1"
 """Seconds after which a client may ask again when the database did not answer."""
@@ -60,7 +60,7 @@ class APIError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.headers = dict(headers or {})
+        self.headers: dict[str, str] = dict(headers or {})
         super().__init__(message)
 
     @property

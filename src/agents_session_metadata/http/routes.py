@@ -30,7 +30,7 @@ from . import requests
 from .errors import APIError, conversation_not_found, invalid, item_not_found
 from .items import item_type, public_id, shown_item, wanted_item
 
-logger = logging.getLogger("agents_session_metadata.http")
+logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 Answer: TypeAlias = "dict[str, Any]"
 

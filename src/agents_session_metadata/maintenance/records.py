@@ -26,7 +26,7 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -59,7 +59,7 @@ Time = Annotated[AwareDatetime, BeforeValidator(_iso_time), Field(strict=False)]
 class Item(BaseModel):
     """One item of a history."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     created_at: Time
     item: Any = _MISSING
@@ -86,7 +86,7 @@ class Item(BaseModel):
 class ThreadRecord(BaseModel):
     """One item of a thread."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     item_id: str
     kind: str
@@ -112,7 +112,7 @@ class ThreadRecord(BaseModel):
 class Record(BaseModel):
     """One session."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
     session_id: str

@@ -121,7 +121,7 @@ class Import:
         self._progress = progress
         self._batch: dict[str, tuple[int, NewSession]] = {}
         self._size, self._limit = 0, 1
-        self.written = 0
+        self.written: int = 0
 
     async def run(
         self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]

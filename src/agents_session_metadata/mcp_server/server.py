@@ -39,7 +39,7 @@ from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, output_schema, to_tex
 from .arguments import arguments_model, describe_problems, input_schema
 from .tools import TOOLS, Tool, View
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _ANNOTATIONS = {
     "read": ToolAnnotations(

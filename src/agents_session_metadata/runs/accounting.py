@@ -53,7 +53,7 @@ class Accounts:
         self._model = model
         self._runs: dict[int, _Run] = {}
         self._pending: dict[tuple[str | None, str | None], tuple[Tokens, Decimal | None]] = {}
-        self.cost = Decimal(0)
+        self.cost: Decimal = Decimal(0)
         """What the calls cost that were counted and have a price."""
         self.unpriced: dict[str | None, None] = {}
         """The models of calls that were counted and have no price."""

@@ -56,7 +56,7 @@ class PausedStore:
         self.store = store
         self._database = database
         self._table = paused_table(database.tables)
-        self.rows = PausedRows(database.tables, database.dialect)
+        self.rows: PausedRows = PausedRows(database.tables, database.dialect)
 
     # ---- reading ----
 

@@ -143,7 +143,7 @@ class Database(Generic[Q]):
         self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
-        self.word_index = WordIndex(self.tables, self.dialect)
+        self.word_index: WordIndex = WordIndex(self.tables, self.dialect)
         self._state = _state_of(engine.sync_engine, names)
 
     async def read(self, work: Callable[[Connection, Q], T]) -> T:

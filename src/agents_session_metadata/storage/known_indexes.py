@@ -24,7 +24,7 @@ class KnownIndexes:
     def __init__(self) -> None:
         self._keys: frozenset[str] = frozenset()
         self._looked_at: float | None = None
-        self.has_tables = False
+        self.has_tables: bool = False
         """Whether the tables existed."""
 
     def keys(self, connection: Connection, tables: SessionTables) -> frozenset[str]:

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     LargeBinary,
     String,
+    Table,
     and_,
     bindparam,
     delete,
@@ -90,7 +91,10 @@ class WordIndex:
     def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
         self._tables = tables
         self._dialect = dialect
-        self.words, self.queue, self.state = tables.group(WORDS).tables
+        words, queue, state = tables.group(WORDS).tables
+        self.words: Table = words
+        self.queue: Table = queue
+        self.state: Table = state
 
     def index_own(
         self, connection: Connection, ids: Sequence[str], most: int | None = None

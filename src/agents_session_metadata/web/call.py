@@ -62,7 +62,7 @@ class Call:
         self.catalog = catalog
         self.allow_write = allow_write
         self.form: dict[str, str] = {}
-        self.uses_token = False
+        self.uses_token: bool = False
 
     @property
     def root(self) -> str:

@@ -47,7 +47,7 @@ class Refused(Exception):  # noqa: N818  # an answer rather than an error
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
-        self.status = HTTPStatus(status)
+        self.status: HTTPStatus = HTTPStatus(status)
         self.sentence = sentence
 
 
