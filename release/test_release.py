@@ -155,7 +155,7 @@ def test_it_runs_the_quickstart(environment, tmp_path) -> None:
 COMMANDS = {
     "sqlite": ["python", "-c", "import aiosqlite"],
     "postgresql": ["python", "-c", "import asyncpg"],
-    "psycopg": ["python", "-c", "import psycopg_binary"],
+    "psycopg": ["python", "-c", "import psycopg, psycopg_binary"],
     "mysql": ["python", "-c", "import asyncmy"],
     "cli": ["agent-sessions", "count", "--create-tables", "--url", "sqlite:///chat.db"],
     "mcp": ["agent-sessions", "mcp", "--help"],
