@@ -42,18 +42,19 @@ LAYERS = [
     {"session"},
     {"catalog"},
     {"runs"},
+    {"asgi"},
     {"chatkit", "ddl", "http", "mcp_server"},
     {"doctor", "web"},
     {"cli"},
 ]
-INTERFACES = {name for layer in LAYERS[-3:] for name in layer}
+INTERFACES = {name for layer in LAYERS[-4:] for name in layer}
 # Optional or slow to import: the only modules and sub-packages that import them.
 ONLY_IN = {
     "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
     "mcp": {"mcp_server"},
-    "starlette": {"http", "web"},
+    "starlette": {"asgi", "http", "web"},
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},

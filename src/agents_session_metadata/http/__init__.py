@@ -7,6 +7,8 @@ app.mount("/v1", sessions_app(catalog, scope=lambda request: {"owner_id": reques
 ```
 """
 
-from .app import GetScope, sessions_app
+from agents_session_metadata.asgi import GetScope
+
+from .app import sessions_app
 
 __all__ = ["GetScope", "sessions_app"]

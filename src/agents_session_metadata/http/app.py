@@ -5,29 +5,28 @@ No connection to the database is held while a body is read or an answer is sent.
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agents_session_metadata.asgi import (
+    GetScope,
+    accept_lifespan,
+    check_arguments,
+    scoped_catalog,
+)
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import InvalidFilterError
 
 from .errors import APIError, answer_to
 from .openapi import document
 from .requests import read_body, read_query
 from .routes import ROUTES, Answer, Call, Route
-
-GetScope: TypeAlias = (
-    "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
-)
-"""Gives the metadata values that every session of a request has; plain or async."""
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
@@ -65,10 +64,7 @@ def sessions_app(
         TypeError: If an argument has the wrong type.
         ValueError: If `max_body` or `body_timeout` is not positive.
     """
-    if not isinstance(catalog, SessionCatalog):
-        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
-    if scope is not None and not callable(scope):
-        raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+    check_arguments(catalog, scope)
     if isinstance(allow_roles, str):
         raise TypeError(f"allow_roles must be a list of roles, not the string {allow_roles!r}")
     if max_body < 1 or body_timeout <= 0:
@@ -95,7 +91,7 @@ class _SessionsApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _accept_lifespan(receive, send)
+            await accept_lifespan(receive, send)
         elif scope["type"] == "http":
             response = await self._respond(Request(scope, receive))
             await response(scope, receive, send)
@@ -105,7 +101,11 @@ class _SessionsApp:
     async def _respond(self, request: Request) -> Response:
         repeatable = True
         try:
-            catalog = await self._scoped(request)
+            catalog = await scoped_catalog(self._catalog, self._get_scope, request)
+            if catalog is None:
+                raise APIError(
+                    403, "You are not allowed to use these conversations.", code="no_scope"
+                )
             segments = _segments(request.scope)
             if segments == ["openapi.json"] and request.method == "GET":
                 return _json(self._document)
@@ -126,24 +126,6 @@ class _SessionsApp:
                 # OpenAI's clients repeat such requests by themselves.
                 headers["x-should-retry"] = "false"
             return _json(_dump(problem.body), problem.status, headers)
-
-    async def _scoped(self, request: Request) -> SessionCatalog:
-        """The catalog within the scope of a request.
-
-        Raises:
-            APIError: If the request has none.
-        """
-        if self._get_scope is None:
-            return self._catalog
-        values = self._get_scope(request)
-        if inspect.isawaitable(values):
-            values = await values
-        if not values or any(value is None for value in values.values()):
-            raise APIError(403, "You are not allowed to use these conversations.", code="no_scope")
-        try:
-            return self._catalog.scoped(values)
-        except InvalidFilterError as error:
-            raise TypeError("the scope of a request must contain JSON values") from error
 
 
 def _segments(scope: Scope) -> list[str]:
@@ -220,11 +202,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-async def _accept_lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

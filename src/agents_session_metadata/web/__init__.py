@@ -14,6 +14,8 @@ except ImportError:
         name="jinja2",
     ) from None
 
-from .app import LOCAL_HOSTS, GetScope, browser_app
+from agents_session_metadata.asgi import GetScope
+
+from .app import LOCAL_HOSTS, browser_app
 
 __all__ = ["LOCAL_HOSTS", "GetScope", "browser_app"]

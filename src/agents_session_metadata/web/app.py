@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, Final, TypeAlias
+from collections.abc import Collection
+from typing import Final
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -14,10 +13,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agents_session_metadata.asgi import (
+    GetScope,
+    accept_lifespan,
+    check_arguments,
+    scoped_catalog,
+)
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
-    InvalidFilterError,
     SessionChangedError,
     SessionMetadataError,
     SessionNotFoundError,
@@ -28,11 +32,6 @@ from agents_session_metadata.errors import (
 from . import actions, pages, statistics
 from .call import Call, File
 from .security import HEADERS, Refused, check_request, read_form, token_cookie
-
-GetScope: TypeAlias = (
-    "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
-)
-"""Gives the metadata values that every session of a request has; plain or async."""
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger(__name__)
@@ -86,10 +85,7 @@ def browser_app(
         TypeError: If an argument has the wrong type.
         ValueError: If there is no allowed host.
     """
-    if not isinstance(catalog, SessionCatalog):
-        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
-    if scope is not None and not callable(scope):
-        raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+    check_arguments(catalog, scope)
     if isinstance(allowed_hosts, str):
         raise TypeError(f"allowed_hosts must be a list of names, not the string {allowed_hosts!r}")
     if not allowed_hosts:
@@ -113,7 +109,7 @@ class _BrowserApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await _accept_lifespan(receive, send)
+            await accept_lifespan(receive, send)
         elif scope["type"] == "http":
             request = Request(scope, receive)
             call = Call(request, self._catalog, allow_write=self._allow_write)
@@ -138,7 +134,10 @@ class _BrowserApp:
         is_read = request.method in {"GET", "HEAD"}
         if path in _FILES and is_read:
             return _FILES[path].response()
-        call.catalog = await self._scoped(request)
+        catalog = await scoped_catalog(self._catalog, self._get_scope, request)
+        if catalog is None:
+            raise Refused(403, "You are not allowed to see these sessions.")
+        call.catalog = catalog
         reading = {**_READ, **(_ASK if self._allow_write else {})}
         writing = _WRITE if self._allow_write else {}
         if is_read and path in reading:
@@ -149,24 +148,6 @@ class _BrowserApp:
         if path in {*reading, *writing, *_FILES}:
             raise Refused(405, "The method is not allowed here.")
         raise Refused(404, "There is no such page.")
-
-    async def _scoped(self, request: Request) -> SessionCatalog:
-        """The catalog within the scope of a request.
-
-        Raises:
-            Refused: If the request has none.
-        """
-        if self._get_scope is None:
-            return self._catalog
-        values = self._get_scope(request)
-        if inspect.isawaitable(values):
-            values = await values
-        if not values or any(value is None for value in values.values()):
-            raise Refused(403, "You are not allowed to see these sessions.")
-        try:
-            return self._catalog.scoped(values)
-        except InvalidFilterError as error:
-            raise TypeError("the scope of a request must contain JSON values") from error
 
 
 def _refusal(error: Exception) -> Refused:
@@ -194,11 +175,3 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, DBAPIError | PoolTimeoutError | OSError):
         return Refused(503, "The database does not answer. The log of the server says why.")
     return Refused(500, "Something went wrong. The log of the server says what.")
-
-
-async def _accept_lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
