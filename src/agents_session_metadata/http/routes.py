@@ -50,7 +50,7 @@ READ_ONLY: Final = frozenset(
         keys.FINISHED_AT,
         keys.DURATION_MS,
         keys.TOUCHED_AT,
-        "resumes",
+        keys.RESUMES,
         # what SessionTracker writes
         keys.RUNS,
         keys.REQUESTS,
@@ -62,8 +62,9 @@ READ_ONLY: Final = frozenset(
         keys.AGENTS,
         keys.TOOL_CALLS,
         keys.INVOCATIONS,
-        "trace_ids",
-        "title_auto",
+        keys.TRACE_IDS,
+        # what SessionTitler writes
+        keys.TITLE_AUTO,
         # what a fork writes
         keys.FORKED_FROM,
         keys.FORKED_BEFORE,
