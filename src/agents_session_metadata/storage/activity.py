@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import (
     Column,
-    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -30,7 +29,14 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 
 from .activity_triggers import DropMaintenance, trigger_names
-from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name, table_options
+from .definitions import (
+    ColumnTypes,
+    GroupDefinition,
+    TableGroup,
+    derived_name,
+    session_link,
+    table_options,
+)
 
 ACTIVITY = "activity"
 """The name of the group."""
@@ -49,7 +55,6 @@ def _define(
     if entries_name in metadata.tables:
         return _group(core, *(metadata.tables[name] for name in names))
     options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
-    sessions = core.tables[0]
     indexes = Table(
         indexes_name,
         metadata,
@@ -74,12 +79,7 @@ def _define(
         Column("search_key", types.search, nullable=False),
         # As nullable as the column that it follows may be.
         Column("updated_at", types.stored_time, nullable=True),
-        ForeignKeyConstraint(
-            ["session_id"],
-            [sessions.c.session_id],
-            name=derived_name(entries_name, "_session_fk"),
-            ondelete="CASCADE",
-        ),
+        session_link(entries_name, core.tables[0]),
         Index(
             derived_name(entries_name, "_order_idx"),
             "key",

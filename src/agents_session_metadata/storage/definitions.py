@@ -9,9 +9,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import DDLElement, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    DDLElement,
+    ForeignKeyConstraint,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import NullType, TypeEngine
 
@@ -108,6 +116,18 @@ def derived_name(table: str, suffix: str) -> str:
     return table.encode()[:room].decode(errors="ignore") + mark
 
 
+def session_link(
+    table: str, sessions: Table, ondelete: Literal["CASCADE", "SET NULL"] = "CASCADE"
+) -> ForeignKeyConstraint:
+    """The foreign key from the column `session_id` of a table to the sessions table."""
+    return ForeignKeyConstraint(
+        ["session_id"],
+        [sessions.c.session_id],
+        name=derived_name(table, "_session_fk"),
+        ondelete=ondelete,
+    )
+
+
 class CreateTrigger(DDLElement):
     """A statement that creates a trigger on SQLite; pass it to `execute`.
 
@@ -149,30 +169,23 @@ class DropTrigger(DDLElement):
         self.trigger = trigger
 
 
-def deleting_trigger(event: str, table: Table, target: Table, *columns: str) -> CreateTrigger:
-    """A trigger that deletes rows of `target` with the same values in `columns`."""
+def deleting_trigger(
+    event: str, table: Table, target: Table, *columns: str, keeps_rows: bool = False
+) -> CreateTrigger:
+    """A trigger that deletes, or clears, rows of `target` with the same values in `columns`."""
     name = derived_name(target.name, f"_after_{event.lower()}")
-    return CreateTrigger(name, event, table, target, columns)
+    return CreateTrigger(name, event, table, target, columns, keeps_rows=keeps_rows)
 
 
 def ending_with_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
     """The triggers that end rows with their session: on deletes, `REPLACE`, and changes of ids."""
-    events = ("DELETE", "INSERT", "UPDATE")
-    return tuple(deleting_trigger(event, sessions, target, "session_id") for event in events)
+    return tuple(deleting_trigger(event, sessions, target, "session_id") for event in _ROWS)
 
 
 def outliving_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
     """The triggers that clear a session's id in rows that stay when the session ends."""
     return tuple(
-        CreateTrigger(
-            derived_name(target.name, f"_after_{event.lower()}"),
-            event,
-            sessions,
-            target,
-            ("session_id",),
-            keeps_rows=True,
-        )
-        for event in ("DELETE", "INSERT", "UPDATE")
+        deleting_trigger(event, sessions, target, "session_id", keeps_rows=True) for event in _ROWS
     )
 
 

@@ -21,7 +21,6 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Column,
-    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -37,6 +36,7 @@ from .definitions import (
     TableGroup,
     derived_name,
     ending_with_session,
+    session_link,
 )
 
 PAUSED = "paused"
@@ -64,12 +64,7 @@ def _define(
             Column("paused_at", BigInteger, nullable=False),
             Column("token", String(32), nullable=True),
             Column("claimed_until", BigInteger, nullable=True),
-            ForeignKeyConstraint(
-                ["session_id"],
-                [sessions.c.session_id],
-                name=derived_name(name, "_session_fk"),
-                ondelete="CASCADE",
-            ),
+            session_link(name, sessions),
             Index(derived_name(name, "_order_idx"), "paused_at", "session_id"),
             **options,
         )

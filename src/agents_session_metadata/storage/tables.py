@@ -52,6 +52,7 @@ from .definitions import (
     derived_name,
     ending_with_session,
     name_beside,
+    session_link,
     table_options,
 )
 from .groups import GROUPS
@@ -263,12 +264,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         Column("search_rest", types.rest, nullable=False),
         time("created_at", aware=True),
         time("updated_at", aware=True),
-        ForeignKeyConstraint(
-            ["session_id"],
-            [sessions.c.session_id],
-            name=derived_name(names.metadata, "_session_fk"),
-            ondelete="CASCADE",
-        ),
+        session_link(names.metadata, sessions),
         Index(derived_name(names.metadata, "_search_idx"), "key", "search_key", "session_id"),
         **own_options,
     )

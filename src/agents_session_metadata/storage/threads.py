@@ -14,7 +14,6 @@ from sqlalchemy import (
     TIMESTAMP,
     BigInteger,
     Column,
-    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -29,6 +28,7 @@ from .definitions import (
     TableGroup,
     derived_name,
     ending_with_session,
+    session_link,
     table_options,
 )
 
@@ -56,7 +56,7 @@ def _define(
             Column("history_end", BigInteger, nullable=True),
             # Of a user message: whether an item that ends an answer to it was deleted, 0 or 1.
             Column("reopened", Integer, nullable=False),
-            _link(items_name, sessions),
+            session_link(items_name, sessions),
             Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
             **table_options(types),
         )
@@ -73,7 +73,7 @@ def _define(
             Column(
                 "created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False
             ),
-            _link(attachments_name, sessions),
+            session_link(attachments_name, sessions),
             # For the foreign key. A migration that drops indexes first leaves a constraint alone.
             UniqueConstraint(
                 "session_id",
@@ -87,15 +87,6 @@ def _define(
         *ending_with_session(sessions, attachments),
     )
     return TableGroup(THREADS, (items, attachments), triggers)
-
-
-def _link(name: str, sessions: Table) -> ForeignKeyConstraint:
-    return ForeignKeyConstraint(
-        ["session_id"],
-        [sessions.c.session_id],
-        name=derived_name(name, "_session_fk"),
-        ondelete="CASCADE",
-    )
 
 
 GROUP = GroupDefinition(THREADS, ("_thread_items", "_attachments"), _define)

@@ -21,7 +21,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Date,
-    ForeignKeyConstraint,
     Index,
     Insert,
     MetaData,
@@ -41,6 +40,7 @@ from .definitions import (
     TableGroup,
     derived_name,
     outliving_session,
+    session_link,
 )
 
 USAGE = "usage"
@@ -156,12 +156,7 @@ def _define(
             *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
             # In units of 10 ** -12; NULL if the model has no price.
             Column("cost", BigInteger, nullable=True),
-            ForeignKeyConstraint(
-                ["session_id"],
-                [sessions.c.session_id],
-                name=derived_name(name, "_session_fk"),
-                ondelete="SET NULL",
-            ),
+            session_link(name, sessions, "SET NULL"),
             Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
             # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
             UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),

@@ -19,7 +19,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Connection,
-    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -32,7 +31,7 @@ from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
 from agents_session_metadata.keys import TITLE
 
 from .activity_triggers import DropMaintenance
-from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name
+from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name, session_link
 
 WORDS = "words"
 """The name of the group."""
@@ -68,14 +67,6 @@ def _define(
         return _group(core, *(metadata.tables[name] for name in names))
     options: dict[str, Any] = {**TABLE_OPTIONS, "sqlite_with_rowid": False}
 
-    def of_session(table: str) -> ForeignKeyConstraint:
-        return ForeignKeyConstraint(
-            ["session_id"],
-            [core.tables[0].c.session_id],
-            name=derived_name(table, "_session_fk"),
-            ondelete="CASCADE",
-        )
-
     words = Table(
         words_name,
         metadata,
@@ -84,7 +75,7 @@ def _define(
         Column("item_id", BigInteger, primary_key=True, autoincrement=False),
         Column("word", types.word, primary_key=True),
         Column("created_at", types.stored_time, nullable=False),
-        of_session(words_name),
+        session_link(words_name, core.tables[0]),
         Index(derived_name(words_name, "_word_idx"), "word", "session_id", "created_at", "item_id"),
         Index(
             derived_name(words_name, "_time_idx"),
@@ -102,7 +93,7 @@ def _define(
         metadata,
         Column("session_id", types.own_id, primary_key=True),
         Column("item_id", BigInteger, primary_key=True, autoincrement=False),
-        of_session(queue_name),
+        session_link(queue_name, core.tables[0]),
         **options,
     )
     state = Table(
