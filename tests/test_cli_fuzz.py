@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.cli.output import printable
+from agents_session_metadata.quoting import escaped
 
 dumped = (
     (junk.json | corpus.filters())
@@ -54,7 +54,7 @@ async def call(database: Any, *args: str, stdin: str | bytes | None = None) -> A
         raise result.exception
     assert result.exit_code in {0, 1, 2}
     assert result.exit_code == 0 or (result.stderr.strip() and not result.stdout)
-    assert printable(result.stderr, "\n\t") == result.stderr
+    assert escaped(result.stderr, "\n\t") == result.stderr
     return result
 
 

@@ -43,3 +43,7 @@ def test_long_texts_are_cut_and_other_values_shown():
     assert quoted(1.5) == "1.5"
     assert quoted(["é", "\x1b"]) == r"['é', '\x1b']"
     assert quoted(10**5_000) == "a long int"
+
+
+def test_some_control_characters_may_stay():
+    assert escaped("a\n\tb\x1b\u202e", "\n\t") == "a\n\tb\\x1b\\u202e"

@@ -13,9 +13,19 @@ _UNSAFE = re.compile(
 )
 
 
-def escaped(text: str) -> str:
-    """Text with its control characters escaped; other non-ASCII characters stay as they are."""
-    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+def escaped(text: str, kept: str = "") -> str:
+    """Text with its control characters escaped; other non-ASCII characters stay as they are.
+
+    Args:
+        text: The text.
+        kept: Control characters that stay, too.
+    """
+
+    def escape(found: re.Match[str]) -> str:
+        unsafe = found[0]
+        return unsafe if unsafe in kept else unsafe.encode("unicode_escape").decode()
+
+    return _UNSAFE.sub(escape, text)
 
 
 def quoted(value: object, longest: int = _LONGEST) -> str:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.quoting import escaped, quoted
 
 from . import command as registry
 from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, standard_input, usage
-from .output import colored, printable, say, write, write_json
+from .output import colored, say, write, write_json
 
 _command = partial(registry.command, panel="Database")
 
@@ -105,9 +105,9 @@ def doctor(
     for each in findings:
         level = colored(f"{each.level:7}")
         # Whole: a statement in it that is cut would be another statement.
-        write(f"{level}  {each.check}: {printable(each.problem)}")
+        write(f"{level}  {each.check}: {escaped(each.problem)}")
         for statement in each.repair:
-            write(printable(f"{statement};", "\n\t"))
+            write(escaped(f"{statement};", "\n\t"))
     say("something is wrong" if wrong else "healthy", "red" if wrong else "green")
     return int(wrong)
 

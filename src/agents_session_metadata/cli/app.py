@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from agents_session_metadata.quoting import escaped
+
 from .command import build, prepared
-from .output import printable
 
 COMMANDS = {
     **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
@@ -56,7 +57,7 @@ class _Commands(TyperGroup):
         except Exception as error:
             # Typer quotes what was typed.
             if isinstance(message := getattr(error, "message", None), str):
-                error.message = printable(message)  # type: ignore[attr-defined]  # Typer's own
+                error.message = escaped(message)  # type: ignore[attr-defined]  # Typer's own
             raise
 
 

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.quoting import escaped, quoted
 
 from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
-from .output import printable
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
@@ -386,7 +385,7 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
     if url.password:
         reason = reason.replace(str(url.password), "***")
     return Failure(
-        f"database error at {place.shown_url()}: {printable(reason)}; "
+        f"database error at {place.shown_url()}: {escaped(reason)}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )
 

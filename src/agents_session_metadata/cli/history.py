@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agents_session_metadata.quoting import escaped
+
 from . import command as registry
 from .command import place_of
 from .options import (
@@ -24,7 +26,7 @@ from .options import (
     refuse_both,
     usage,
 )
-from .output import Records, counted, nothing, printable, say, shown, write, write_json
+from .output import Records, counted, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
@@ -156,7 +158,7 @@ def fork(
             metadata = wait(copy.get_metadata())
             write_json({"session_id": copy.session_id, "metadata": metadata})
     if not as_json:
-        write(printable(copy.session_id))
+        write(escaped(copy.session_id))
 
 
 def _record(info: ItemInfo) -> dict[str, Any]:
@@ -180,9 +182,9 @@ def _write_item(info: ItemInfo) -> None:
         else:
             rest = {name: each for name, each in item.items() if name != "type"}
             lines = [shown(f"{name}: {shown(each)}") for name, each in rest.items()]
-    write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {printable(kind)}")
+    write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {escaped(kind)}")
     for line in lines:
-        write(f"    {printable(line, chr(9))}".rstrip())
+        write(f"    {escaped(line, chr(9))}".rstrip())
 
 
 def _texts(content: Any) -> Iterator[str]:

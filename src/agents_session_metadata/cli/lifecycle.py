@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from agents_session_metadata.quoting import escaped, quoted
+
 from . import command as registry
 from .command import place_of
 from .options import (
@@ -23,7 +25,7 @@ from .options import (
     standard_input,
     usage,
 )
-from .output import colored, nothing, printable, say, shown, write, write_json
+from .output import colored, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,7 +77,7 @@ def start(
     from agents_session_metadata.keys import normalize_agent
 
     if not normalize_agent(agent):
-        usage(f"--agent must be the name of an agent, got '{printable(agent)}'")
+        usage(f"--agent must be the name of an agent, got {quoted(agent)}")
     if session is None:
         import uuid
 
@@ -90,7 +92,7 @@ def start(
     if as_json:
         write_json({"session_id": session, "metadata": metadata})
     else:
-        write(printable(session))
+        write(escaped(session))
 
 
 @_command("phase", "phase chat-1 approval --meta ready=true")

@@ -9,9 +9,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
 
-from agents_session_metadata.quoting import quoted
-
-from .output import printable
+from agents_session_metadata.quoting import escaped, quoted
 
 T = TypeVar("T")
 
@@ -25,7 +23,7 @@ class Failure(typer.BadParameter):
     """
 
     def __init__(self, sentence: str, code: int = 1) -> None:
-        super().__init__(printable(sentence))
+        super().__init__(escaped(sentence))
         self.exit_code = code
 
     def format_message(self) -> str:
@@ -191,7 +189,7 @@ def confirm(question: str, *, yes: bool) -> None:
     from rich.prompt import Confirm
     from rich.text import Text
 
-    if not Confirm.ask(Text(printable(question)), default=False, console=Console(stderr=True)):
+    if not Confirm.ask(Text(escaped(question)), default=False, console=Console(stderr=True)):
         raise Failure("nothing was changed")
 
 

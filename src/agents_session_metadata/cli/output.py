@@ -16,12 +16,13 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from agents_session_metadata.quoting import escaped
+
 if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo
 
 _LONGEST_CELL = 1000
 _NARROWEST, _PIPE_WIDTH = 40, 10_000
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _COLORS = {
     **dict.fromkeys(("failed", "error"), "red"),
     **dict.fromkeys(("active", "completed"), "green"),
@@ -29,28 +30,10 @@ _COLORS = {
 }
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Text without control characters, lone surrogates and bidirectional controls.
-
-    Args:
-        text: The text.
-        kept: Control characters to leave as they are.
-
-    Returns:
-        The text with the others escaped.
-    """
-
-    def escaped(match: re.Match[str]) -> str:
-        found = match.group()
-        return found if found in kept else found.encode("unicode_escape").decode()
-
-    return _UNSAFE.sub(escaped, text)
-
-
 def shown(value: Any) -> str:
     """A value on one line: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = printable(re.sub(r"[ \n\t]+", " ", text).strip())
+    text = escaped(re.sub(r"[ \n\t]+", " ", text).strip())
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
@@ -62,7 +45,7 @@ def counted(number: int, noun: str) -> str:
 def say(sentence: str, color: str | None = None) -> None:
     """Write a message to stderr, on one line, after the data before it."""
     sys.stdout.flush()
-    typer.secho(printable(sentence), fg=color, err=True)
+    typer.secho(escaped(sentence), fg=color, err=True)
 
 
 def nothing(sentence: str) -> int:
@@ -178,14 +161,14 @@ def write_table(
     for position, name in enumerate(header):
         first = position == 0
         width = max(console.width // 2, 1) if first else None
-        table.add_column(Text(printable(name)), no_wrap=first, max_width=width)
+        table.add_column(Text(escaped(name)), no_wrap=first, max_width=width)
     for row in rows:
         cells = []
         for position, text in enumerate(row):
             folds = folded or position == 0
             cells.append(
                 Text(
-                    printable(text),
+                    escaped(text),
                     style=_COLORS.get(text, "") if position else "",
                     overflow="fold" if folds else "ellipsis",
                     no_wrap=not folds,
@@ -228,7 +211,7 @@ def write_metadata(metadata: Mapping[str, Any]) -> None:
 
 def write_session(info: SessionInfo) -> None:
     """Write everything about one session."""
-    write(f"session  {printable(info.session_id)}")
+    write(f"session  {escaped(info.session_id)}")
     write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.created_at)})")
     write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.updated_at)})")
     if info.item_count is not None:

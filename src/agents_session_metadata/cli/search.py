@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agents_session_metadata.quoting import escaped
+
 from . import command as registry
 from .command import place_of
 from .options import (
@@ -23,7 +25,6 @@ from .options import (
 from .output import (
     Records,
     nothing,
-    printable,
     say,
     write,
 )
@@ -112,10 +113,10 @@ def _write_hit(hit: SearchHit) -> None:
     """Write a hit: a line that says where it is, then the text with the matches marked."""
     item = "" if hit.item_id is None else f"  {hit.item_id}"
     time = f"{hit.created_at:%Y-%m-%d %H:%M:%S}"
-    write(f"{printable(hit.session_id)}{item}  {time}  {hit.role}")
+    write(f"{escaped(hit.session_id)}{item}  {time}  {hit.role}")
     marked, end = [], 0
     for start, stop in hit.highlights:
         marked += [hit.snippet[end:start], "[", hit.snippet[start:stop], "]"]
         end = stop
     text = "".join([*marked, hit.snippet[end:]])
-    write(f"    {printable(' '.join(text.split()))}")
+    write(f"    {escaped(' '.join(text.split()))}")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agents_session_metadata.quoting import escaped
+
 from . import command as registry
 from .command import place_of
 from .options import (
@@ -32,7 +34,6 @@ from .output import (
     Records,
     counted,
     nothing,
-    printable,
     record_of,
     say,
     shown,
@@ -159,7 +160,7 @@ def get(
     elif keys and len(keys) == 1 and stored:
         value = stored[keys[0]]
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        write(printable(text, "\n\t"))
+        write(escaped(text, "\n\t"))
     elif stored:
         write_metadata(stored)
     if info is None:
