@@ -22,6 +22,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
     SessionPausedError,
     StateVersionError,
+    TablesMismatchError,
     TablesMissingError,
     UnsupportedDialectError,
 )
@@ -41,6 +42,7 @@ ERRORS = [
     SessionNotFoundError("a"),
     SessionPausedError("a"),
     StateVersionError("a", "9.9"),
+    TablesMismatchError("a", "is wrong"),
     TablesMissingError(["a"]),
     UnsupportedDialectError("a"),
 ]

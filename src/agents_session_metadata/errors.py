@@ -256,6 +256,26 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
         )
 
 
+class TablesMismatchError(TablesMissingError):
+    """The tables do not belong together: the sessions table was renamed or dropped, or misnamed.
+
+    To create an empty sessions table would hide all sessions, and a new session deletes what an
+    earlier one with its id has left. So nothing is created or written, also with
+    `create_tables=True`.
+
+    Attributes:
+        tables: The name of the sessions table.
+    """
+
+    def __init__(self, sessions_table: str, problem: str) -> None:
+        self.tables = (sessions_table,)
+        super(TablesMissingError, self).__init__(
+            f"{problem}: the sessions table was renamed or dropped, or the name of a table is "
+            "misspelled; restore the table, or pass the right names; `agent-sessions doctor` "
+            "shows more"
+        )
+
+
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
     """The database user may not create the triggers that maintain an index."""
 

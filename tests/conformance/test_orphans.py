@@ -83,12 +83,15 @@ async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, a
 
 async def test_nobody_deletes_what_was_not_named(shared_database: Database):
     engine = shared_database.engine()
-    await SessionCatalog(engine, create_tables=True).create_session("gone", metadata=LEFT)
+    first = SessionCatalog(engine, create_tables=True)
+    await first.create_session("gone", metadata=LEFT)
+    # Without any session, the sessions table would look as if it had been dropped and created.
+    await first.create_session("here")
     await leave(engine, "gone")
     # A first use that creates the missing triggers, then retention, from another engine.
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     assert await catalog.delete_sessions({"nothing": 1}) == 0
-    assert await catalog.delete_sessions(inactive_for=timedelta(0)) == 0
+    assert await catalog.delete_sessions(inactive_for=timedelta(0)) == 1
     assert await raw.count_rows(engine, "agent_sessions_metadata") == 3
     assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 1
 

@@ -63,6 +63,12 @@ def ddl(
     )
     for statement in statements:
         write(f"{statement};")
+    if not drop:
+        say(
+            f"if {names.sessions} was renamed or dropped while other tables have rows, restore it "
+            "instead; `agent-sessions doctor` tells whether tables belong together",
+            "yellow",
+        )
 
 
 @_command("doctor", "doctor --json", shared=DATABASE)

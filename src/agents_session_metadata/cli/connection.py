@@ -339,10 +339,13 @@ def explain(error: Exception, place: Place) -> Failure | None:
         InvalidCursorError,
         InvalidFilterError,
         SessionMetadataError,
+        TablesMismatchError,
         TablesMissingError,
         UnsupportedDialectError,
     )
 
+    if isinstance(error, TablesMismatchError):
+        return Failure(str(error))
     if isinstance(error, TablesMissingError):
         dialect, *others = possible_names(place.database_url()) or ("…",)
         other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)

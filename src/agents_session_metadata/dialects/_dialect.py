@@ -38,6 +38,20 @@ class Triples(NamedTuple):
     second: ColumnElement[Any]
 
 
+class Link(NamedTuple):
+    """A foreign key of a column `session_id`.
+
+    Attributes:
+        child: The table that has it.
+        parent: The table that it refers to, as a message names it.
+        is_right: Whether that is the sessions table.
+    """
+
+    child: str
+    parent: str
+    is_right: bool
+
+
 class Dialect:
     """One database's ways. The methods of this class are those of standard SQL."""
 
@@ -264,6 +278,12 @@ class Dialect:
 
     def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
         """The names of the triggers on a table."""
+        raise NotImplementedError
+
+    def session_links(
+        self, connection: Connection, sessions: Table, children: Sequence[Table]
+    ) -> list[Link]:
+        """The foreign keys of the column `session_id` in some tables, in one statement."""
         raise NotImplementedError
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:

@@ -36,7 +36,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
-from ._dialect import Dialect, Triples, replacements
+from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
@@ -226,6 +226,31 @@ class MySQL(Dialect):
             " AND event_object_schema = coalesce(:schema, database())"
         )
         return set(connection.scalars(text(query), {"name": table.name, "schema": schema}))
+
+    def session_links(
+        self, connection: Connection, sessions: Table, children: Sequence[Table]
+    ) -> list[Link]:
+        # One table each: without that, the server opens every table of the schema.
+        parts = [
+            "SELECT table_name, referenced_table_schema, referenced_table_name,"  # noqa: S608  # numbers
+            " coalesce(:schema, database()), @@lower_case_table_names"
+            " FROM information_schema.key_column_usage"
+            " WHERE table_schema = coalesce(:schema, database())"
+            f" AND table_name = :child_{index} AND column_name = 'session_id'"
+            " AND referenced_table_name IS NOT NULL"
+            for index in range(len(children))
+        ]
+        names = {f"child_{index}": each.name for index, each in enumerate(children)}
+        schema = {"schema": connection.schema_for_object(sessions)}
+        found: Any = connection.execute(text(" UNION ALL ".join(parts)), names | schema)
+        links = []
+        for child, parent_schema, parent, own_schema, ignores_case in found:
+            fold = str.lower if ignores_case else str
+            if not any(fold(child) == fold(each.name) for each in children):
+                continue  # The catalog ignores case in any case.
+            wanted = fold(own_schema), fold(sessions.name)
+            links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
+        return links
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # command denied on a table or database; or, with a binary log, a privilege is missing

@@ -33,7 +33,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from ._dialect import Dialect, Triples, replacements
+from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
@@ -193,6 +193,25 @@ class PostgreSQL(Dialect):
     def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
         query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
         return set(connection.scalars(text(query), {"name": _qualified(connection, table)}))
+
+    def session_links(
+        self, connection: Connection, sessions: Table, children: Sequence[Table]
+    ) -> list[Link]:
+        # By identity, so that no name is compared in another schema of the search path.
+        names = {
+            f"child_{index}": _qualified(connection, each) for index, each in enumerate(children)
+        }
+        of_children = ", ".join(f"to_regclass(:{name})" for name in names)
+        query = (
+            "SELECT r.relname, CAST(CAST(c.confrelid AS regclass) AS text),"  # noqa: S608  # names of parameters
+            " coalesce(c.confrelid = to_regclass(:sessions), false)"
+            " FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid"
+            " JOIN pg_attribute a ON a.attrelid = c.conrelid AND ARRAY[a.attnum] = c.conkey"
+            f" WHERE c.contype = 'f' AND a.attname = 'session_id' AND c.conrelid IN ({of_children})"
+        )
+        names["sessions"] = _qualified(connection, sessions)
+        found: Any = connection.execute(text(query), names)
+        return [Link(*row) for row in found]
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(_qualified(connection, table) for table in tables)

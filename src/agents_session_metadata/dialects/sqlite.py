@@ -23,6 +23,7 @@ from sqlalchemy import (
     event,
     func,
     select,
+    text,
     type_coerce,
     update,
 )
@@ -32,7 +33,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from ._dialect import Dialect, Triples, replacements
+from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 
 
@@ -205,6 +206,21 @@ class SQLite(Dialect):
         schema = connection.schema_for_object(table)
         names = table_clause("sqlite_master", column("name"), column("type"), schema=schema)
         return set(connection.scalars(select(names.c.name).where(names.c.type == "trigger")))
+
+    def session_links(
+        self, connection: Connection, sessions: Table, children: Sequence[Table]
+    ) -> list[Link]:
+        # Tables of one schema cannot refer to another, and SQLite ignores the case of names.
+        parts = [
+            f'SELECT :child_{index}, "table" FROM pragma_foreign_key_list(:child_{index}, :schema)'  # noqa: S608  # numbers
+            " WHERE \"from\" = 'session_id' COLLATE NOCASE"
+            for index in range(len(children))
+        ]
+        names = {f"child_{index}": each.name for index, each in enumerate(children)}
+        names["schema"] = connection.schema_for_object(sessions) or "main"
+        found: Any = connection.execute(text(" UNION ALL ".join(parts)), names)
+        wanted = sessions.name.lower()
+        return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
     def moment_type(self) -> TypeEngine[Any]:
         return String()

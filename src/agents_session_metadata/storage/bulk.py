@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Insert, Table, bindparam, delete, false, inse
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import EncodedValue
 
+from .belonging import check_links
 from .messages import delete_messages
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -137,6 +138,7 @@ def _delete_leftovers(
         of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
         # Deleting what is not there would lock the gaps between rows on MySQL.
         if ids and connection.scalar(select(table.c.key).where(of_ids).limit(1), parameters):
+            check_links(connection, tables)
             connection.execute(delete(table).where(of_ids), parameters)
 
 

@@ -26,6 +26,7 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
+from .belonging import check_beside, check_links
 from .creation import create_missing, find_missing
 from .known_indexes import KnownIndexes
 from .tables import CORE, SessionTables, TableNames, query_tables
@@ -319,6 +320,9 @@ class Database(Generic[Q]):
 
         def prepare(connection: Connection) -> None:
             missing = find_missing(connection, self.names, (group,))
+            if group == CORE:
+                check_links(connection, self.tables)
+                check_beside(connection, self.tables, missing)
             if missing and not self.create_tables:
                 raise TablesMissingError(missing)
             if missing:

@@ -27,6 +27,7 @@ from agents_session_metadata.values import (
     key_problem,
 )
 
+from .belonging import check_links
 from .messages import delete_messages
 from .stored import decode_stored
 from .tables import SessionTables, element_rows
@@ -273,6 +274,8 @@ class Rows:
         return Claim(True, {})
 
     def _delete_metadata(self, connection: Connection, session_id: str) -> None:
+        # It is not left by an earlier session if it belongs to another table's.
+        check_links(connection, self._tables)
         for statement in self._statements.delete_metadata:
             connection.execute(statement, {"of_session": session_id})
 

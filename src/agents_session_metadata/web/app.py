@@ -26,6 +26,7 @@ from agents_session_metadata.errors import (
     SessionMetadataError,
     SessionNotFoundError,
     SessionPausedError,
+    TablesMismatchError,
     TablesMissingError,
 )
 
@@ -160,6 +161,8 @@ def _refusal(error: Exception) -> Refused:
         return Refused(400, "This page belongs to another list. Start again at the first page.")
     if isinstance(error, SessionNotFoundError):
         return pages.no_session()
+    if isinstance(error, TablesMismatchError):
+        return Refused(503, "The tables do not belong together. `agent-sessions doctor` says why.")
     if isinstance(error, TablesMissingError):
         return Refused(
             503, "The database lacks tables. Create them with create_tables=True or a migration."

@@ -1,0 +1,279 @@
+"""A sessions table that was renamed, dropped or misspelled is never created beside its metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import commands
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from servers import Database
+from sqlalchemy.exc import NotSupportedError
+
+from agents_session_metadata import (
+    SessionCatalog,
+    TablesMismatchError,
+    TablesMissingError,
+)
+from conformance import raw
+from conformance.test_tables import schema_of
+
+OURS = ("agent_sessions_metadata", "agent_sessions_metadata_elements", "agent_messages")
+DAMAGES = ["renamed", "renamed and created", "dropped", "misspelled"]
+
+
+async def contents(engine, prefix: str = "") -> list:
+    return [
+        sorted(map(repr, await raw.execute(engine, f"SELECT * FROM {prefix}{table}")))
+        for table in OURS
+    ]
+
+
+async def fill(engine) -> SessionCatalog:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x"], "n": 1})
+        await session.add_items([raw.message(f"hello {name}")])
+    return catalog
+
+
+async def create_sessions(engine) -> None:
+    """What the plain SDK does with `create_tables=True`."""
+    if engine.dialect.name == "mysql":
+        await raw.execute(engine, "CREATE TABLE agent_sessions LIKE kept_sessions")
+    else:
+        await SQLAlchemySession("a", engine=engine, create_tables=True).get_items()
+
+
+async def rename(engine, old: str, new: str) -> None:
+    await raw.execute(engine, f"ALTER TABLE {old} RENAME TO {new}")
+
+
+async def drop_sessions(engine) -> None:
+    if engine.dialect.name == "postgresql":
+        await raw.execute(engine, "DROP TABLE agent_sessions CASCADE")
+        return
+    async with engine.begin() as connection:
+        if engine.dialect.name == "mysql":
+            await connection.exec_driver_sql("SET foreign_key_checks = 0")
+        await connection.exec_driver_sql("DROP TABLE agent_sessions")
+        if engine.dialect.name == "mysql":
+            await connection.exec_driver_sql("SET foreign_key_checks = 1")
+
+
+async def damage(engine, how: str) -> dict[str, str]:
+    """Do it; gives the names of tables that a catalog is then made with."""
+    if how == "misspelled":
+        return {"sessions_table": "agent_sesions", "metadata_table": "agent_sessions_metadata"}
+    if how == "dropped":
+        await drop_sessions(engine)
+    else:
+        await rename(engine, "agent_sessions", "kept_sessions")
+    if how == "renamed and created":
+        await create_sessions(engine)
+    return {}
+
+
+CALLS = {
+    "set": lambda catalog: catalog.set_metadata("a", {"m": 1}),
+    "edit": lambda catalog: catalog.edit_metadata("a", lambda metadata: metadata.update(m=1)),
+    "create": lambda catalog: catalog.create_session("a", metadata={"m": 1}),
+    "get": lambda catalog: catalog.get_metadata("a"),
+    "list": lambda catalog: catalog.list_sessions(),
+    "clean up": lambda catalog: catalog.delete_sessions({"n": 1}),
+    "delete": lambda catalog: catalog.delete_session("a"),
+    "import": lambda catalog: catalog.import_sessions(
+        [
+            {
+                "format": 1,
+                "session_id": "a",
+                "created_at": "2024-01-01T00:00:00+00:00",
+                "updated_at": "2024-01-01T00:00:00+00:00",
+                "metadata": {},
+                "items": [],
+            }
+        ]
+    ),
+    "index": lambda catalog: catalog.create_index("n"),
+    "usage": lambda catalog: catalog.usage(),
+    "list items": lambda catalog: catalog.list_items("a"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_nothing_is_created_or_written(shared_database: Database, how):
+    engine = shared_database.engine()
+    await fill(engine)
+    names = await damage(engine, how)
+    before, tables = await contents(engine), await raw.table_names(engine)
+    sessions = names.get("sessions_table", "agent_sessions")
+    for create_tables in (True, False):
+        for name, call in CALLS.items():
+            # An engine of its own: the tables are checked once per engine.
+            other = shared_database.engine()
+            catalog = SessionCatalog(other, create_tables=create_tables, **names)
+            with pytest.raises(TablesMismatchError) as caught:
+                await call(catalog)
+            assert caught.value.tables == (sessions,), name
+            text = str(caught.value)
+            assert sessions in text
+            assert "agent_sessions_metadata" in text or "agent_messages" in text
+            assert "doctor" in text
+            assert "create" not in text
+            await other.dispose()
+        session = SessionCatalog(
+            shared_database.engine(), create_tables=create_tables, **names
+        ).session("a")
+        if create_tables:
+            with pytest.raises(TablesMismatchError):
+                await session.add_items([raw.message("again")])
+    arguments = [f"--{key.replace('_', '-')}={value}" for key, value in names.items()]
+    for command in (("set", "a", "--create", "m=1"), ("list",), ("cleanup", "--meta", "n=1", "-y")):
+        for option in ((), ("--create-tables",)):
+            given = (*command, *arguments, *option)
+            result = await asyncio.to_thread(commands.run, *given, url=shared_database.url)
+            assert result.exit_code == 1, result.output
+            assert "--create-tables" not in result.output
+            assert sessions in commands.said(result.output)
+    assert await contents(engine) == before
+    assert await raw.table_names(engine) == tables
+    if how == "renamed and created":
+        await raw.execute(engine, "DROP TABLE agent_sessions")
+    if how.startswith("renamed"):
+        await rename(engine, "kept_sessions", "agent_sessions")
+        # The very engine that was in use all the time.
+        catalog = SessionCatalog(engine)
+        assert [info.metadata for info in (await catalog.list_sessions()).sessions] == [
+            {"n": 1, "tags": ["x"]}
+        ] * 2
+        await catalog.set_metadata("a", {"m": 1})
+        assert (await catalog.get_metadata("a"))["m"] == 1
+        assert await contents(engine) != before
+
+
+async def test_a_process_that_goes_on_deletes_nothing(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = await fill(engine)
+    record = [record async for record in catalog.export_sessions({"$session_id": "a"})]
+    before = await contents(engine)
+    await damage(engine, "renamed and created")
+    with contextlib.suppress(NotSupportedError, TablesMismatchError):
+        # asyncpg refuses each statement once that it has prepared for the table before.
+        await catalog.set_metadata("a", {"m": 1})
+    for work in (
+        lambda: catalog.set_metadata("a", {"m": 1}),
+        lambda: catalog.edit_metadata("a", lambda metadata: metadata.update(m=1)),
+        lambda: catalog.create_session("a", metadata={"m": 1}),
+        lambda: catalog.session("a").add_items([raw.message("again")]),
+        lambda: SessionCatalog(shared_database.engine()).session("a").add_items([raw.message("x")]),
+        lambda: catalog.import_sessions(record),
+    ):
+        with pytest.raises(TablesMismatchError):
+            await work()
+        assert await contents(engine) == before
+        assert await raw.count_rows(engine, "agent_sessions") == 0
+
+
+async def test_messages_without_sessions(shared_database: Database):
+    engine = shared_database.engine()
+    await fill(engine)
+    for table in reversed(OURS[:2]):
+        await raw.execute(engine, f"DROP TABLE {table}")
+    await drop_sessions(engine)
+    with pytest.raises(TablesMismatchError, match="agent_messages has rows"):
+        await SessionCatalog(shared_database.engine(), create_tables=True).list_sessions()
+    assert await raw.table_names(engine) & {"agent_sessions", *OURS[:2]} == set()
+    assert await raw.count_rows(engine, "agent_messages") == 2
+
+
+async def test_empty_tables_without_sessions_are_completed(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = await fill(engine)
+    for name in ("a", "b"):
+        await catalog.delete_session(name)
+    await drop_sessions(engine)
+    with pytest.raises(TablesMissingError, match="create_tables=True"):
+        await SessionCatalog(shared_database.engine()).list_sessions()
+    other = SessionCatalog(shared_database.engine(), create_tables=True)
+    await other.set_metadata("a", {"m": 1})
+    assert await other.get_metadata("a") == {"m": 1}
+
+
+async def test_missing_messages_beside_sessions_are_created(shared_database: Database):
+    engine = shared_database.engine()
+    await fill(engine)
+    await raw.execute(engine, "DROP TABLE agent_messages")
+    other = SessionCatalog(shared_database.engine(), create_tables=True)
+    await other.session("a").add_items([raw.message("hello")])
+    assert await other.count_sessions({"n": 1}) == 2
+
+
+async def test_the_tables_of_the_sdk_alone(shared_database: Database):
+    engine = shared_database.engine()
+    await raw.create_sdk_tables(engine)
+    await raw.execute(engine, "INSERT INTO agent_sessions (session_id) VALUES ('a')")
+    await raw.execute(
+        engine, "INSERT INTO agent_messages (session_id, message_data) VALUES ('a', '{}')"
+    )
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.set_metadata("a", {"m": 1})
+    assert (await catalog.list_sessions()).sessions[0].metadata == {"m": 1}
+
+
+async def test_tables_without_foreign_keys(shared_database: Database):
+    engine = shared_database.engine()
+    await fill(engine)
+    for table in OURS:
+        await raw.drop_foreign_keys(engine, table)
+    catalog = SessionCatalog(shared_database.engine())
+    assert await catalog.count_sessions({"n": 1}) == 2
+
+
+async def test_a_sqlite_table_that_was_dropped_and_created(tmp_path):
+    database = Database("sqlite-file", f"sqlite+aiosqlite:///{tmp_path}/chat.db")
+    engine = database.engine()
+    await fill(engine)
+    before = await contents(engine)
+    await drop_sessions(engine)
+    await create_sessions(engine)
+    for create_tables in (True, False):
+        catalog = SessionCatalog(database.engine(), create_tables=create_tables)
+        with pytest.raises(TablesMismatchError, match="is empty and lacks its triggers"):
+            await catalog.set_metadata("a", {"m": 1})
+    assert await contents(engine) == before
+    await database.close()
+
+
+@pytest.mark.parametrize("sessions", ["Talks", "from", "two words", "zażółć"])
+async def test_names_that_need_quotes(shared_database: Database, sessions):
+    names = {"sessions_table": sessions, "messages_table": f"{sessions} Said"}
+    for _ in range(2):
+        catalog = SessionCatalog(shared_database.engine(), create_tables=True, **names)
+        await catalog.set_metadata("a", {"m": 1})
+        await catalog.session("a").add_items([raw.message("hello")])
+    wrong = {**names, "sessions_table": "other", "metadata_table": f"{sessions}_metadata"}
+    with pytest.raises(TablesMismatchError, match="not to other"):
+        await SessionCatalog(shared_database.engine(), create_tables=True, **wrong).list_sessions()
+
+
+async def test_tables_of_another_schema(shared_database: Database, tmp_path):
+    database = shared_database
+    async with schema_of(database, tmp_path) as (schema, engine):
+        await fill(engine)
+        fresh = SessionCatalog(engine, create_tables=True)
+        assert await fresh.count_sessions() == 2
+        # The other schema has tables of the same names, and its own sessions.
+        await fill(database.engine())
+        await rename(engine, f"{schema}.agent_sessions", _beside(engine, schema, "kept_sessions"))
+        before = await contents(engine, f"{schema}.")
+        await engine.dispose()
+        with pytest.raises(TablesMismatchError):
+            await SessionCatalog(engine, create_tables=True).set_metadata("a", {"m": 1})
+        assert await contents(engine, f"{schema}.") == before
+        plain = SessionCatalog(database.engine(), create_tables=True)
+        assert await plain.count_sessions() == 2
+
+
+def _beside(engine, schema: str, name: str) -> str:
+    return f"{schema}.{name}" if engine.dialect.name == "mysql" else name
