@@ -685,7 +685,7 @@ async def test_a_broken_line_stops_an_import(cli, filled):
     assert "the 1 record before it are imported" in result.stderr
     assert await filled.count_sessions() == 1
     result = await cli("import", stdin='{"format": 99}', code=1)
-    assert "this version reads format 1" in result.stderr
+    assert "$.format must be 1, got" in result.stderr
     missing = await cli("import", "no-such-file", code=1)
     assert "no-such-file" in missing.stderr
 

@@ -128,7 +128,7 @@ def check_on_clear(on_clear: str) -> None:
         ValueError: If it is neither `delete` nor `keep`.
     """
     if on_clear not in get_args(OnClear):
-        raise ValueError(f"on_clear must be 'delete' or 'keep', not {quoted(on_clear)}")
+        raise ValueError(f"on_clear must be 'delete' or 'keep', got {quoted(on_clear)}")
 
 
 @asynccontextmanager

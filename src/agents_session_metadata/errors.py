@@ -57,11 +57,11 @@ class MetadataLimitError(SessionMetadataError, MetadataSizeError):
         self.limit = limit
         self.key = key
         self.size = size
-        unit = {"max_keys": "keys", "max_key_length": "characters"}.get(limit, "bytes")
-        ValueError.__init__(
-            self,
-            f"metadata key {quoted(key)}: {size} {unit} exceed the limit of {allowed} (`{limit}`)",
-        )
+        found = {
+            "max_keys": f"too many metadata keys: {size} exceeds",
+            "max_key_length": f"metadata key {quoted(key)} is too long: {size} characters exceed",
+        }.get(limit, f"the value of metadata key {quoted(key)} is too large: {size} bytes exceed")
+        ValueError.__init__(self, f"{found} the limit of {allowed} (`{limit}`)")
 
 
 class InvalidFilterError(SessionMetadataError, ValueError):
@@ -90,7 +90,7 @@ class CorruptMetadataError(SessionMetadataError, ValueError):
         self.key = key
         super().__init__(
             f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
-            "not valid JSON; set or delete the key to repair it"
+            "not valid JSON; to repair it, set or delete the key"
         )
 
 
@@ -137,7 +137,7 @@ class SessionExistsError(SessionMetadataError, ValueError):
     """A session with this id already exists.
 
     Attributes:
-        session_id: The id that is taken.
+        session_id: The id.
     """
 
     def __init__(self, session_id: str) -> None:
@@ -166,7 +166,7 @@ class SessionChangedError(SessionMetadataError, RuntimeError):
 
     def __init__(self, session_id: str, problem: str = "its history has changed") -> None:
         self.session_id = session_id
-        super().__init__(f"session {quoted(session_id)}: {problem}; read it again")
+        super().__init__(f"session {quoted(session_id)}: {problem}; read the history again")
 
 
 class SessionPausedError(SessionMetadataError, RuntimeError):
@@ -185,7 +185,7 @@ class SessionPausedError(SessionMetadataError, RuntimeError):
 
 
 class RunClaimedError(SessionMetadataError, RuntimeError):
-    """A paused run is claimed by another process, or was when that process died.
+    """A paused run is claimed by another process, which can have crashed.
 
     Attributes:
         session_id: The session's id.
@@ -199,9 +199,9 @@ class RunClaimedError(SessionMetadataError, RuntimeError):
         name = f"the paused run of session {quoted(session_id)}"
         super().__init__(
             f"{name} was claimed by a process that did not finish it; tools that ran since would "
-            "run again; pass after_crash=True to claim it all the same"
+            "run again; to claim it anyway, pass after_crash=True"
             if crashed
-            else f"{name} is claimed by another process; try again when its lease has ended"
+            else f"{name} is claimed by another process; try again after its lease expires"
         )
 
 
@@ -224,12 +224,12 @@ class StateVersionError(SessionMetadataError, RuntimeError):
 
 
 class BudgetExceededError(SessionMetadataError, RuntimeError):
-    """A budget is used up, or the cost of the next call is unknown; the model was not called.
+    """A budget is used up, or the cost of the next call is unknown. The model was not called.
 
     Attributes:
-        limit: What is limited: `cost` or `tokens`.
-        spent: How much was spent.
-        allowed: How much is allowed.
+        limit: The limit that was exceeded: `cost` or `tokens`.
+        spent: The amount that was spent.
+        allowed: The amount that is allowed.
     """
 
     def __init__(self, limit: str, *, spent: Any, allowed: Any, problem: str = "") -> None:
@@ -289,7 +289,7 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
 
 
 class TextIndexMissingError(SessionMetadataError, RuntimeError):
-    """Nothing can be searched, because nobody has created the text index."""
+    """The text index, which search requires, does not exist."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -299,7 +299,7 @@ class TextIndexMissingError(SessionMetadataError, RuntimeError):
 
 
 class InvalidSearchError(SessionMetadataError, ValueError):
-    """A search query has no word to look for, or too many terms."""
+    """A search query has only excluded terms, or too many terms."""
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):

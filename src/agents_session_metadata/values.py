@@ -94,7 +94,9 @@ class MetadataSizeError(ValueError):
         self.limit = limit
         self.key = key
         self.size = size
-        super().__init__(f"metadata key {shown(key)}: {limit} is {allowed}, this makes {size}")
+        super().__init__(
+            f"metadata key {shown(key)}: {size} exceeds the limit of {allowed} ({limit})"
+        )
 
 
 @dataclass(frozen=True)
@@ -123,10 +125,10 @@ class MetadataLimits:
         for name in ("max_keys", "max_key_length", "max_value_bytes"):
             number = getattr(self, name)
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name} must be a positive integer, not {number!r}")
+                raise ValueError(f"{name} must be a positive integer, got {number!r}")
         if self.max_key_length > MAX_KEY_LENGTH:
             raise ValueError(
-                f"max_key_length must be {MAX_KEY_LENGTH} at most, not {self.max_key_length}"
+                f"max_key_length must be at most {MAX_KEY_LENGTH}, got {self.max_key_length}"
             )
 
 
@@ -161,7 +163,7 @@ def encode_metadata(
         TypeError: If `values` is not a mapping.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"metadata must be a mapping, not {type(values).__name__}")
+        raise TypeError(f"metadata must be a mapping, got {type(values).__name__}")
     encoded = {}
     for key, value in values.items():
         name = check_key(key, limits)
@@ -189,7 +191,7 @@ def check_key(key: object, limits: MetadataLimits) -> str:
 def key_problem(key: object) -> str | None:
     """Say why no metadata can be stored under a key, limits aside; None when it can."""
     if not isinstance(key, str):
-        return f"a key must be a string, not {type(key).__name__}"
+        return f"a key must be a string, got {type(key).__name__}"
     if not key:
         return "a key must not be empty"
     if key.startswith("$"):
@@ -249,9 +251,9 @@ def decode_value(text: Any) -> Any:
     try:
         value, end = _from_text(text)
     except RecursionError:
-        raise ValueError("a stored value is nested too deep") from None
+        raise ValueError("a stored value is nested too deeply") from None
     if end < len(text):
-        raise ValueError("a stored value must be one value")
+        raise ValueError("a stored value must be a single JSON value")
     return value
 
 
@@ -315,7 +317,7 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
         return None
     if isinstance(value, int):
         if value.bit_length() > 14_000 and abs(value) >= _TOO_LARGE:
-            return "", f"an integer has {MAX_INTEGER_DIGITS} digits at most"
+            return "", f"an integer can have at most {MAX_INTEGER_DIGITS} digits"
         return None
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -324,7 +326,7 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
     if not isinstance(value, (list, dict)):
         return "", f"{type(value).__name__} is not JSON; store a string, number, list or dict"
     if depth >= MAX_DEPTH:
-        return "", f"a value is nested {MAX_DEPTH} deep at most"
+        return "", f"a value can be nested at most {MAX_DEPTH} levels deep"
     if isinstance(value, list):
         for index, item in enumerate(value):
             found = _problem(item, depth + 1)
@@ -333,7 +335,7 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
         return None
     for name, item in value.items():
         if not isinstance(name, str):
-            return "", f"an object's keys must be strings, not {type(name).__name__}"
+            return "", f"an object's keys must be strings, got {type(name).__name__}"
         if not _is_utf8(name):
             return "", "an object's keys must not contain lone surrogates"
         found = _problem(item, depth + 1)

@@ -145,5 +145,5 @@ async def test_times_may_end_in_z(catalog):
 
 
 async def test_bare_items_are_told_from_records(catalog):
-    with pytest.raises(InvalidMetadataError, match="an item of a history, not a record"):
+    with pytest.raises(InvalidMetadataError, match="an item of a history; import records"):
         await catalog.import_sessions([raw.message("hello")])

@@ -90,7 +90,9 @@ class Moving(CatalogPart):
                 "delete_sessions needs a filter or inactive_for; it does not delete everything"
             )
         if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
-            raise ValueError(f"batch_size must be 1 to {LONGEST_PAGE:,}, not {quoted(batch_size)}")
+            raise ValueError(
+                f"batch_size must be between 1 and {LONGEST_PAGE}, got {quoted(batch_size)}"
+            )
         condition = expired(condition, inactive_for)
         condition = await sparing_paused(self._store, condition, paused_for)
         if dry_run:
@@ -221,7 +223,7 @@ class Moving(CatalogPart):
         """
         if on_conflict not in get_args(OnConflict):
             raise ValueError(
-                f"on_conflict must be 'error', 'skip' or 'replace', not {quoted(on_conflict)}"
+                f"on_conflict must be 'error', 'skip' or 'replace', got {quoted(on_conflict)}"
             )
         importing = Import(
             self._store,

@@ -35,7 +35,7 @@ def offline(name: str) -> SADialect:
         "sqlite": sqlite.dialect,
     }
     if name not in makers:
-        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, not {quoted(name)}")
+        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, got {quoted(name)}")
     options = {"is_mariadb": True} if name == "mariadb" else {}
     # With a named parameter style, a % in a table's name is not doubled.
     made: SADialect = makers[name](paramstyle="named", **options)

@@ -168,12 +168,11 @@ class Cut:
             newest = max((each.item_id for each in readable), default=None)
             if newest != self.expect_last:
                 raise SessionChangedError(
-                    session_id, f"its newest item is {newest}, not {self.expect_last}"
+                    session_id, f"the newest item is {newest}, expected {self.expect_last}"
                 )
         if any(_is_encrypted(each.item) for each in readable):
             raise ValueError(
-                "the history is encrypted: it cannot be seen where a turn begins and which items "
-                "belong together"
+                "the history is encrypted, so its turns and pairs of items cannot be recognized"
             )
         if self.before is None:
             return self._checked(history, self._start_of_turns(history))
@@ -194,7 +193,7 @@ class Cut:
             kept, removed = (history[each] for each in pair)
             raise ValueError(
                 f"item {removed.item_id} ({_kind(removed)}) belongs to item {kept.item_id} "
-                f"({_kind(kept)}), which would be kept; choose an item before or after both"
+                f"({_kind(kept)}), which would stay; choose an item before or after both"
             )
         return position
 

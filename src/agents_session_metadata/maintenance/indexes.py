@@ -59,7 +59,7 @@ def check_index_key(key: object) -> str:
     if problem is None and isinstance(key, str):
         if len(key) <= MAX_KEY_LENGTH:
             return str.__str__(key)
-        problem = f"a key has at most {MAX_KEY_LENGTH} characters"
+        problem = f"a key can have at most {MAX_KEY_LENGTH} characters"
     raise InvalidMetadataError(f"{problem}; {UPDATED_AT} indexes all sessions", key=key)
 
 

@@ -31,7 +31,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from agents_session_metadata.errors import InvalidMetadataError
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.quoting import escaped, quoted
 from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.storage.thread_rows import ThreadItem
 
@@ -132,7 +132,7 @@ class Record(BaseModel):
         for index, item in enumerate(self.thread_items):
             path = f"$.thread_items[{index}]"
             if item.item_id in found:
-                raise invalid(f"{path}.item_id", "is the id of an earlier item")
+                raise invalid(f"{path}.item_id", "is not unique")
             found[item.item_id] = item.stored(index + 1, path)
         return list(found.values())
 
@@ -145,9 +145,7 @@ def parse_record(record: object) -> Record:
     """
     fields = _plain(record)
     if isinstance(fields, dict) and "format" not in fields and {"role", "type"} & fields.keys():
-        raise invalid(
-            "$", "is an item of a history, not a record; a record is what `export` writes"
-        )
+        raise invalid("$", "is an item of a history; import records that `export` has written")
     try:
         return Record.model_validate(fields)
     except ValidationError as error:
@@ -173,7 +171,9 @@ def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
 
 def invalid(path: str, problem: str) -> InvalidMetadataError:
     """The error of a record that is wrong at a path, such as `$.items[2].created_at`."""
-    return InvalidMetadataError(problem, key="record", path=path)
+    error = InvalidMetadataError(problem, key="record", path=path)
+    error.args = (f"{'the record' if path == '$' else escaped(path)} {problem}",)
+    return error
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -184,17 +184,17 @@ def _problem(error: Any) -> str:
     """What Pydantic found, in the words of this package."""
     kind, given = error["type"], type(error["input"]).__name__
     if error["loc"] == ("format",) and kind != "missing":
-        return f"is {quoted(error['input'])}; this version reads format {FORMAT}"
+        return f"must be {FORMAT}, got {quoted(error['input'])}"
     return {
         "missing": "is missing",
-        "extra_forbidden": "is not a field of a record",
-        "model_type": f"must be an object, not {given}",
-        "dict_type": f"must be an object, not {given}",
-        "list_type": f"must be a list, not {given}",
-        "string_type": f"must be a string, not {given}",
+        "extra_forbidden": "is an unknown field",
+        "model_type": f"must be an object, got {given}",
+        "dict_type": f"must be an object, got {given}",
+        "list_type": f"must be a list, got {given}",
+        "string_type": f"must be a string, got {given}",
         "greater_than_equal": "must not be negative",
-        "int_type": f"must be a whole number, not {given}",
-        "string_unicode": "must be text that UTF-8 can encode",
+        "int_type": f"must be a whole number, got {given}",
+        "string_unicode": "must not contain lone surrogates",
     }.get(kind, "must be an ISO 8601 time with an offset from UTC")
 
 

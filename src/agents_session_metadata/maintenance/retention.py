@@ -27,9 +27,9 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
     if inactive_for is None:
         return condition
     if not isinstance(inactive_for, timedelta):
-        raise TypeError(f"inactive_for must be a timedelta, not {type(inactive_for).__name__}")
+        raise TypeError(f"inactive_for must be a timedelta, got {type(inactive_for).__name__}")
     if inactive_for < timedelta(0):
-        raise ValueError(f"inactive_for must not be negative, not {inactive_for}")
+        raise ValueError(f"inactive_for must not be negative, got {inactive_for}")
     if not inactive_for:
         return condition  # Every session, also one whose time lies in the future.
     try:
@@ -49,9 +49,9 @@ async def sparing_paused(
         ValueError: If it is negative.
     """
     if not isinstance(paused_for, timedelta):
-        raise TypeError(f"paused_for must be a timedelta, not {type(paused_for).__name__}")
+        raise TypeError(f"paused_for must be a timedelta, got {type(paused_for).__name__}")
     if paused_for < timedelta(0):
-        raise ValueError(f"paused_for must not be negative, not {paused_for}")
+        raise ValueError(f"paused_for must not be negative, got {paused_for}")
     tables = store.database.tables
     if not paused_for or not await store.database.look(lambda c: has_paused_table(c, tables)):
         return condition

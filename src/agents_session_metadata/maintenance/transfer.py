@@ -218,7 +218,7 @@ class Import:
             path = f"$.items[{index}]"
             text = item.stored_text(path, ensure_ascii=self._ensure_ascii)
             if not is_text(text):
-                raise invalid(path, "must be text that UTF-8 can encode, without NUL")
+                raise invalid(path, "must not contain lone surrogates or NUL")
             items.append((self._time(item.created_at, f"{path}.created_at"), text))
         return NewSession(
             parsed.session_id,
@@ -236,7 +236,7 @@ class Import:
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
         except OverflowError:
-            raise invalid(path, "is outside the range of times") from None
+            raise invalid(path, "is out of range") from None
         except ValueError as error:
             raise invalid(path, str(error)) from None
 

@@ -63,7 +63,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
         InvalidFilterError: If a key cannot exist, or a value is not plain.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"{what} must be a mapping, not {type(values).__name__}")
+        raise TypeError(f"{what} must be a mapping, got {type(values).__name__}")
     if not values:
         raise ValueError(f"{what} must not be empty")
     for key, value in values.items():
@@ -85,7 +85,8 @@ class _Parser:
         if not isinstance(where, Mapping):
             raise InvalidFilterError(f"expected an object, got {type(where).__name__}", path=path)
         if depth > MAX_DEPTH:
-            raise InvalidFilterError(f"filters can be nested at most {MAX_DEPTH} deep", path=path)
+            problem = f"filters can be nested at most {MAX_DEPTH} levels deep"
+            raise InvalidFilterError(problem, path=path)
         parts: list[Condition] = []
         for key, operand in where.items():
             parts.extend(self._entry(key, operand, _place(path, key), depth))

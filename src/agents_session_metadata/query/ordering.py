@@ -57,15 +57,15 @@ class Ordering:
             ValueError: If it is neither a column nor a key that can be stored.
         """
         if not isinstance(order_by, str):
-            raise TypeError(f"order_by must be a string, not {type(order_by).__name__}")
+            raise TypeError(f"order_by must be a string, got {type(order_by).__name__}")
         descending, name = order_by.startswith("-"), order_by.removeprefix("-")
         if name in COLUMNS:
             return cls(name, descending)
         problem = key_problem(name)
         if name.startswith("-"):
-            problem = "a key that begins with - cannot be ordered by"
+            problem = "sessions cannot be ordered by a key that begins with -"
         elif len(name) > MAX_KEY_LENGTH:
-            problem = f"a key has at most {MAX_KEY_LENGTH} characters"
+            problem = f"a key can have at most {MAX_KEY_LENGTH} characters"
         if problem is not None:
             raise ValueError(
                 f"order_by must be {', '.join(COLUMNS)} or a metadata key, with - for descending: "

@@ -78,9 +78,9 @@ class ResumePolicy:
     def __post_init__(self) -> None:
         _check_phases("phases", self.phases)
         if self.max_idle < timedelta(0):
-            raise ValueError(f"max_idle must not be negative, not {self.max_idle}")
+            raise ValueError(f"max_idle must not be negative, got {self.max_idle}")
         if self.max_errors < 0:
-            raise ValueError(f"max_errors must not be negative, not {self.max_errors}")
+            raise ValueError(f"max_errors must not be negative, got {self.max_errors}")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class SessionLifecycle:
         self._moves = {phase: frozenset(allowed) for phase, allowed in (moves or {}).items()}
         self._clock = clock or (lambda: datetime.now(timezone.utc))
         if not self._phases or set(self._phases) & set(self._final):
-            raise ValueError("phases must be given and must not be final as well")
+            raise ValueError("phases must not be empty, and must not contain a final phase")
         known = {*self._phases, *self._final}
         unknown = set(self._moves) - known
         unknown.update(*(allowed - known for allowed in self._moves.values()))
@@ -205,7 +205,7 @@ class SessionLifecycle:
         """
         name = keys.normalize_agent(agent)
         if not name:
-            raise ValueError(f"agent must be the name of an agent, not {quoted(agent)}")
+            raise ValueError(f"agent must be the name of an agent, got {quoted(agent)}")
         now, first = self._now(), self._phases[0]
 
         def change(stored: Metadata, kept: int) -> None:
@@ -424,18 +424,16 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
 
 def _check_phases(name: str, phases: object) -> None:
     if isinstance(phases, str):
-        raise TypeError(
-            f"{name} must be a collection of phases, not the bare string {quoted(phases)}"
-        )
+        raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
     for phase in cast("Iterable[object]", phases):
         if not isinstance(phase, str) or not phase:
-            raise TypeError(f"a phase must be a string that is not empty, not {quoted(phase)}")
+            raise TypeError(f"a phase must be a non-empty string, got {quoted(phase)}")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
     for key, value in metadata.items():
         if stored[key] is not value and stored[key] != value:
-            raise InvalidMetadataError("is written by this call itself", key=key)
+            raise InvalidMetadataError("is written by this call and cannot be passed", key=key)
 
 
 def _time_of(value: object) -> datetime | None:

@@ -71,7 +71,7 @@ class ModelPrice:
         for name, price in vars(self).items():
             finite = price is None or Decimal(price).is_finite()
             if not finite or not 0 <= (price or 0) < _TOO_MUCH:
-                raise ValueError(f"{name} must be a price, not {quoted(price)}")
+                raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:
         """What this usage costs.
@@ -108,7 +108,7 @@ def check_prices(prices: object) -> None:
     each = prices.values() if isinstance(prices, Mapping) else [prices] if prices else []
     for price in each:
         if not isinstance(price, ModelPrice):
-            raise TypeError(f"a price must be a ModelPrice, not {quoted(type(price).__name__)}")
+            raise TypeError(f"a price must be a ModelPrice, got {quoted(type(price).__name__)}")
 
 
 def price_of(prices: Prices, model: str | None) -> ModelPrice | None:

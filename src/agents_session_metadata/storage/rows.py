@@ -324,7 +324,7 @@ def id_problem(session_id: str) -> str | None:
     """
     check_id_type(session_id)
     if not 1 <= len(session_id) <= ID_LENGTH:
-        return f"has {len(session_id)} characters; 1 to {ID_LENGTH} are allowed"
+        return f"must have between 1 and {ID_LENGTH} characters, got {len(session_id)}"
     if "\x00" in session_id:
         return "contains NUL"
     try:
@@ -344,10 +344,10 @@ def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
         return None
     if isinstance(keys, (str, bytes)):
         raise TypeError(
-            f"keys must be a list of keys, not the bare {type(keys).__name__} {quoted(keys)}"
+            f"keys must be a list of keys, got the {type(keys).__name__} {quoted(keys)}"
         )
     wanted = list(dict.fromkeys(keys))
     for key in wanted:
         if not isinstance(key, str):
-            raise TypeError(f"a key must be a string, not {type(key).__name__}")
+            raise TypeError(f"a key must be a string, got {type(key).__name__}")
     return [key for key in wanted if key_problem(key) is None]

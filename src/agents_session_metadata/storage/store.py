@@ -362,4 +362,4 @@ def check_limit(limit: int, most: int = 2**31 - 1) -> None:
         ValueError: If it is not a positive integer, or over `most`.
     """
     if type(limit) is not int or not 1 <= limit <= most:
-        raise ValueError(f"limit must be 1 to {most:,}, not {quoted(limit)}")
+        raise ValueError(f"limit must be between 1 and {most}, got {quoted(limit)}")

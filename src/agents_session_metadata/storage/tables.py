@@ -151,7 +151,7 @@ def table_names(
     everything = [*names, *(name for group in GROUPS for name in group.names(metadata))]
     if len(set(everything)) < len(everything):
         raise ValueError(
-            f"the tables must have different names, not {', '.join(map(quoted, names))}"
+            f"the tables must have different names, got {', '.join(map(quoted, names))}"
         )
     return names
 
