@@ -545,7 +545,7 @@ async def test_usage(cli, catalog):
         ["7", "2", "200", "0", "20", "0", "-"],
         ["u1", "1", "100", "0", "10", "0", "0.002"],
     ]
-    sentence = "without a price, and not in the cost: small, models whose names are unknown\n"
+    sentence = "without a price, and not in the cost: small, models with unknown names\n"
     assert result.stderr == sentence
     options = ("--owner", "7", "--since", today, "--until", today, "--by", "session_id")
     assert [row["session_id"] for row in document(await cli("usage", *options, "--json"))] == [
@@ -682,7 +682,7 @@ async def test_a_broken_line_stops_an_import(cli, filled):
     await cli("delete", "a", "b", "c", "--yes")
     result = await cli("import", stdin="\n".join([exported[0], "", "{", exported[1]]), code=1)
     assert "line 3 is not valid JSON" in result.stderr
-    assert "the 1 record before it are imported" in result.stderr
+    assert "imported before it: 1 record" in result.stderr
     assert await filled.count_sessions() == 1
     result = await cli("import", stdin='{"format": 99}', code=1)
     assert "$.format must be 1, got" in result.stderr

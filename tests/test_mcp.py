@@ -286,7 +286,7 @@ async def test_histories(catalog, shared_database):
     async with within(catalog, session="gt-alpha-Toast") as tools:
         answer = await tools("get_history", limit=2)
         assert [each["item"] for each in answer["items"]] == items[:2]
-        assert "one session only" in await tools.error("get_history", session="secret")
+        assert "restricted to one session" in await tools.error("get_history", session="secret")
 
 
 async def test_search_stays_in_the_scope(catalog, shared_database):
@@ -396,7 +396,7 @@ async def test_errors_say_what_to_change(catalog):
             (
                 "set_metadata",
                 {"session": "", "key": "k", "value": 1, "create": True},
-                "1 to 255",
+                "between 1 and 255",
             ),
             ("set_metadata", {"session": "secret", "key": "k"}, "missing argument value"),
             (
@@ -480,7 +480,7 @@ async def test_a_server_for_one_session(catalog, shared_database):
             ("delete_metadata", {"all": True}),
         ):
             theirs = await tools.error(tool, session="secret", **arguments)
-            assert "one session only" in theirs
+            assert "restricted to one session" in theirs
             assert theirs == await tools.error(tool, session="nobody", **arguments)
         for where in (None, {}, {"owner_id": "u2"}, {"$or": [{"role": "x"}, {"rig": "alpha"}]}):
             found = ids(await tools("list_sessions", where=where))

@@ -393,7 +393,7 @@ async def test_a_session_whose_id_is_too_long_for_metadata(engine):
         insert = "INSERT INTO agent_sessions (session_id) VALUES (:long)"
         await raw.execute(engine, insert, long=long)
         assert await catalog.get_metadata(long) == {}
-        with pytest.raises(ValueError, match="1 to 255 are allowed"):
+        with pytest.raises(ValueError, match="between 1 and 255"):
             await catalog.set_metadata(long, {"a": 1})
         listed = await catalog.list_sessions({"a": {"$exists": False}}, order_by="session_id")
         assert [info.session_id for info in listed.sessions] == [long]

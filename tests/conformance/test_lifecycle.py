@@ -382,7 +382,7 @@ def test_phases_that_cannot_be(catalog, settings, kind):
 
 
 def test_a_policy_of_a_bare_string():
-    with pytest.raises(TypeError, match="bare string 'planning'"):
+    with pytest.raises(TypeError, match="string 'planning'"):
         ResumePolicy(phases="planning")
 
 

@@ -50,7 +50,7 @@ def ddl(
         bool, typer.Option("--all", help="With --drop: the SDK's own tables too.")
     ] = False,
 ) -> None:
-    """Print the SQL that creates the tables, or drops them. No database is needed."""
+    """Print the SQL that creates the tables, or drops them, without a database."""
     from agents_session_metadata.ddl import create_statements, drop_statements
 
     if everything and not drop:
@@ -79,16 +79,16 @@ def doctor(
         bool,
         typer.Option(
             "--rewrite-search-keys",
-            help="Write search keys and list elements that do not agree with their values again.",
+            help="Rewrite search keys and list elements that do not match the stored values.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Check a database, and print what is wrong with it and the statements that repair it.
+    """Check a database, and print problems and the statements that repair them.
 
-    Nothing is changed, unless --rewrite-search-keys is given. The statements never change or
-    delete what an application wrote; run them in their order. The exit code is 1 if something is
-    wrong; a warning alone gives 0.
+    Changes nothing, unless --rewrite-search-keys is given. The statements never change or delete
+    rows that an application wrote. Run them in the printed order. The exit code is 1 if there is an
+    error, and 0 if there are only warnings.
     """
     from agents_session_metadata import doctor
 
@@ -123,17 +123,19 @@ def mcp(
     ctx: typer.Context,
     *,
     allow_write: Annotated[
-        bool, typer.Option("--allow-write", help="Offer tools that change metadata.")
+        bool, typer.Option("--allow-write", help="Add the tools that change metadata.")
     ] = False,
     tool_prefix: Annotated[str, typer.Option(help="Prefix for the tool names.")] = "",
     session: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="See only this session; tools use it by default."),
+        typer.Option(
+            metavar="ID", help="Restrict the server to this session, the default of all tools."
+        ),
     ] = None,
 ) -> None:
-    """Serve metadata to agents: an MCP server on standard input and output.
+    """Run an MCP server on stdin and stdout, for agents.
 
-    It is read-only unless --allow-write is given, and restricted to --scope.
+    The server is read-only unless --allow-write is given, and restricted to --scope.
     """
     try:
         from agents_session_metadata.mcp_server import make_server

@@ -64,7 +64,7 @@ class _Commands(TyperGroup):
 app: typer.Typer = typer.Typer(
     cls=_Commands,
     name="agent-sessions",
-    help="Manage the metadata of OpenAI Agents SDK sessions: find, change, delete, move.",
+    help="Find, change, delete and copy sessions of the OpenAI Agents SDK by their metadata.",
     epilog=(
         "Data goes to stdout, messages go to stderr. Exit codes: 0 success, 1 error or nothing "
         "found, 2 usage error, 130 interrupted."

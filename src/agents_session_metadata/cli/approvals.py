@@ -46,7 +46,7 @@ def waiting(
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """List the runs that wait for an approval, the latest first, with their calls."""
+    """List paused runs that wait for an approval, newest first, with their calls."""
     condition = parse_where(where, meta)
     with place_of(ctx).open() as (catalog, wait):
         from agents_session_metadata.runs.paused import PausedRuns
@@ -74,9 +74,9 @@ def approve(
     by: ByOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Approve a call of a run that waits for it. The last decision before the run resumes counts.
+    """Approve a call of a paused run. A later decision replaces an earlier one.
 
-    The call runs when an application resumes the run.
+    The call runs when the application resumes the run.
     """
     return _decide(ctx, session, call, every=every, as_json=as_json, approve=True, by=by)
 
@@ -88,11 +88,13 @@ def reject(
     call: CallArgument = None,
     *,
     every: AllOption = False,
-    message: Annotated[str | None, typer.Option(help="What the model is told.")] = None,
+    message: Annotated[
+        str | None, typer.Option(help="The message that the model receives.")
+    ] = None,
     by: ByOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Reject a call of a run that waits for it. The last decision before the run resumes counts."""
+    """Reject a call of a paused run. A later decision replaces an earlier one."""
     return _decide(
         ctx, session, call, every=every, as_json=as_json, approve=False, message=message, by=by
     )

@@ -57,7 +57,7 @@ def history(
 ) -> int:
     """Print the history of a session, oldest items first.
 
-    The number before each item is its id, for rewind and fork.
+    The number before each item is its id. Pass it to rewind or fork.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
     records = Records(sys.stdout, as_list=as_json, opening='{"items": [')
@@ -101,14 +101,14 @@ def rewind(
     ] = None,
     expect_last: Annotated[
         int | None,
-        typer.Option(metavar="ITEM", help="Do nothing unless this is the newest item."),
+        typer.Option(metavar="ITEM", help="Fail if this is not the newest item."),
     ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove the end of a session's history; metadata stays.
+    """Remove the last items of a session's history. Metadata is kept.
 
-    A turn begins with a user message. Requires --turns or --before; item ids are those that history
+    Requires --turns or --before. A turn begins with a user message. Item ids are those that history
     prints. A call is never separated from its output.
     """
     if (turns is None) == (before is None):
@@ -134,7 +134,7 @@ def fork(
     session: SessionArgument,
     new_session: Annotated[
         str | None,
-        typer.Argument(metavar="NEW", help="The id of the copy; a random one by default."),
+        typer.Argument(metavar="NEW", help="The id of the copy. Default: a random id."),
     ] = None,
     *,
     before: Annotated[
@@ -145,7 +145,7 @@ def fork(
 ) -> None:
     """Copy a session with history and metadata, and print the id of the copy.
 
-    The copy records the original under forked_from, and with --before the item under forked_before.
+    The id of the original is stored under forked_from, the item of --before under forked_before.
     """
     values = parse_pairs(meta, "--meta")
     with place_of(ctx).open() as (catalog, wait):

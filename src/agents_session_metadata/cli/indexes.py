@@ -20,16 +20,16 @@ KeyArgument = Annotated[
     str,
     typer.Argument(
         metavar="KEY",
-        help="A metadata key, $updated_at for pages without filter, or $text for search.",
+        help="A metadata key, $updated_at for lists without a filter, or $text for search.",
     ),
 ]
 
 
 @_command("index create", "index create owner_id")
 def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
-    """Create an index: of a key, for fast pages of sessions, or of $text, for search.
+    """Create an index on a key, for fast lists of sessions, or on $text, for search.
 
-    Triggers keep it up to date. If it was interrupted, run it again: it continues.
+    Triggers keep the index up to date. If the command is interrupted, run it again to continue.
     """
     with place_of(ctx).open() as (catalog, wait):
         # The text index counts messages and titles.
@@ -46,9 +46,9 @@ def create(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False)
 
 @_command("index drop", "index drop owner_id")
 def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> int:
-    """Drop an index. No session changes; pages take as long as without it.
+    """Drop an index. Results do not change, but lists can be slower.
 
-    Without $text, search does not work.
+    Without the index $text, search is not available.
     """
     with place_of(ctx).open() as (catalog, wait):
         dropped = wait(catalog.drop_index(key))
@@ -63,7 +63,7 @@ def drop(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -
 
 @_command("index refresh", "index refresh '$text'")
 def refresh(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False) -> None:
-    """Index the messages of writers that do not use this package; for $text only.
+    """Index the queued messages of other writers, such as the plain SDK. For $text only.
 
     All other indexes are always up to date.
     """
@@ -82,7 +82,9 @@ def refresh(ctx: typer.Context, key: KeyArgument, *, as_json: JsonOption = False
 def list_(
     ctx: typer.Context,
     *,
-    count: Annotated[bool, typer.Option("--count", help="Count the entries; takes time.")] = False,
+    count: Annotated[
+        bool, typer.Option("--count", help="Count the entries, which takes time.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """List the indexes, and whether each is complete."""

@@ -40,7 +40,7 @@ _command = partial(registry.command, panel="Lifecycle")
 
 _RESUME_TIMEOUT = 5.0
 _REASONS = {
-    "not_found": "there is no such session",
+    "not_found": "the session does not exist",
     "not_ready": "it is marked as not ready",
     "not_resumable_phase": "its phase does not allow it",
     "too_old": "it has been idle for too long",
@@ -65,11 +65,11 @@ class _Session:
 def start(
     ctx: typer.Context,
     session: Annotated[
-        str | None, typer.Argument(metavar="SESSION", help="The session id; default: a new one.")
+        str | None, typer.Argument(metavar="SESSION", help="The session id. Default: a random id.")
     ] = None,
     *,
     agent: Annotated[str, typer.Option(help="The agent's name.")],
-    purpose: Annotated[str | None, typer.Option(help="Why the agent starts.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="The purpose of the work.")] = None,
     meta: MetaOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,7 +105,7 @@ def phase(
     error: Annotated[str | None, typer.Option(help="Record an error with this message.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Move a session to a phase, or record an error; with neither, print its phase."""
+    """Enter a phase or record an error. Without both, print the current phase."""
     from agents_session_metadata.keys import PHASE
 
     more = parse_pairs(meta, "--meta")
@@ -167,30 +167,28 @@ def resume_check(
         str | None, typer.Option(help="Check this agent's last session instead.")
     ] = None,
     max_idle_minutes: Annotated[
-        float | None, typer.Option(help="Longest idle time, in minutes; default: 30.")
+        float | None, typer.Option(help="The maximum idle time in minutes. Default: 30.")
     ] = None,
     max_errors: Annotated[
-        int | None, typer.Option(help="Resume only with fewer errors; default: 3.")
+        int | None, typer.Option(help="The number of errors that prevents resuming. Default: 3.")
     ] = None,
     phases: Annotated[
         list[str] | None,
         typer.Option("--phase", help="A phase that allows resuming; repeatable."),
     ] = None,
     as_json: JsonOption = False,
-    stdin: Annotated[
-        bool, typer.Option("--stdin", help="Read a JSON request from standard input.")
-    ] = False,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Read a JSON request from stdin.")] = False,
 ) -> int:
-    """Decide whether a session may be resumed: exit code 0 if it may, 1 if not.
+    """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
 
-    With --agent, the session is the one in which that agent was active last.
+    With --agent, the command checks the agent's last session.
 
     With --stdin, or without SESSION and --agent if standard input is not a terminal, the command
     reads a JSON request: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3,
-    "phases": ["approval"], "context": {}}, with "agent" instead of "session_id" for an agent's last
-    session. All other fields are optional, and options replace them. The answer is JSON, with the
-    context as it was given; for a request that is invalid (exit code 2), or if the database does
-    not answer (exit code 1), it is {"error": "..."}.
+    "phases": ["approval"], "context": {}}. Pass "agent" instead of "session_id" for an agent's last
+    session. All other fields are optional. Options override them. The output is JSON and contains
+    the context unchanged. If the request is invalid (exit code 2), or the database does not answer
+    (exit code 1), the output is {"error": "..."}.
     """
     place = place_of(ctx)
     if place.timeout is None:
@@ -204,7 +202,7 @@ def resume_check(
     named = session is not None or agent is not None
     if not stdin and (named or is_interactive()):
         if not named:
-            usage("pass a SESSION or --agent, or a JSON request on standard input")
+            usage("pass SESSION, --agent or a JSON request on stdin")
         if session is not None and agent is not None:
             usage("pass a SESSION or --agent, not both")
         name, decision = _decide(place, session, agent, _policy(options))
@@ -215,7 +213,7 @@ def resume_check(
         return 0 if decision.should_resume else 1
     try:
         if named:
-            usage("pass a SESSION, --agent or a request on standard input, and only one of them")
+            usage("pass only one of SESSION, --agent and a request on stdin")
         request = _read_request(standard_input().read())
         whose = request.get("session_id"), request.get("agent")
         name, decision = _decide(place, *whose, _policy({**request, **options}))
@@ -246,9 +244,9 @@ def _read_request(text: bytes) -> dict[str, Any]:
             usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
     session_id, agent, idle, errors, phases, context = (fields.get(name) for name in _FIELDS)
     if not isinstance(session_id if agent is None else agent, str):
-        usage("the request needs a session_id or an agent, a string")
+        usage("the request must have a session_id or an agent, as a string")
     if session_id is not None and agent is not None:
-        usage("the request must have a session_id or an agent, not both")
+        usage("the request must have either a session_id or an agent")
     if context is not None and not isinstance(context, dict):
         usage("context must be a JSON object")
     if idle is not None and (isinstance(idle, bool) or not isinstance(idle, (int, float))):

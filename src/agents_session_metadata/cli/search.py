@@ -42,7 +42,7 @@ def search(
     ctx: typer.Context,
     query: Annotated[
         str,
-        typer.Argument(metavar="QUERY", help='Words; "a phrase", a prefix*, -without.'),
+        typer.Argument(metavar="QUERY", help='Words, "a phrase", a prefix* or -excluded words.'),
     ],
     *,
     where: WhereOption = None,

@@ -87,7 +87,7 @@ def list_(
 ) -> int:
     """List sessions, most recently active first.
 
-    With --all, pages are printed as they are read, each as a table of its own.
+    With --all, the sessions are printed as one table per page.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
     condition = both(_ACTIVE if active else None, parse_where(where, meta))
@@ -142,14 +142,14 @@ def get(
     ctx: typer.Context,
     session: SessionArgument,
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="The keys; all by default.")
+        list[str] | None, typer.Argument(metavar="KEY", help="The keys. Default: all.")
     ] = None,
     *,
     as_json: JsonOption = False,
 ) -> int:
-    """Print metadata: the value of one key, or some keys, or all of them.
+    """Print the metadata of a session: one value, some keys, or all keys.
 
-    For one key, the bare value is printed. With --json, missing keys are null.
+    For one key, only the value is printed. With --json, missing keys are null.
     """
     corrupt = Corrupt()
     with place_of(ctx).open() as (catalog, wait):
@@ -185,10 +185,10 @@ def set_(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Store metadata keys; other keys stay.
+    """Store metadata keys. Other keys do not change.
 
-    A value that is valid JSON is stored as JSON (7, true, null), any other as a string. For the
-    string 7, write '"7"'. A session that does not exist is an error without --create.
+    A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
+    For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
     values = parse_pairs([*(pairs or ()), *(meta or ())], "set")
     if not values:
@@ -223,7 +223,7 @@ def unset(
     every: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Remove metadata keys; the history stays."""
+    """Remove metadata keys. The history does not change."""
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
     with place_of(ctx).open() as (catalog, wait):
@@ -231,7 +231,7 @@ def unset(
     if as_json:
         write_json({"session_id": session, "removed": removed})
     if not removed:
-        return nothing(f"session {shown(session)} has no such metadata")
+        return nothing(f"session {shown(session)} has none of these keys")
     if not as_json:
         say(f"removed {counted(removed, 'key')}")
     return 0
@@ -246,7 +246,7 @@ def count(
     active: ActiveOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the number of matching sessions; 0 is not an error."""
+    """Print the number of matching sessions."""
     condition = both(_ACTIVE if active else None, parse_where(where, meta))
     with place_of(ctx).open() as (catalog, wait):
         number = wait(catalog.count_sessions(condition))
@@ -266,7 +266,7 @@ def values(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of values.")] = 20,
     as_json: JsonOption = False,
 ) -> int:
-    """Count the sessions per value of a key; list elements count one by one."""
+    """Print the values of a key, with the number of sessions per value or list element."""
     condition = parse_where(where, meta)
     with place_of(ctx).open() as (catalog, wait):
         counts = wait(catalog.count_values(key, condition, limit=limit))
@@ -288,7 +288,7 @@ def last(
     meta: FilterMetaOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show the most recently active session, of an agent or of all that match."""
+    """Show the most recently active session that matches, for example of an agent."""
     from agents_session_metadata.keys import AGENT, normalize_agent
 
     of_agent = None if agent is None else {AGENT: normalize_agent(agent)}

@@ -90,14 +90,15 @@ def cleanup(
     where: WhereOption = None,
     meta: FilterMetaOption = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count the sessions, delete nothing.")
+        bool, typer.Option("--dry-run", help="Print the number of sessions and delete nothing.")
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete sessions that match and have been inactive, in short transactions.
+    """Delete inactive sessions that match, in short transactions.
 
-    Requires a filter or an age. Deleting no session is not an error. After a crash, run it again.
+    Requires a filter or an age. It is not an error if no session matches. After a crash, run it
+    again.
     """
     condition = parse_where(where, meta)
     if hours is not None and days is not None:
@@ -141,15 +142,15 @@ def export(
     meta: FilterMetaOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to write; default, and -: stdout."),
+        typer.Option("--output", "-o", help="The file to write. Default, and -: stdout."),
     ] = None,
     as_json: JsonOption = False,
     as_lines: JsonLinesOption = False,
 ) -> int:
-    """Write sessions with history and metadata, one JSON record per line, for import.
+    """Export sessions with history and metadata, one JSON record per line.
 
-    With --json, the records are the elements of one list. An existing file is replaced only when
-    everything is written; its permissions stay.
+    With --json, the output is one list of records. An existing file is replaced when the export is
+    complete, and keeps its permissions.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
     condition = parse_where(where, meta)
@@ -177,15 +178,16 @@ def export(
 def import_(
     ctx: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="An export; default, and -: stdin.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="The export to read. Default, and -: stdin."),
     ] = None,
     *,
     on_conflict: Annotated[
         Literal["error", "skip", "replace"],
-        typer.Option(help="What to do with a session that exists."),
+        typer.Option(help="What to do if a session exists."),
     ] = "error",
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Report invalid records and go on.")
+        bool, typer.Option("--skip-invalid", help="Report invalid records and continue.")
     ] = False,
     yes: YesOption = False,
     as_json: JsonOption = False,
@@ -336,7 +338,7 @@ class _Records:
                 sentence = f"{place} is not valid JSON: {error}"
                 if self._on_invalid is None:
                     read = counted(self._counter.count, "record")
-                    raise Failure(f"{sentence}; the {read} before it are imported") from None
+                    raise Failure(f"{sentence}; imported before it: {read}") from None
                 self._on_invalid(ValueError(sentence))
                 continue
             for record in found if is_list else [found]:

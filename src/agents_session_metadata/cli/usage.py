@@ -34,7 +34,8 @@ def usage(
     ctx: typer.Context,
     *,
     owner: Annotated[
-        str | None, typer.Option(help="Only this owner_id; JSON, else a string.")
+        str | None,
+        typer.Option(help="Only this owner_id. Parsed as JSON; if it is not valid JSON, a string."),
     ] = None,
     session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
     by: Annotated[
@@ -47,7 +48,7 @@ def usage(
     until: Annotated[str | None, typer.Option(help="The last day (UTC), YYYY-MM-DD.")] = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Show what tracked runs used: requests, tokens and cost."""
+    """Print the requests, tokens and cost of tracked runs."""
     from agents_session_metadata.reports.usage import check_by
 
     fields = tuple(by or ("day", "model"))
@@ -109,5 +110,5 @@ def _tell_unpriced(rows: list[UsageRow]) -> None:
     if models:
         names = sorted(shown(model) for model in models if model is not None)
         if None in models:
-            names.append("models whose names are unknown")
+            names.append("models with unknown names")
         say(f"without a price, and not in the cost: {', '.join(names)}")

@@ -25,16 +25,16 @@ def web(
     ctx: typer.Context,
     *,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Show made-up sessions in a temporary database.")
+        bool, typer.Option("--demo", help="Show generated sessions in a temporary database.")
     ] = False,
     allow_write: Annotated[
-        bool, typer.Option("--allow-write", help="Offer to edit, fork, rewind and delete.")
+        bool, typer.Option("--allow-write", help="Add forms to edit, fork, rewind and delete.")
     ] = False,
     port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+        int, typer.Option(min=0, max=65_535, help="The port to listen on. 0 selects a free port.")
     ] = 8321,
 ) -> None:
-    """Look at sessions in a browser.
+    """Show sessions in a browser.
 
     The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
     restricted to --scope. Press Ctrl-C to stop.

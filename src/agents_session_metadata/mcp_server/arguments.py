@@ -67,7 +67,7 @@ def _filter_or_text(given: Any) -> Any:
 Session = Annotated[str, Field(description="The session's id.", max_length=255)]
 Key = Annotated[
     str | None,
-    Field(description="A metadata key; null or left out: every key.", max_length=255),
+    Field(description="A metadata key. Default, and null: every key.", max_length=255),
 ]
 KeyToSet = Annotated[str, Field(description="The metadata key.", max_length=255)]
 KeyToDelete = Annotated[
@@ -104,20 +104,20 @@ Value = Annotated[
     WithJsonSchema(_ANY_VALUE),
     Field(
         description=(
-            "Any JSON value, stored as it is given: a string stays a string. If you cannot send an "
-            "object or a nested list here, send its JSON text with value_is_json=true."
+            "Any JSON value, stored without conversion: a string stays a string. If you cannot "
+            "send an object or a nested list, send its JSON text with value_is_json=true."
         )
     ),
 ]
 ValueIsJson = Annotated[
     bool,
     Field(
-        description="true: value is JSON text, and the value it spells is stored. Default: false."
+        description="true: value is JSON text, which is parsed before it is stored. Default: false."
     ),
 ]
 Create = Annotated[
     bool,
-    Field(description="true: create the session if it does not exist. Default: false, an error."),
+    Field(description="true: create the session if it does not exist. Default: false (an error)."),
 ]
 All = Annotated[
     bool,
@@ -175,7 +175,7 @@ def arguments_model(function: Callable[..., Any], bound_session: str | None) -> 
         fields[each.name] = (each.annotation, ... if each.default is each.empty else each.default)
     if bound_session is not None and "session" in fields:
         described = Field(
-            description="The session's id. Default: the one session that this server can see.",
+            description="The session's id. Default: the only session of this server.",
             max_length=255,
         )
         fields["session"] = (Annotated[str | None, described], None)

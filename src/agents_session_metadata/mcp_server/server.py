@@ -53,7 +53,7 @@ _ANNOTATIONS = {
 _DATABASE_PROBLEMS: tuple[
     tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...
 ] = (
-    (database_errors.TimeoutError, "no database connection became free in time; try again later"),
+    (database_errors.TimeoutError, "all database connections are in use; try again later"),
     (
         (OSError, asyncio.TimeoutError, database_errors.InterfaceError),
         "the database cannot be reached; try again later",
@@ -64,10 +64,10 @@ _DATABASE_PROBLEMS: tuple[
     ),
     (
         database_errors.ProgrammingError,
-        "the tables or permissions are not as expected; trying again does not help",
+        "a table, a column or a permission is missing; do not try again",
     ),
-    (database_errors.IntegrityError, "a constraint of the database refuses this change"),
-    (database_errors.DataError, "the database refuses a value"),
+    (database_errors.IntegrityError, "a database constraint does not allow this change"),
+    (database_errors.DataError, "the database does not accept a value"),
     (BaseException, "the database reported an error"),
 )
 
@@ -219,9 +219,9 @@ class MetadataServer(Server[Any]):
 
 def _instructions(view: View) -> str:
     prefix = view.prefix
-    own = "" if view.session is None else " You can see one session: your own."
+    own = "" if view.session is None else " You can access only your own session."
     return (
-        "Metadata of conversations (sessions): who owns them, what they are about, their status. "
+        "Metadata of conversations (sessions): owner, title, tags and status. "
         f"{prefix}list_sessions and {prefix}find_sessions find sessions, {prefix}get_metadata "
         f"reads all metadata of one, {prefix}get_history its messages, {prefix}search_sessions "
         f"finds messages by words, {prefix}list_waiting lists "
