@@ -40,22 +40,23 @@ def sessions_app(
     max_body: int = MAX_BODY,
     body_timeout: float = BODY_TIMEOUT,
 ) -> ASGIApp:
-    """OpenAI's Conversations API on a catalog, as an ASGI application.
+    """Create an ASGI application that serves a catalog over OpenAI's Conversations API.
 
-    A conversation is a session: what is written here and by `SQLAlchemyMetadataSession` is one
-    history. Mount the application behind the authentication of your own.
+    A conversation is a session: the API and `SQLAlchemyMetadataSession` read and write the same
+    history. Mount the application behind your own authentication.
 
     Args:
         catalog: The catalog.
-        scope: Called for every request, with Starlette's `Request`. It gives the scope of the
-            request, such as `{"owner_id": user_id}`; a session outside it does not exist. If it
-            gives nothing, or a value is `None`, the answer is 403. It may be async, and may raise
-            Starlette's or FastAPI's `HTTPException`. `None` serves every session to everybody.
-        allow_roles: The roles of messages that a client may append. Other items, such as calls of
-            tools and their outputs, are refused. `None` allows every item: for trusted clients
-            only, such as the SDK's `OpenAIConversationsSession` on a server.
-        max_body: The largest body in bytes; the answer to a larger one is 413.
-        body_timeout: Seconds within which a body has to arrive; else the answer is 408.
+        scope: A function, sync or async, that is called for every request with Starlette's
+            `Request` and returns the scope, such as `{"owner_id": user_id}`. If it returns nothing,
+            or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
+            `HTTPException`. `None` instead of a function serves every session to every caller.
+        allow_roles: The roles of messages that a client can append. Other items, such as tool calls
+            and their outputs, are refused. `None` allows every item. Use it only for trusted
+            clients, such as the SDK's `OpenAIConversationsSession` on a server.
+        max_body: The maximum size of a body in bytes. The response to a larger body is 413.
+        body_timeout: The number of seconds in which a body must arrive. Otherwise, the response is
+            408.
 
     Returns:
         The application.
