@@ -64,27 +64,27 @@ def browser_app(
     allow_write: bool = False,
     allowed_hosts: Collection[str] = LOCAL_HOSTS,
 ) -> ASGIApp:
-    """Pages to look at the sessions of a catalog, as an ASGI application.
+    """Create an ASGI application with pages that show the sessions of a catalog.
 
-    Mount it behind the authentication of your own. Everything is rendered on the server; nothing is
-    loaded from elsewhere.
+    Mount it behind your own authentication. Pages are rendered on the server and load nothing from
+    other servers.
 
     Args:
         catalog: The catalog.
-        scope: Called for every request, with Starlette's `Request`. It gives the scope of the
-            request, such as `{"owner_id": user_id}`; a session outside it does not exist. If it
-            gives nothing, or a value is `None`, the answer is 403. It may be async, and may raise
-            Starlette's or FastAPI's `HTTPException`. `None` shows every session to everybody.
+        scope: A function, sync or async, that is called for every request with Starlette's
+            `Request` and returns the scope, such as `{"owner_id": user_id}`. If it returns nothing,
+            or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
+            `HTTPException`. `None` instead of a function shows every session to every caller.
         allow_write: Whether the pages can edit, fork, rewind and delete sessions.
-        allowed_hosts: The host names under which the application can be reached, each with a port
-            or for every port. A request for another host is refused.
+        allowed_hosts: The host names of the application, with or without a port. Requests for other
+            hosts are refused.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If there is no allowed host.
+        ValueError: If `allowed_hosts` is empty.
     """
     check_arguments(catalog, scope)
     if isinstance(allowed_hosts, str):
