@@ -23,7 +23,7 @@ from .storage.tables import (
 
 
 def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
-    """What creates all tables on an empty database, those of optional features included.
+    """Return the statements that create all tables, including those of optional features.
 
     Args:
         dialect: One of `DIALECTS`.
@@ -56,7 +56,7 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
 def drop_statements(
     dialect: str, names: TableNames | None = None, *, everything: bool = False
 ) -> list[str]:
-    """The way back: triggers first, since one without its table breaks the SDK's deletes.
+    """Return the statements that drop the tables. Triggers are dropped first.
 
     Args:
         dialect: One of `DIALECTS`.

@@ -244,11 +244,11 @@ class SQLAlchemyMetadataSession(StoredSession):
     ) -> Metadata:
         """Read, change and write metadata in one transaction.
 
-        Concurrent edits of a session take turns, across tasks, processes and machines. On different
-        nodes of a Galera cluster, only edits that change the same key take turns. Only changed keys
-        are written. If nothing changed, nothing is written and no session is created. If the
-        connection breaks during the commit, its outcome is unknown: read before you call this
-        again.
+        Concurrent edits of a session are serialized, across tasks, processes and machines. On
+        different nodes of a Galera cluster, only edits that change the same key are serialized.
+        Only changed keys are written. If nothing changed, nothing is written and no session is
+        created. If the connection breaks during the commit, its outcome is unknown: read before you
+        call this again.
 
         ```python
         def count(metadata):
@@ -378,15 +378,15 @@ class SQLAlchemyMetadataSession(StoredSession):
         before: int | None = None,
         expect_last: int | None = None,
     ) -> list[ItemInfo]:
-        """Remove the end of the history, in one transaction; metadata stays, `updated_at` moves.
+        """Remove the last turns or items of the history in one transaction. Metadata is kept.
 
         A turn begins with a user message and ends before the next one. An
-        `OpenAIResponsesCompactionSession` around this session remembers what was removed: create a
-        new one afterwards.
+        `OpenAIResponsesCompactionSession` around this session keeps the removed items in memory:
+        create a new one afterwards. `updated_at` changes if an item is removed.
 
         Args:
-            turns: How many turns to remove; all of them if there are fewer. Items before the first
-                user message stay.
+            turns: The number of turns to remove; all turns if there are fewer. Items before the
+                first user message are kept.
             before: The `item_id` of the first item to remove. Pass either this or `turns`.
             expect_last: The `item_id` that the newest item must have.
 
@@ -400,7 +400,7 @@ class SQLAlchemyMetadataSession(StoredSession):
             TypeError: If an argument is not an integer.
             ValueError: If the history does not have the item, if a call would be separated from its
                 output, an approval from its request or reasoning from the item after it, or if the
-                history is encrypted. Nothing is removed then.
+                history is encrypted. Nothing is removed.
         """
         return await rewind(self._store, self.session_id, Cut(turns, before, expect_last))
 

@@ -81,7 +81,7 @@ class ItemInfo:
     """One item of a history.
 
     Attributes:
-        item_id: The id of its row; it grows with time, across all sessions of a database.
+        item_id: The id of its row. Ids increase with time, across all sessions of a database.
         created_at: When it was stored; aware, UTC.
         item: The item, as the SDK's `get_items()` returns it.
     """
@@ -199,26 +199,26 @@ class IndexInfo:
 
 @dataclass(frozen=True)
 class UsageRow:
-    """What runs used, added up from the usage ledger.
+    """Usage of runs, added up from the usage ledger.
 
-    Of `day`, `agent`, `model`, `owner_id` and `session_id` those are set by which the ledger was
-    added up; the others are None.
+    Only the fields that `by` names are set: of `day`, `agent`, `model`, `owner_id` and
+    `session_id`, the others are None.
 
     Attributes:
         day: The day in UTC on which the usage was recorded.
-        agent: The agent's name, cut after 255 characters. Calls that an agent used as a tool made
-            are counted for the agent that called the tool.
-        model: The model's name, cut after 255 characters; None if it is unknown.
-        owner_id: What the session had under `owner_id` at that time; None if it had nothing.
-        session_id: The session; None if it has ended since.
-        requests: Requests to models.
-        input_tokens: Tokens that went into models, those from a cache included.
-        cached_input_tokens: Those from a cache.
-        output_tokens: Tokens that came out of models, those of reasoning included.
-        reasoning_tokens: Those of reasoning.
-        total_tokens: All tokens, as the SDK counts them.
-        cost: What it cost, without the models in `unpriced`; None if no model had a price.
-        unpriced: The models that had no price; None stands for unknown ones.
+        agent: The agent's name, truncated to 255 characters. Calls of an agent that is used as a
+            tool are counted for the agent that called the tool.
+        model: The model's name, truncated to 255 characters; None if it is unknown.
+        owner_id: The `owner_id` of the session at that time; None if it had none.
+        session_id: The id of the session; None if the session was deleted.
+        requests: The number of requests to models.
+        input_tokens: The number of input tokens, including cached ones.
+        cached_input_tokens: The number of cached input tokens.
+        output_tokens: The number of output tokens, including reasoning tokens.
+        reasoning_tokens: The number of reasoning tokens.
+        total_tokens: The number of all tokens, as the SDK counts them.
+        cost: The cost without the models in `unpriced`; None if no model had a price.
+        unpriced: The models without a price; None stands for unknown models.
     """
 
     day: date | None = None
@@ -246,7 +246,7 @@ class SearchHit:
         created_at: When the message was stored, or the title written; aware, UTC.
         role: `user` or `assistant`; `title` for a title.
         snippet: At most 160 characters of the text, around the first match.
-        highlights: Where the matches are in the snippet, as pairs of start and end.
+        highlights: The start and end of each match in the snippet.
     """
 
     session_id: str
@@ -263,9 +263,9 @@ class SearchPage:
 
     Attributes:
         hits: The hits.
-        next_cursor: What to pass as `cursor` for the next page; None on the last one.
-        complete: Whether everything in the sessions that were asked about is indexed. If not, hits
-            may be missing.
+        next_cursor: The `cursor` of the next page, or None on the last page.
+        complete: Whether all messages of the searched sessions are indexed. If not, hits can be
+            missing.
     """
 
     hits: list[SearchHit]

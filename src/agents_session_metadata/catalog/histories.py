@@ -21,27 +21,27 @@ class Histories(CatalogPart):
         limit: int = 100,
         cursor: str | None = None,
     ) -> ItemPage:
-        """A page of the items of a session's history.
+        """Return a page of the items of a session's history.
 
-        A page ends early rather than exceed about 8 MiB, but it has at least one item. Rows that
-        the SDK skips, because they are not JSON, are skipped. Items that were written through
-        `EncryptedSession` are encrypted. Walking through pages returns every item that exists
-        throughout the walk exactly once.
+        A page has at most about 8 MiB, but at least one item. Rows that are not valid JSON are
+        skipped, as in the SDK. Items that were written through `EncryptedSession` are returned
+        encrypted. Iterating over all pages returns every item that exists during the whole
+        iteration exactly once.
 
         Args:
             session_id: The session's id.
             order_by: `item_id`, or `-item_id` for the newest first.
-            limit: Items per page, 1 to 1,000.
+            limit: The maximum number of items per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same session, order and scope.
 
         Returns:
-            The page; an empty one if there is no such session.
+            The page. It is empty if the session does not exist.
 
         Raises:
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
-            ValueError: If `limit` is out of range, or `order_by` is neither of the two.
+            ValueError: If `limit` is out of range, or `order_by` has another value.
         """
         check_limit(limit, LONGEST_PAGE)
         return await read_page(self._store, session_id, order_by, limit, cursor)

@@ -29,32 +29,32 @@ class Indexes(CatalogPart):
     async def create_index(
         self, key: str, *, progress: Callable[[int], object] | None = None
     ) -> bool:
-        """Create an index of sessions by activity, so that the cost of a page does not grow.
+        """Create an index, so that the cost of a page does not grow with the number of matches.
 
         With an index on a key, a page by `updated_at`, `last_session`,
         `find_sessions_by_metadata(limit=…)` and retention by age read as many entries as they
         return, if their only condition (filter and scope together) requires one value of that key.
         The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
-        for pages without a filter. An index never changes an answer.
+        for pages without a filter. An index never changes a result.
 
-        Triggers maintain the index for every writer. On PostgreSQL the index is
-        created in one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it
-        is filled in steps. It is not used until it is complete; call this again to continue it. On
-        MariaDB and MySQL the user needs the privilege TRIGGER, every process that writes must run
-        version 0.2 or later, and creating the triggers may make others wait for up to five seconds
-        per attempt.
+        Triggers maintain the index for every writer. On PostgreSQL the index is created in one
+        transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
+        steps. It is not used until it is complete; call this again to continue it. On MariaDB and
+        MySQL, the user requires the privilege TRIGGER, every process that writes must run version
+        0.2 or later, and creating the triggers can block other writers for up to five seconds per
+        attempt.
 
-        `"$text"` is another index: of the words in messages and titles, for `search`. On every
-        database it is filled in steps that can be interrupted and continued. Other processes notice
-        it within two seconds; what they write until then waits in the queue, see `refresh_index`.
+        `"$text"` is the index of words in messages and titles, for `search`. On every database, it
+        is filled in steps that can be interrupted and continued. Other processes detect it within
+        two seconds. Messages that they write before that are queued; see `refresh_index`.
 
         Args:
             key: A metadata key, `"$updated_at"` or `"$text"`.
-            progress: Called with the number of sessions done so far; of messages and titles for
-                `"$text"`.
+            progress: Called with the number of indexed sessions so far; for `"$text"`, of messages
+                and titles.
 
         Returns:
-            True; False if the index exists already.
+            Whether the index was created. False if it exists already.
 
         Raises:
             InvalidMetadataError: If the key cannot be stored.
@@ -70,7 +70,7 @@ class Indexes(CatalogPart):
     async def drop_index(self, key: str) -> bool:
         """Drop an index. Queries then run without it.
 
-        The triggers stay, and do nothing for keys without an index.
+        The triggers are kept, and do nothing for keys without an index.
 
         Args:
             key: A metadata key, `"$updated_at"` or `"$text"`.

@@ -112,17 +112,18 @@ class Moving(CatalogPart):
     ) -> SQLAlchemyMetadataSession:
         """Copy a session's history and metadata, in one transaction.
 
-        The copy's metadata says what it is a copy of: `forked_from` is the id of this session, and
-        `forked_before` is `before`, if that is given. A copy of a copy has only its own two.
+        The metadata of the copy contains the id of this session under `forked_from`, and `before`,
+        if it is given, under `forked_before`. A copy of a copy contains only its direct original.
 
         A history written through `EncryptedSession` cannot be read under another id: its key is
         derived from the id.
 
         Args:
             session_id: The session to copy.
-            new_id: The copy's id; a random one by default.
-            metadata: Keys to set in the copy.
-            before: The `item_id` of the first item that is not copied; every item is by default.
+            new_id: The id of the copy; random by default.
+            metadata: Metadata to set in the copy.
+            before: The `item_id` of the first item that is not copied; by default all items are
+                copied.
 
         Returns:
             The copy.
@@ -131,8 +132,8 @@ class Moving(CatalogPart):
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the metadata contradicts the scope.
-            SessionExistsError: If the new id is taken.
-            SessionNotFoundError: If there is no such session.
+            SessionExistsError: If the new id is in use.
+            SessionNotFoundError: If the session does not exist.
             SessionPausedError: If the session has a paused run.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If an id is not a string, or `before` not an integer.

@@ -35,28 +35,28 @@ class Searching(CatalogPart):
     ) -> SearchPage:
         """Find the messages and titles that contain all words of a query, newest first.
 
-        Searched are the texts of user and assistant messages, and the `title` of each session; not
-        system messages, tool calls, their output or reasoning. Case and the accents of Latin, Greek
-        and Cyrillic letters make no difference. `"…"` is a phrase, a trailing `*` a prefix, and a
-        leading `-` excludes. A term of several words, such as `e-mail`, is a phrase. In Chinese,
-        Japanese and Korean, each text is found within longer ones.
+        The search covers the text of user and assistant messages and the `title` of each session.
+        It does not cover system messages, tool calls, tool output or reasoning. Case, and accents
+        on Latin, Greek and Cyrillic letters, are ignored. `"…"` is a phrase, a trailing `*` a
+        prefix, and a leading `-` excludes. A term of several words, such as `e-mail`, is a phrase.
+        In Chinese, Japanese and Korean text, a term is also found inside longer text.
 
-        Hits are ordered by time, then session id, then item id, all descending. The cost depends on
-        the sessions in scope and filter, not on those of others: a page may end before it is full,
-        even without a hit, and then has a `next_cursor` to go on with.
+        Hits are ordered by time, then session id, then item id, all descending. The cost of a page
+        is bounded, so a page can contain fewer hits than `limit`, or none, and still have a
+        `next_cursor`.
 
-        Searching needs the text index, which `create_index("$text")` creates, and writes nothing.
-        What was written through this package is found at once. What others have written is found
-        after the next write through this package or `refresh_index("$text")`; until then,
-        `complete` is False. With many sessions in scope and a long queue, `complete` may also be
-        False if none of them waits. Encrypted histories, and sessions whose id has more than 255
-        characters, are not searchable.
+        `search` requires the text index, which `create_index("$text")` creates, and only reads.
+        Messages that are written through this package can be found immediately. Messages of other
+        writers are queued until the next write through this package or `refresh_index("$text")`;
+        until then, `complete` is False. With many sessions in scope and a long queue, `complete`
+        can also be False if none of their messages are queued. Encrypted histories, and sessions
+        whose id is longer than 255 characters, cannot be searched.
 
         Args:
             query: One to 32 terms, of which at least one must not be excluded.
-            where: A filter; only sessions that match it are searched.
-            limit: The greatest number of hits, 1 to 100.
-            cursor: The `next_cursor` of the page before.
+            where: A filter for the sessions to search; all sessions by default.
+            limit: The maximum number of hits per page, 1 to 100.
+            cursor: The `next_cursor` of the previous page, for the same query, filter and scope.
 
         Returns:
             A page of hits.
@@ -64,10 +64,10 @@ class Searching(CatalogPart):
         Raises:
             InvalidCursorError: If the cursor is damaged or belongs to another question.
             InvalidFilterError: If the filter is invalid.
-            InvalidSearchError: If the query has no word to look for, or too many terms.
+            InvalidSearchError: If all terms of the query are excluded, or it has too many terms.
             TextIndexMissingError: If there is no text index.
             TypeError: If the query is not a string.
-            ValueError: If `limit` is out of bounds.
+            ValueError: If `limit` is out of range.
         """
         try:
             parsed = parse_query(query)
@@ -96,10 +96,10 @@ class Searching(CatalogPart):
     async def refresh_index(
         self, key: str, *, progress: Callable[[int], object] | None = None
     ) -> int:
-        """Index what other writers have written, in short transactions.
+        """Index the queued messages of other writers, in short transactions.
 
-        Writers that do not use this package put their messages and titles into a queue, by
-        triggers. All other indexes are always up to date.
+        Triggers add the messages and titles of writers that do not use this package to a queue. All
+        other indexes are always up to date.
 
         Args:
             key: `"$text"`.

@@ -54,7 +54,7 @@ class SingleSessions(CatalogPart):
             InvalidMetadataError: If a key or value cannot be stored.
             MetadataLimitError: If a limit is exceeded.
             ScopeError: If the metadata contradicts the scope.
-            SessionExistsError: If the id is taken, inside or outside the scope.
+            SessionExistsError: If the id is in use, inside or outside the scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
             ValueError: If the id is not valid for metadata.

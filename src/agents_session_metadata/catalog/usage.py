@@ -23,22 +23,22 @@ class UsageLedger(CatalogPart):
         since: date | None = None,
         until: date | None = None,
     ) -> list[UsageRow]:
-        """What tracked runs used, added up exactly from the usage ledger.
+        """Return the usage of tracked runs, added up from the usage ledger.
 
-        The ledger outlives sessions. A catalog with a scope on `owner_id` counts that owner's
-        rows. A catalog with another scope counts those of sessions that exist in it, and one with
-        both counts what meets both.
+        Rows are kept when their session is deleted. In a scope on `owner_id`, the rows of that
+        owner are counted. In any other scope, the rows of the sessions that exist in the scope are
+        counted. In a scope on `owner_id` and other keys, both conditions apply.
 
         Args:
-            owner_id: Only what sessions used while they had this `owner_id`.
-            session_id: Only what this session used.
-            by: What to add up by: any of `day`, `agent`, `model`, `owner_id`, `session_id`. An
-                empty tuple gives one row, or none if nothing was used.
-            since: The first day, in UTC. A datetime, which must have a time zone, means its day.
-            until: The last day, likewise.
+            owner_id: Count only usage of sessions while they had this `owner_id`.
+            session_id: Count only usage of this session.
+            by: The fields to group by: any of `day`, `agent`, `model`, `owner_id`, `session_id`. An
+                empty tuple returns one row, or none if there is no usage.
+            since: The first day, in UTC: a date, or an aware datetime on that day.
+            until: The last day, in the same form.
 
         Returns:
-            A row per group, ordered by the fields of `by`.
+            One row per group, ordered by the fields of `by`.
 
         Raises:
             InvalidMetadataError: If `owner_id` is not JSON.
@@ -56,16 +56,15 @@ class UsageLedger(CatalogPart):
         )
 
     async def delete_usage(self, *, before: date) -> int:
-        """Delete what the usage ledger recorded before a day, in short transactions.
+        """Delete rows of the usage ledger from before a day, in short transactions.
 
         In a scope, only the rows that `usage` counts there are deleted.
 
         Args:
-            before: The first day to keep, in UTC. A datetime, which must have a time zone, means
-                its day.
+            before: The first day to keep, in UTC: a date, or an aware datetime on that day.
 
         Returns:
-            The number of rows deleted.
+            The number of deleted rows.
 
         Raises:
             TablesMissingError: If the ledger's table is missing and `create_tables` is off.

@@ -30,15 +30,15 @@ class Attachments(StorePart[TContext]):
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
         """Create or replace an attachment.
 
-        It has the scope's values itself, because it is uploaded before there is a thread. With a
-        `thread_id` it belongs to that thread and is deleted with it.
+        An attachment stores the values of the scope, because it is uploaded before the thread
+        exists. An attachment with a `thread_id` is deleted with its thread.
 
         Args:
             attachment: The attachment.
             context: The request context.
 
         Raises:
-            NotFoundError: If its id belongs to somebody else, or there is no such thread.
+            NotFoundError: If its id belongs to another user, or the thread does not exist.
             ValueError: If its id is empty, too long, or not UTF-8 without NUL.
         """
         store = self._within(context)._store
@@ -109,13 +109,13 @@ class Attachments(StorePart[TContext]):
             raise missing("attachment", attachment_id)
 
     async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
-        """Delete the records of attachments that were uploaded and never sent with a message.
+        """Delete the records of attachments that were never sent with a message.
 
-        It has no request context: it goes through all users, within the catalog's own scope. Delete
-        the files that the result names.
+        It takes no request context and includes all users in the catalog's scope. Delete the files
+        of the returned attachments.
 
         Args:
-            older_than: How long ago they were uploaded at least; `timedelta(0)` takes all.
+            older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
 
         Returns:
             The attachments that were deleted.

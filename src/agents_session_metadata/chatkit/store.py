@@ -37,20 +37,20 @@ _ITEM: TypeAdapter[Any] = TypeAdapter(ThreadItem)
 
 
 class CatalogStore(Attachments[TContext]):
-    """All of `chatkit.store.Store`, in the database of a catalog.
+    """An implementation of `chatkit.store.Store` in the database of a catalog.
 
-    A thread, an item or an attachment outside the scope does not exist: each method answers as for
-    an id that nobody has. Threads that do not exist raise ChatKit's `NotFoundError`.
+    For a thread, an item or an attachment outside the scope, each method behaves as if it did not
+    exist. If a thread does not exist, methods raise ChatKit's `NotFoundError`.
 
-    Use one store per application, not one per request: it remembers which state each thread object
-    was loaded with, and `save_thread` writes the difference.
+    Use one store per application, not one per request: it keeps the loaded state of each thread
+    object, and `save_thread` writes the difference.
 
     Args:
         catalog: The catalog.
         scope: Called with ChatKit's request context; returns the values that the caller's sessions
-            have, such as `{"owner_id": context.user_id}`. It is not awaited. `None` serves every
-            session of the catalog to everybody, and has to be written out.
-        all_sessions: Whether `load_threads` also lists sessions that ChatKit has not made.
+            have, such as `{"owner_id": context.user_id}`. It is not awaited. `None`, which must be
+            passed explicitly, serves every session of the catalog to every caller.
+        all_sessions: Whether `load_threads` also lists sessions that ChatKit did not create.
 
     Raises:
         TypeError: If `catalog` is not a `SessionCatalog`, or `scope` is not callable.
@@ -127,9 +127,9 @@ class CatalogStore(Attachments[TContext]):
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
         """Create a thread, or write what has changed since this object was loaded or saved.
 
-        What somebody else has changed in the meantime stays, such as a title that the user edits
-        during a streamed answer. Of an object that this store has not loaded, the fields that were
-        set explicitly are written. A thread that has been deleted is not created again.
+        Other fields keep changes that were made in the meantime, such as a title that the user
+        edits during a streamed answer. For an object that this store has not loaded, the fields
+        that were set explicitly are written. A deleted thread is not created again.
 
         Args:
             thread: The thread.
@@ -138,8 +138,8 @@ class CatalogStore(Attachments[TContext]):
         Raises:
             InvalidMetadataError: If its metadata is not JSON.
             MetadataLimitError: If its title or its metadata is too long.
-            NotFoundError: If it was deleted, or its id belongs to somebody else.
-            ValueError: If its id cannot be that of a session.
+            NotFoundError: If it was deleted, or its id belongs to another user.
+            ValueError: If its id is not valid for a session.
         """
         catalog = self._within(context)
         after, before = state_of(thread), self._known.state_of(thread)
@@ -305,10 +305,10 @@ class CatalogStore(Attachments[TContext]):
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
         """Delete an item of a thread, if the thread has it.
 
-        When the items that answer the thread's last user message have gone, the Agents SDK session
-        is rewound to before that message, as ChatKit asks for the answer again: the history then
-        has neither the message nor what was answered. An item that an agent removes while it runs,
-        such as a sign of progress, does not do this.
+        When all items that answer the thread's last user message are deleted, as in a retry, the
+        Agents SDK session is rewound to before that message. The history then contains neither the
+        message nor its answer. Deleting an item during a run, such as a progress item, does not
+        rewind the session.
 
         Args:
             thread_id: The thread's id.
@@ -335,9 +335,9 @@ class CatalogStore(Attachments[TContext]):
     ) -> list[ItemInfo]:
         """Remove what the Agents SDK session has stored since a user message was added.
 
-        For the beginning of `respond`: if an answer failed before it had an item, ChatKit's retry
-        deletes nothing, but the history already has the user message. Does nothing if there is
-        nothing to remove.
+        Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
+        retry deletes nothing, but the history already contains the user message. In all other
+        cases, it does nothing.
 
         Args:
             thread: The thread.
@@ -345,7 +345,7 @@ class CatalogStore(Attachments[TContext]):
             context: The request context.
 
         Returns:
-            What was removed from the history, oldest first.
+            The items that were removed from the history, oldest first.
 
         Raises:
             NotFoundError: If there is no such thread, or it has no such user message.

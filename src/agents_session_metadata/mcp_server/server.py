@@ -79,19 +79,19 @@ def make_server(
     tool_prefix: str = "",
     session: str | None = None,
 ) -> MetadataServer:
-    """Make a server whose tools see what a catalog sees.
+    """Create an MCP server for a catalog. Its tools are restricted to the catalog's scope.
 
-    Database errors are logged by the logger `agents_session_metadata.mcp_server.server`; answers
-    only say what kind of error it was. A server that runs for long needs an engine with
-    `pool_pre_ping=True`, so that the first call after a dropped connection works.
+    Database errors are logged by the logger `agents_session_metadata.mcp_server.server`. Answers
+    contain only the kind of the error. Create the engine with `pool_pre_ping=True`, so that the
+    first call after a lost connection works.
 
     Args:
         catalog: The catalog, restricted to its scope.
-        allow_write: Whether to offer the tools that change metadata.
-        tool_prefix: What the names of the tools begin with: letters, digits, `_` and `-`.
-        session: The id of the one session that the tools can see ("my session"); it need not exist
-            yet. The argument `session` of every tool becomes optional and defaults to it; any
-            other id is an error. Lists contain no other session.
+        allow_write: Whether to add the tools that change metadata.
+        tool_prefix: A prefix for the names of the tools: letters, digits, `_` and `-`.
+        session: The id of a session to which the tools are restricted. It does not have to exist.
+            The argument `session` of every tool becomes optional and defaults to it, and any other
+            id is an error.
 
     Returns:
         The server; `await server.run_stdio_async()` runs it.

@@ -23,18 +23,17 @@ Window = Literal["day", "month"]
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be used, as the usage ledger counts it.
+    """A limit for the cost or the tokens that the usage ledger records.
 
-    Given to a `SessionTracker`, it refuses the next model call that the run's hooks see once it is
-    used up. It can be exceeded by one call for each run in flight, and by the calls that agents
-    make inside tools.
+    A `SessionTracker` with a budget refuses model calls when the budget is used up. A budget can be
+    exceeded by one call per concurrent run, and by the calls that agents make inside tools.
 
     Attributes:
-        cost: What may be spent, in the currency of the prices; None for any amount.
-        tokens: How many tokens may be used, as the SDK's `total_tokens` counts them; None for any
-            number.
-        per: `"session"` counts what the session used, `"owner_id"` what all sessions used while
-            they had the `owner_id` that the session has.
+        cost: The maximum cost, in the currency of the prices; None for no limit.
+        tokens: The maximum number of tokens, counted as in the SDK's `total_tokens`; None for no
+            limit.
+        per: `"session"` counts the usage of the session, `"owner_id"` the usage of all sessions
+            while they had the same `owner_id`.
         window: `"day"` and `"month"` count from the beginning of the day or month in UTC; None
             counts everything.
 

@@ -82,14 +82,14 @@ class Claimable:
 
 
 class ClaimedRun:
-    """A paused run that this process may resume, once. `PausedRuns.claim` makes it.
+    """A paused run that this process can resume once. `PausedRuns.claim` returns it.
 
     Args:
         found: The run, as it was read.
 
     Attributes:
         session_id: The session's id.
-        pending: The calls that the run waits for, with what was decided about them.
+        pending: The calls that wait for an approval, with their decisions.
         state: The SDK's state of the run, with the decisions applied.
     """
 
@@ -123,13 +123,13 @@ class ClaimedRun:
         """Resume the run: `Runner.run` with the stored state, decisions applied.
 
         If the run finishes, the stored state is deleted. If it pauses again, the new state is
-        stored. If it raises or is cancelled, its state as of then is stored, so that tools that
-        have finished are not run again when the run is next claimed.
+        stored. If it raises or is cancelled, its current state is stored, so that finished tools do
+        not run again when the run is claimed the next time.
 
         Args:
-            session: The session, if not the catalog's own of that id: an `EncryptedSession` or
-                another wrapper around it. The catalog's own session refuses to write after the
-                lease was lost; a run in a session given here is cancelled then.
+            session: A wrapper around the session, such as an `EncryptedSession`; by default the
+                catalog's session. If the lease is lost, the catalog's session refuses to write, and
+                a run in a given session is cancelled.
             run_config: As in `Runner.run`.
             **kwargs: Further arguments of `Runner.run`, such as `hooks` or `max_turns`.
 
@@ -137,10 +137,10 @@ class ClaimedRun:
             The result.
 
         Raises:
-            RunClaimedError: If the lease was lost. What the run did is not stored.
+            RunClaimedError: If the lease was lost. The state of the run is not stored.
             RuntimeError: If the run was resumed before.
             ValueError: If the session has another id, or the history is encrypted and the session
-                is no `EncryptedSession`. Nothing has run then.
+                is not an `EncryptedSession`. The run has not started.
         """
         session = self._start(session)
         run = Runner.run(self._agent, self.state, session=session, run_config=run_config, **kwargs)
@@ -158,10 +158,10 @@ class ClaimedRun:
     def resume_streamed(
         self, *, session: Any = None, run_config: RunConfig | None = None, **kwargs: Any
     ) -> RunResultStreaming:
-        """As `resume`, but `Runner.run_streamed`. Read the events within the claim's block.
+        """As `resume`, with `Runner.run_streamed`. Read the events inside the claim's block.
 
-        What is stored is decided at the end of the block. A stream that has not ended by then is
-        cancelled, and the state as of then is stored.
+        The state is stored at the end of the block. A stream that has not ended is cancelled, and
+        its current state is stored.
 
         Args:
             session: As in `resume`.

@@ -122,9 +122,9 @@ class ResumeDecision:
 class SessionLifecycle:
     """Moves a session through phases of work. Each call is one `edit_metadata`.
 
-    If several processes move the same session, they take turns, and each move is checked against
-    the current phase. Times come from the clock of the process. In addition to the listed errors,
-    each method raises those of `edit_metadata`.
+    Concurrent calls for the same session are serialized, and each is checked against the current
+    phase. Times come from the clock of the process. In addition to the listed errors, each method
+    raises those of `edit_metadata`.
 
     ```python
     lifecycle = SessionLifecycle(session)
@@ -299,10 +299,11 @@ class SessionLifecycle:
         return self._decide(info.metadata, info.updated_at)
 
     async def resume(self) -> ResumeDecision:
-        """Decide as `resume_decision` does and, if the session may be resumed, count that.
+        """Decide whether the session may be resumed and, if so, count the resume.
 
-        A session that is resumed has `resumes` increased by one, in an edit that checks the
-        conditions again, and counts as active from then on. Otherwise nothing is written.
+        If the session may be resumed, `resumes` is increased by one, in a transaction that checks
+        the conditions again, and the session counts as active from then on. Otherwise, nothing is
+        written.
 
         Returns:
             The decision, with the metadata afterwards.

@@ -48,17 +48,18 @@ class PausedRuns:
         result = await run.resume()
     ```
 
-    A session has at most one paused run. It ends with the session, and with its history. It is
-    restricted to the catalog's scope: outside, nothing is paused. The state of a run is kept in
-    the database and never exported. All methods raise `TablesMissingError` if tables are missing
-    and the catalog's `create_tables` is off.
+    A session has at most one paused run, which is deleted with the session or its history. With a
+    scoped catalog, all methods are restricted to the scope. The state of a run is stored in the
+    database and never exported. All methods raise `TablesMissingError` if tables are missing and
+    the catalog's `create_tables` is off.
 
     Args:
-        catalog: The sessions.
-        encrypt: Encrypts the state and the arguments of pending calls: takes bytes, returns bytes
-            or text, such as `cryptography.fernet.Fernet(key).encrypt`. Required for sessions in an
-            `EncryptedSession`. Names of tools and agents, call ids and decisions are not encrypted.
-        decrypt: The reverse. Without it, pending calls that are encrypted have no arguments.
+        catalog: The catalog of the sessions.
+        encrypt: A function that encrypts the state and the arguments of pending calls. It takes
+            bytes and returns bytes or text, such as `cryptography.fernet.Fernet(key).encrypt`.
+            Required for sessions in an `EncryptedSession`. Names of tools and agents, call ids and
+            decisions are not encrypted.
+        decrypt: The reverse function. Without it, encrypted pending calls have no arguments.
 
     Raises:
         TypeError: If `catalog` is not a `SessionCatalog`.
@@ -85,17 +86,17 @@ class PausedRuns:
         context_serializer: Callable[[Any], Mapping[str, Any]] | None = None,
         strict_context: bool = True,
     ) -> PausedRun:
-        """Store a run that was interrupted. It replaces a paused run that nobody has claimed.
+        """Store an interrupted run. It replaces a paused run that is not claimed.
 
         If a lifecycle is active, the session enters the phase `approval`.
 
         Args:
-            session: The session of the run; a wrapper around it will do.
-            result: The result with the interruptions; a stream that was read to its end.
+            session: The session of the run, or a wrapper around it.
+            result: The result with the interruptions. A stream must have been read to its end.
             context_serializer: As in the SDK's `RunState.to_json`.
             strict_context: Whether to refuse a context that is neither None nor a plain dict of
-                JSON values if there is no `context_serializer`. If not, the SDK drops what it
-                cannot store, or stores fields in place of an object.
+                JSON values if there is no `context_serializer`. If False, the SDK drops objects
+                that it cannot store, or stores them as plain dicts.
 
         Returns:
             The paused run.
@@ -134,11 +135,11 @@ class PausedRuns:
     async def list(
         self, where: Where | None = None, *, limit: int = 100, cursor: str | None = None
     ) -> PausedPage:
-        """A page of paused runs, the latest first.
+        """Return a page of paused runs, newest first.
 
         Args:
-            where: A filter on their sessions.
-            limit: Runs per page, 1 to 1,000.
+            where: A filter for the sessions.
+            limit: The maximum number of runs per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same filter and scope.
 
         Returns:
@@ -155,7 +156,7 @@ class PausedRuns:
         return PausedPage([paused_run(row, self._encryption) for row in rows], next_cursor)
 
     async def get(self, session_id: str) -> PausedRun | None:
-        """The paused run of a session.
+        """Return the paused run of a session.
 
         Args:
             session_id: The session's id.
@@ -180,14 +181,14 @@ class PausedRuns:
     ) -> PausedRun:
         """Approve or reject a call. The decision is applied when the run is claimed.
 
-        Until then it can be changed: the last one counts.
+        Until then, a later decision replaces it.
 
         Args:
             session_id: The session's id.
             call_id: The call, as in `PausedRun.pending`.
-            approve: Whether the call may run.
-            message: What the model is told about a rejected call.
-            by: Who decided.
+            approve: Whether to run the call.
+            message: The text that the model receives for a rejected call.
+            by: The person who decided.
 
         Returns:
             The paused run.
@@ -222,11 +223,11 @@ class PausedRuns:
         context_deserializer: Callable[[Mapping[str, Any]], Any] | None = None,
         strict_context: bool = True,
     ) -> AsyncIterator[ClaimedRun]:
-        """Claim a paused run, to resume it within the block.
+        """Claim a paused run and resume it inside the block.
 
-        One claimer has it at a time, however many ask at once in however many processes. The lease
-        is renewed while the block runs, unless the event loop is blocked. Whoever lost it cannot
-        store anything. A block that does not resume the run leaves it as it was.
+        Only one process at a time can claim a run. The lease is renewed while the block runs,
+        unless the event loop is blocked. A process that has lost the lease cannot store anything.
+        If the block does not resume the run, the stored run does not change.
 
         If the process dies, the state from before the claim stays stored. Tools that ran since then
         run again when the run is resumed, and their outputs are in the history twice if they were
@@ -235,10 +236,10 @@ class PausedRuns:
         Args:
             session_id: The session's id.
             agent: The agent that the run was started with.
-            lease: How long the claim lasts if it is not renewed, by the database's clock.
-            after_crash: Whether to claim a run whose claimer has died.
-            force: Whether to claim a run although the history of its session has changed.
-            context: The context for the run, in place of the stored one. Without a
+            lease: The duration of the claim if it is not renewed, by the database's clock.
+            after_crash: Whether to claim a run whose claiming process has crashed.
+            force: Whether to claim a run even if the history of its session has changed.
+            context: The context for the run, instead of the stored one. Without a
                 `context_serializer`, an object given here is not stored again.
             context_serializer: As in `pause`, for when the run pauses again.
             context_deserializer: As in the SDK's `RunState.from_json`.
@@ -250,7 +251,8 @@ class PausedRuns:
 
         Raises:
             LookupError: If nothing is paused.
-            RunClaimedError: If the run is claimed; with `crashed=True` if its claimer has died.
+            RunClaimedError: If the run is claimed. `crashed` is True if the claiming process has
+                crashed.
             SessionChangedError: If the history has changed since the pause.
             StateVersionError: If the SDK does not know the version of the state. It stays stored.
             TypeError: If `lease` is not a timedelta.
@@ -282,9 +284,9 @@ class PausedRuns:
             await run._close()
 
     async def discard(self, session_id: str) -> bool:
-        """Delete a paused run without resuming it; history and metadata stay.
+        """Delete a paused run without resuming it. History and metadata are kept.
 
-        The history may end with calls that have no output; rewind it before the next run.
+        The history can end with calls that have no output. Rewind it before the next run.
 
         Args:
             session_id: The session's id.

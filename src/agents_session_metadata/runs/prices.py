@@ -52,15 +52,15 @@ class Tokens(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelPrice:
-    """What a million tokens cost, in whatever currency: one for all prices that are added up.
+    """Prices per million tokens. Use one currency for all prices.
 
     Attributes:
-        input: Input tokens, those that were not cached.
-        output: Output tokens.
-        cached_input: Cached input tokens; as `input` when None.
+        input: The price of input tokens that are not cached.
+        output: The price of output tokens.
+        cached_input: The price of cached input tokens; `input` if None.
 
     Raises:
-        ValueError: If a price is negative or no finite number.
+        ValueError: If a price is negative or not a finite number.
     """
 
     input: Decimal
@@ -74,13 +74,13 @@ class ModelPrice:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:
-        """What this usage costs.
+        """Return the cost of a usage.
 
         Args:
-            usage: Tokens, as the SDK counts them.
+            usage: The SDK's usage.
 
         Returns:
-            The cost in the currency of the prices, exactly.
+            The exact cost, in the currency of the prices.
         """
         return cost_of(Tokens.of(usage), self)
 

@@ -38,14 +38,14 @@ class SessionTitler:
         await Runner.run(agent, "Hello", session=session, hooks=hooks)
     ```
 
-    It writes only if no `title` is stored, so a title that a person wrote always stays. The same
-    text is stored under `title_auto`: a title is automatic as long as the two are equal. The
-    tracker starts it in the background when a block ends; it never delays or fails a run, and logs
-    a warning if it fails. Its own model calls are neither traced nor counted.
+    A title is written only if no `title` is stored, so it never replaces a title that a person
+    wrote. The same text is stored under `title_auto`: a title is automatic as long as the two are
+    equal. The tracker starts the titler in the background when its block ends. The titler does not
+    delay a run, and logs a warning if it fails. Its model calls are neither traced nor counted.
 
     Args:
-        model: The model that writes titles; by default the SDK's default model.
-        instructions: What the model is told.
+        model: The model that generates titles; by default the SDK's default model.
+        instructions: The instructions for the model.
 
     Raises:
         TypeError: If `model` is neither a name nor a `Model`.
@@ -60,14 +60,14 @@ class SessionTitler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def title(self, session: Any) -> str | None:
-        """Write a title now.
+        """Generate and store a title now.
 
         Args:
-            session: The session, with the wrapper that decrypts its history, if there is one.
+            session: The session, or the `EncryptedSession` around it.
 
         Returns:
-            The title that was written; None if the session has a title, has no answered turn, or
-            does not exist, or if the model answered with nothing.
+            The new title, or None if the session has a title, has no answered turn or does not
+            exist, or if the model returned no text.
         """
         stored = await session.get_metadata([keys.TITLE])
         if stored[keys.TITLE] is not None:
@@ -108,7 +108,7 @@ class SessionTitler:
             task.add_done_callback(self._tasks.discard)
 
     async def wait(self) -> None:
-        """Wait for the titles that are being written, as before a program ends."""
+        """Wait for titles that are being generated. Call this before the program ends."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 

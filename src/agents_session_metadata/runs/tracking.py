@@ -67,7 +67,7 @@ class _ToolCall:
 
 
 class SessionTracker(RunHooks[Any]):
-    """Run hooks that record what a run did, in one write of the session's metadata.
+    """Run hooks that record tool calls, tokens, duration and cost in the session's metadata.
 
     ```python
     async with SessionTracker(session) as hooks:
@@ -78,28 +78,29 @@ class SessionTracker(RunHooks[Any]):
     `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. The newest
     20 trace ids are kept under `trace_ids`. An exception that leaves the block adds to
     `error_count` and sets `last_error`; a failure that your code catches inside the block is not
-    recorded, because the SDK does not report it to hooks. The totals are right when runs overlap,
-    in one process or in several. All runs within one `async with` are written at its end; blocks of
-    one tracker that overlap count as one, which ends with the last of them. A streamed run must be
-    read to its end inside the block.
+    recorded, because the SDK does not report it to hooks. The totals are correct if runs overlap,
+    in one process or in several. All runs in an `async with` block are written when the block ends.
+    Overlapping blocks of one tracker count as one block. Read a streamed run to its end inside the
+    block.
 
     In the same transaction it adds the usage to the ledger that `SessionCatalog.usage` reads. If
     the ledger's table is missing and `create_tables` is off, it logs one warning per process.
 
-    A tracker that cannot write logs a warning. It never replaces a run's result or its error.
+    If the tracker cannot write, it logs a warning. It does not change the result or the error of a
+    run.
 
     Args:
-        session: The session; an `EncryptedSession` around it will do.
-        hooks: Run hooks of the application's own; they are called first.
+        session: The session, or an `EncryptedSession` around it.
+        hooks: Run hooks of the application, which are called first.
         prices: A price for every model, or prices by model name. The name is that of the agent's
             model, or of the SDK's default model. Usage of a model without a price is not counted
             in `cost`; the ledger names the model.
-        clock: Gives seconds; for tests.
+        clock: Returns seconds; for tests.
         titler: Writes a title after the first answered turn, in the background.
-        model: The name under which all model calls are counted. Hooks are not told of a model that
-            a `RunConfig` sets, nor of calls that agents make inside tools: without `model`, the
-            former are counted under the agent's own model, and the latter, when the tool returns,
-            under the model None.
+        model: The name under which all model calls are counted. The SDK does not report to hooks
+            the model of a `RunConfig`, nor the calls that agents make inside tools. Without
+            `model`, the former are counted under the agent's model, and the latter under the model
+            None when the tool returns.
         budget: Refuses model calls when it is used up. The usage is then written before each call.
 
     Raises:
