@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
-from sqlalchemy import MetaData
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
@@ -13,11 +12,10 @@ from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from .dialects.names import offline
 from .storage.creation import CreateWithIndexes
 from .storage.tables import (
-    CREATE_TYPES,
     DropTrigger,
     SessionTables,
     TableNames,
-    build_tables,
+    create_tables,
     table_names,
 )
 
@@ -94,4 +92,4 @@ def as_text(element: ExecutableDDLElement, sa_dialect: SADialect, **options: Any
 
 
 def _tables(names: TableNames | None) -> SessionTables:
-    return build_tables(MetaData(), names or table_names(), CREATE_TYPES)
+    return create_tables(names or table_names())

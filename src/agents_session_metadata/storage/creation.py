@@ -38,6 +38,7 @@ from .tables import (
     TableGroup,
     TableNames,
     build_tables,
+    create_tables,
     element_rows,
     query_tables,
     renamed,
@@ -81,10 +82,10 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
         for each in (*plain.tables, *plain.group(group).tables)
         if inspector.has_table(each.name, schema)
     }
-    types = CREATE_TYPES
     if names.sessions in existing:
-        types = types_beside(connection, plain.sessions)
-    tables = build_tables(MetaData(), names, types)
+        tables = build_tables(MetaData(), names, types_beside(connection, plain.sessions))
+    else:
+        tables = create_tables(names)
     wanted = tables.group(group)
     refilled = group == CORE and names.metadata in existing and names.elements not in existing
     for each in wanted.tables:
