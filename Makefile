@@ -12,6 +12,9 @@ LIGHT := $(VENV)/.light
 DEV := $(VENV)/.dev
 SDK := $(SDK_TESTS)/.unpacked
 
+# Without compiled files, each worker and each program that the tests start compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test fuzz check format lint typecheck lock clean
 
