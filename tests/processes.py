@@ -23,7 +23,14 @@ from typing import Any, NamedTuple
 
 _DRIVERS = ("aiosqlite", "asyncpg", "asyncmy")
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["agents", "agents_session_metadata.session", *_DRIVERS])
+_FORKS.set_forkserver_preload(
+    [
+        *["agents", "agents.testing", *_DRIVERS],
+        *["agents_session_metadata.session", "agents_session_metadata.runs.tracking"],
+        *["sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg"],
+        "sqlalchemy.dialects.mysql.asyncmy",
+    ]
+)
 _READY, _VALUE, _ERROR, _END = "ready", "value", "error", "end"
 
 
