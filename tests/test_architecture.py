@@ -232,13 +232,15 @@ def test_console_script_and_extras_keep_their_names() -> None:
     assert extras <= set(metadata("agents-session-metadata").get_all("Provides-Extra"))
 
 
-def loaded(*statements: str) -> set[str]:
-    """The modules that are loaded after some statements in a new process."""
-    script = "\n".join([*statements, "import json, sys; print(json.dumps(list(sys.modules)))"])
+def loaded(*statements: str) -> list[set[str]]:
+    """The modules that are loaded after each of some statements in a new process."""
+    script = "import json, sys\n" + "".join(
+        f"{statement}\nprint(json.dumps(list(sys.modules)))\n" for statement in statements
+    )
     result = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, encoding="utf-8"
     )
-    return set(json.loads(result.stdout))
+    return [set(json.loads(line)) for line in result.stdout.splitlines()]
 
 
 SQLALCHEMY = (
@@ -258,8 +260,8 @@ THE_SDK = ("from agents.extensions.memory import SQLAlchemySession", *SQLALCHEMY
     ],
 )
 def test_importing_the_package_loads_little(imported, before) -> None:
-    after = loaded(imported)
-    added = {part(name) for name in after - loaded(*before)} - set(sys.stdlib_module_names)
+    *_, without, after = loaded(*before, imported)
+    added = {part(name) for name in after - without} - set(sys.stdlib_module_names)
     assert added <= {NAME, "sqlalchemy"}
     assert not {part(name) for name in after} & {*DRIVERS, "typer", "rich"}
     assert not after & {f"{NAME}.{each}" for each in INTERFACES}
