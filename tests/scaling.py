@@ -1,7 +1,8 @@
 """How much a test does: little in `make test`, a lot in `make fuzz`, which sets TEST_SCALE=full.
 
-A property test takes its number of examples from `@examples(25)`, any other count from
-`scale(50, 100_000)`. `make fuzz` runs the property tests and the modules that import `scale`.
+A property test takes its numbers of examples from `@examples(25)` or `@examples(25, 2_000)`, any
+other count from `scale(50, 100_000)`. `make fuzz` runs the property tests and the modules that
+import `scale`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ T = TypeVar("T")
 IS_FULL = os.environ.get("TEST_SCALE") == "full"
 
 
-def examples(few: int) -> settings:
-    """Settings for a property test: so many examples, or fifty times as many."""
+def examples(few: int, many: int | None = None) -> settings:
+    """Settings for a property test: `few` examples or `many`, by default fifty times as many."""
     # One database serves all examples of a test; a slow server is no failure of a property.
     return settings(
-        max_examples=few * 50 if IS_FULL else few,
+        max_examples=(many or few * 50) if IS_FULL else few,
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )

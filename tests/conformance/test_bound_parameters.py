@@ -180,12 +180,14 @@ async def test_no_input_becomes_sql(catalog, statements, text):
         bound += check(statements)
     await attempt(catalog.create_session(text[:200] + " a", metadata=value(text)), ValueError)
     both, neither, *every = filters(text)
-    asked = [(call, where) for where in (both, neither) for call in BY_FILTER.values()]
-    for call, where in [*asked, *((BY_FILTER["list_sessions"], where) for where in every)]:
+    # All methods have the same SQL for a condition: one of them gets every condition.
+    asked = [(call, both) for call in BY_FILTER.values()]
+    asked += [(BY_FILTER["list_sessions"], where) for where in (neither, *every)]
+    for call, where in asked:
         _, error = await attempt(call(catalog, where), ValueError)
         assert error is None or text is not TEXTS["printable"]
         bound += check(statements)
-    assert bound > 60 or text is not TEXTS["printable"]
+    assert bound > 50 or text is not TEXTS["printable"]
     assert await SessionCatalog(catalog.engine).get_metadata("other") == {"number": NUMBER}
 
 

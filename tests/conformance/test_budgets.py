@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 from agents import Runner, function_tool
 from processes import run_processes
+from scaling import scale
 
 from agents_session_metadata import (
     Budget,
@@ -27,7 +27,7 @@ from conformance.running import agent, calls
 PRICE = ModelPrice(input=Decimal(10_000), output=Decimal(0))
 """A call costs 1: it has 100 input tokens. It has 110 tokens in all."""
 TABLE = "agent_sessions_metadata_usage"
-PROCESSES, RUNS = (4, 12) if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else (2, 3)
+PROCESSES, RUNS = scale((2, 3), (4, 12))
 
 RUN_UNTIL_REFUSED = """
 import asyncio, sys

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 
 import pytest
+from scaling import scale
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -74,10 +75,12 @@ async def test_more_keys_of_a_page_than_a_driver_takes_parameters(session, catal
 async def test_more_operands_than_a_driver_takes_parameters(session, catalog):
     many = [list(range(start, start + 1_000)) for start in range(0, 34_000, 1_000)]
     where = {"$or": [{"a": {"$in": operands}} for operands in many]}
-    assert [info.session_id async for info in catalog.iter_sessions(where)] == ["chat"]
     assert len([record async for record in catalog.export_sessions(where)]) == 1
-    assert (await catalog.last_session(where)).session_id == "chat"
-    assert [one.value for one in await catalog.count_values("tags", where)] == ["x"]
+    # test_filters asks list_sessions. The methods that are left out bind their operands alike.
+    if scale(False, True):
+        assert [info.session_id async for info in catalog.iter_sessions(where)] == ["chat"]
+        assert (await catalog.last_session(where)).session_id == "chat"
+        assert [one.value for one in await catalog.count_values("tags", where)] == ["x"]
     assert await catalog.statistics(where) == await catalog.statistics()
     assert await catalog.delete_sessions(where) == 1
 

@@ -133,7 +133,7 @@ async def test_under_names_of_ones_own(engine, database):
     assert await elements(engine, table) == before
 
 
-@examples(25)
+@examples(10, 1_250)
 @given(data=st.data())
 async def test_edits_leave_what_one_write_would(engine, data):
     catalog = SessionCatalog(engine, create_tables=True)

@@ -45,7 +45,7 @@ async def everything(engine):
     return await Corpus.create(engine)
 
 
-@examples(40)
+@examples(20, 2_000)
 @given(where=junk.filters(NAMES) | junk.spoiled(corpus.filters(), junk.anything))
 async def test_a_filter_is_answered_rightly_or_refused(everything, where):
     catalog = everything.catalog
@@ -59,7 +59,7 @@ async def test_a_filter_is_answered_rightly_or_refused(everything, where):
         assert error.path in str(error)
 
 
-@examples(25)
+@examples(12, 1_250)
 @given(values=junk.spoiled(strategies.metadata, junk.anything), name=junk.texts)
 async def test_metadata_is_stored_as_it_is_or_not_at_all(engine, values, name):
     catalog = SessionCatalog(engine, create_tables=True)
@@ -84,7 +84,7 @@ cursors = (
 )
 
 
-@examples(40)
+@examples(20, 2_000)
 @given(cursor=cursors, order_by=st.sampled_from(ORDERS), scope=st.sampled_from(SCOPES))
 async def test_what_is_no_cursor_is_refused(everything, cursor, order_by, scope):
     catalog = everything.catalog.scoped(scope) if scope else everything.catalog
@@ -95,7 +95,7 @@ async def test_what_is_no_cursor_is_refused(everything, cursor, order_by, scope)
 questions = st.tuples(st.sampled_from(ORDERS), st.sampled_from(SCOPES), st.sampled_from(FILTERS))
 
 
-@examples(20)
+@examples(10, 1_000)
 @given(
     of=questions,
     asked=questions,
@@ -132,7 +132,7 @@ positions = st.tuples(junk.texts, times, values).flatmap(
 )
 
 
-@examples(25)
+@examples(12, 1_250)
 @given(order_by=st.sampled_from(ORDERS), body=positions | junk.json, scope=st.sampled_from(SCOPES))
 async def test_a_cursor_made_by_hand_stays_in_its_scope(everything, order_by, body, scope):
     # As somebody makes it who has read the source: the digest has no secret in it.
@@ -159,7 +159,7 @@ def forged(catalog: SessionCatalog, order_by: str, body: bytes) -> str:
 
 
 @pytest.mark.parametrize("scope", [None, {"owner_id": "u1"}], ids=["open", "scoped"])
-@examples(20)
+@examples(10, 1_000)
 @given(
     record=junk.spoiled(st.just(RECORD), junk.anything) | junk.anything,
     on_conflict=st.sampled_from(["error", "skip", "replace"]),

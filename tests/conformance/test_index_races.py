@@ -91,7 +91,7 @@ async def walk(database, where, order_by, limit, *, indexed):
     return await database.read(read)
 
 
-@examples(3)
+@examples(2, 150)
 @given(seed=st.integers(0, 2**32))
 async def test_the_same_pages_with_and_without_indexes(engine, seed):
     rnd = random.Random(seed)
@@ -188,7 +188,7 @@ async def test_processes_write_read_create_and_drop(shared_database):
         await raw.set_times(engine, f"still {number:02}")
     for key in ("owner_id", "tags", "$updated_at"):
         await catalog.create_index(key)
-    rounds = scale(25, 1_000)
+    rounds = scale(15, 1_000)
     url = shared_database.url
     processes = [(WRITER, "1"), (WRITER, "2"), (INDEXER, "3"), (INDEXER, "4"), (READER, "5")]
     sources = [source for source, _ in processes]

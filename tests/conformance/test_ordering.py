@@ -80,7 +80,7 @@ async def test_pages_by_a_metadata_key(engine):
     assert [info.item_count for info in page.sessions] == [0] * 3
 
 
-@examples(15)
+@examples(8, 750)
 @given(
     values=st.lists(
         st.none() | strategies.json_values | st.sampled_from([*LONG, 0, -0.0, 1, True, "é"]),

@@ -127,7 +127,7 @@ async def compare(catalog, texts, wanted, owner, limit) -> None:
         assert all(start < end for start, end in hit.highlights)
 
 
-@examples(3)
+@examples(2, 150)
 @given(seed=st.integers(0, 2**32))
 async def test_the_answer_equals_plain_python(engine, monkeypatch, seed):
     rnd = random.Random(seed)
@@ -164,7 +164,7 @@ async def test_the_answer_equals_plain_python(engine, monkeypatch, seed):
         await compare(catalog, texts, query(rnd), owner, rnd.choice([1, 4, 100]))
 
 
-@examples(200)
+@examples(50, 10_000)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=8), st.data())
 def test_words_are_those_of_the_whole_text(pieces, data):
     given_text = data.draw(st.sampled_from(GLUE)).join(pieces)

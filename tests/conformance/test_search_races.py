@@ -88,7 +88,7 @@ async def test_what_is_stored_is_what_is_found(shared_database):
     engine = shared_database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_index("$text")
-    url, rounds = shared_database.url, scale(25, 1_000)
+    url, rounds = shared_database.url, scale(15, 1_000)
     sources = [WRITER, WRITER, OTHER, INDEXER]
     script = f"import sys\nexec({sources!r}[int(sys.argv.pop())])"
     arguments = [[url, place, rounds, place] for place in range(len(sources))]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from scaling import examples
+from scaling import examples, scale
 from sqlalchemy import event
 
 from agents_session_metadata import (
@@ -199,7 +199,7 @@ async def test_one_session(catalog):
     assert found.tool_calls == 3
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", scale([1], range(50)))
 async def test_random_sessions(catalog, seed):
     chance = random.Random(seed)
     for number in range(120):
@@ -290,7 +290,7 @@ async def with_a_good_one(catalog):
     return await catalog.create_session("any")
 
 
-@examples(40)
+@examples(15, 2_000)
 @given(
     metadata=strategies.st.fixed_dictionaries(
         {},

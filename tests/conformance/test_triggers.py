@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from scaling import scale
 from servers import Database
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -163,7 +164,7 @@ async def test_triggers_of_one_event_on_all_tables(database: Database, event):
     assert await raw.count_rows(engine, "audit") > 3
 
 
-@pytest.mark.parametrize("table", [*TABLES, None])
+@pytest.mark.parametrize("table", scale([None], [*TABLES, None]))
 async def test_triggers_of_all_events(database: Database, table):
     engine = database.engine()
     assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0

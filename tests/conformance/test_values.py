@@ -180,7 +180,7 @@ async def test_nasty_keys_stay_apart(session):
         assert len(await session.get_metadata()) == len(NASTY_KEYS) - left
 
 
-@examples(60)
+@examples(25, 3_000)
 @given(values=strategies.metadata)
 async def test_any_metadata_comes_back(session, values):
     await session.delete_metadata()
@@ -188,7 +188,7 @@ async def test_any_metadata_comes_back(session, values):
     assert spelled(await session.get_metadata()) == spelled(values)
 
 
-@examples(60)
+@examples(25, 3_000)
 @given(value=strategies.json_values)
 async def test_any_value_is_found_by_itself(session, value):
     await session.set_metadata({"a": value})
