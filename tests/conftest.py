@@ -45,10 +45,20 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
             item.add_marker("scaled")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `-m quick`, do not import the modules that have no quick test."""
+    is_module = config.option.markexpr == "quick" and collection_path.name.startswith("test_")
+    return True if is_module and not has_quick(collection_path) else None
+
+
+def has_quick(module: Path) -> bool:
+    return module.parent.name == "conformance" or module.name == "test_architecture.py"
+
+
 def is_quick(item: pytest.Function) -> bool:
     """Whether a test belongs to the first answer: the promises, on SQLite, and the layout."""
     if item.path.parent.name != "conformance":
-        return item.path.name == "test_architecture.py"
+        return has_quick(item.path)
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     used = {each for each in parameters if each in DATABASES}
     fastest = "sqlite-memory" if "database" in item.fixturenames else "sqlite-file"
