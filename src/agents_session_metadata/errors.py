@@ -78,18 +78,23 @@ class InvalidFilterError(SessionMetadataError, ValueError):
 
 
 class CorruptMetadataError(SessionMetadataError, ValueError):
-    """A stored metadata value is NULL or not valid JSON. This package never writes such values.
+    """A stored value cannot be read. This package never writes such values.
+
+    A metadata value is NULL or not valid JSON, or its search key is damaged; or, on SQLite, a time
+    in the SDK's tables is not a time.
 
     Attributes:
         session_id: The session that the value belongs to.
-        key: Its metadata key.
+        key: Its metadata key; `$created_at` or `$updated_at` for a time of the session, and
+            `$item_created_at` for one of its items.
     """
 
-    def __init__(self, session_id: str, key: str) -> None:
+    def __init__(self, session_id: str, key: str, problem: str | None = None) -> None:
         self.session_id = session_id
         self.key = key
         super().__init__(
-            f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
+            problem
+            or f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
             "not valid JSON; to repair it, set or delete the key"
         )
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from datetime import timedelta
 
 import pytest
+from servers import SHARED_DATABASES
 from sqlalchemy import text
 
 from agents_session_metadata import CorruptMetadataError, SessionCatalog, SessionMetadataError
+from agents_session_metadata.doctor import rewrite_search_keys
+from conformance import raw
 
 BAD = ["{bad", "", " ", "nope", "NaN", "[1,]", "1 2", "'a'", "[" * 100_000, None]
 
@@ -141,3 +145,187 @@ async def test_pages_and_walks_go_past_bad_values(catalog, engine):
 
     with pytest.raises(KeyError):
         await catalog.list_sessions(on_corrupt=give_up)
+
+
+sqlite = pytest.mark.parametrize("database", ["sqlite-memory", "sqlite-file"], indirect=True)
+
+
+@sqlite
+@pytest.mark.parametrize("value", ["CAST(x'22ff22' AS TEXT)", "x'3122'", "x'31'"])
+async def test_values_of_another_type_or_encoding(catalog, engine, value):
+    await raw.execute(
+        engine,
+        f"UPDATE agent_sessions_metadata SET value = {value}"
+        " WHERE session_id = 's3' AND key = 'title'",
+    )
+    for work in (
+        catalog.list_sessions,
+        lambda: catalog.get_session("s3"),
+        lambda: catalog.get_metadata("s3"),
+        lambda: catalog.edit_metadata("s3", lambda metadata: metadata.update(n=4)),
+        lambda: anext(catalog.export_sessions({"n": 3})),
+    ):
+        with pytest.raises(CorruptMetadataError) as caught:
+            await work()
+        assert is_error_of(caught.value, "s3", "title")
+    found = []
+    page = await catalog.list_sessions(on_corrupt=found.append)
+    assert len(page.sessions) == 9
+    records = [one async for one in catalog.export_sessions(on_corrupt=found.append)]
+    assert len(records) == 8
+    assert [(error.session_id, error.key) for error in found] == [("s3", "title")] * 2
+    await catalog.set_metadata("s3", {"n": 5})
+    await catalog.create_index("title")
+    await catalog.create_index("$text")
+    await catalog.set_metadata("s3", {"title": "t3"})
+    assert (await catalog.get_session("s3")).metadata == {"owner_id": "u1", "title": "t3", "n": 5}
+    await catalog.edit_metadata("s3", lambda metadata: metadata.update(title="ü"))
+    assert (await catalog.get_metadata("s3"))["title"] == "ü"
+
+
+@sqlite
+async def test_a_list_that_is_not_utf8_has_no_elements(catalog, engine):
+    await catalog.set_metadata("s3", {"tags": ["a"]})
+    await catalog.set_metadata("s4", {"tags": ["b"]})
+    await raw.execute(
+        engine,
+        "UPDATE agent_sessions_metadata SET value = CAST(x'5b22ff225d' AS TEXT)"
+        " WHERE session_id = 's3' AND key = 'tags'",
+    )
+    await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    assert [one.value for one in await catalog.count_values("tags")] == ["b"]
+
+
+BAD_TIMES = ["'garbage'", "20240101", "NULL", "x'ff'", "'2024-13-01 00:00:00'", "''"]
+
+
+@sqlite
+@pytest.mark.parametrize("time", BAD_TIMES)
+async def test_times_that_are_none(catalog, engine, time):
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("PRAGMA writable_schema = ON")
+        await connection.exec_driver_sql(
+            "UPDATE sqlite_master SET sql = replace(sql, 'CURRENT_TIMESTAMP NOT NULL',"
+            " 'CURRENT_TIMESTAMP') WHERE name IN ('agent_sessions', 'agent_messages')"
+        )
+        await connection.exec_driver_sql("PRAGMA writable_schema = RESET")
+        await connection.commit()
+    for number in (2, 5, 6):
+        column = "created_at" if number == 6 else "updated_at"
+        await raw.execute(
+            engine, f"UPDATE agent_sessions SET {column} = {time} WHERE session_id = 's{number}'"
+        )
+    for work in (
+        catalog.list_sessions,
+        lambda: catalog.get_session("s2"),
+        lambda: anext(catalog.iter_sessions({"n": 2})),
+        lambda: anext(catalog.export_sessions({"n": 2})),
+    ):
+        with pytest.raises(CorruptMetadataError, match="is not a time"):
+            await work()
+    bad = [("s2", "$updated_at"), ("s5", "$updated_at"), ("s6", "$created_at")]
+    for order_by in ("-updated_at", "updated_at", "created_at", "session_id", "-n"):
+        for limit in (1, 2, 20):
+            found, errors, cursor = [], [], None
+            while True:
+                page = await catalog.list_sessions(
+                    order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
+                )
+                found += [info.session_id for info in page.sessions]
+                assert len(found) <= 9
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert sorted(found) == [f"s{number}" for number in range(9)], (order_by, limit)
+            assert sorted((error.session_id, error.key) for error in errors) == bad
+    errors = []
+    walked = [info async for info in catalog.iter_sessions(on_corrupt=errors.append)]
+    assert walked[2].updated_at.timestamp() == 0
+    assert len(walked) == 9
+    records = [one async for one in catalog.export_sessions(on_corrupt=errors.append)]
+    assert len(records) == 6
+    assert sorted((error.session_id, error.key) for error in errors) == sorted(bad * 2)
+    assert await catalog.delete_sessions(inactive_for=timedelta(days=1)) <= 2
+    assert await catalog.get_metadata("s6") == {"owner_id": "u1", "title": "t6", "n": 6}
+    await catalog.set_metadata("s6", {"n": 7})
+    assert await catalog.delete_session("s6")
+    assert await catalog.get_session("s6") is None
+
+
+@sqlite
+@pytest.mark.parametrize("time", ["'garbage'", "20240101", "x'ff'"])
+async def test_times_of_items_that_are_none(catalog, engine, time):
+    for number in (3, 4):
+        await catalog.session(f"s{number}").add_items([raw.message("hello")])
+    await raw.execute(
+        engine, f"UPDATE agent_messages SET created_at = {time} WHERE session_id = 's3'"
+    )
+    with pytest.raises(CorruptMetadataError, match="`created_at` of an item") as caught:
+        await catalog.list_items("s3")
+    assert (caught.value.session_id, caught.value.key) == ("s3", "$item_created_at")
+    with pytest.raises(CorruptMetadataError):
+        await anext(catalog.export_sessions({"n": 3}))
+    errors = []
+    records = [one async for one in catalog.export_sessions(on_corrupt=errors.append)]
+    assert len(records) == 8
+    assert [(error.session_id, error.key) for error in errors] == [("s3", "$item_created_at")]
+    assert len((await catalog.list_items("s4")).items) == 1
+    assert await catalog.session("s3").get_items() == [raw.message("hello")]
+    assert await catalog.delete_session("s3")
+
+
+DAMAGED = {"empty": "x''", "unknown": "x'15'", "not UTF-8": "x'40ff'", "no number": "x'3099'"}
+
+
+@pytest.mark.parametrize(
+    ("database", "damaged"),
+    [
+        *((name, each) for name in SHARED_DATABASES for each in DAMAGED.values()),
+        *(("sqlite-file", each) for each in ("'text'", "12")),
+    ],
+    indirect=["database"],
+)
+async def test_search_keys_that_no_value_has(catalog, engine, damaged):
+    if engine.dialect.name == "postgresql":
+        damaged = "'\\x" + damaged[2:]
+    await raw.execute(
+        engine,
+        f"UPDATE agent_sessions_metadata SET search_key = {damaged} WHERE session_id = 's3'"
+        f" AND {engine.dialect.identifier_preparer.quote('key')} = 'n'",
+    )
+    values, is_ordered = (
+        await catalog.get_metadata("s3"),
+        any(tag in damaged for tag in ("15", "40", "30")),
+    )
+    assert values["n"] == 3
+    if "30" not in damaged:
+        with pytest.raises(CorruptMetadataError, match="search key") as caught:
+            await catalog.count_values("n")
+        assert is_error_of(caught.value, "s3", "n")
+    assert len(await catalog.count_values("title")) == 9
+    if not is_ordered:
+        with pytest.raises(CorruptMetadataError, match="search key"):
+            await catalog.list_sessions(order_by="n")
+    for order_by in ("n", "-n"):
+        for limit in (1, 2, 20):
+            found, errors, cursor = [], [], None
+            while True:
+                page = await catalog.list_sessions(
+                    order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
+                )
+                found += [info.session_id for info in page.sessions]
+                assert len(found) <= 9
+                cursor = page.next_cursor
+                if cursor is None:
+                    break
+            assert sorted(found) == [f"s{number}" for number in range(9)], (order_by, limit)
+            assert {(error.session_id, error.key) for error in errors} == (
+                set() if is_ordered else {("s3", "n")}
+            )
+    await catalog.create_index("n")
+    assert len((await catalog.list_sessions({"owner_id": "u1"})).sessions) == 9
+    assert (await catalog.list_sessions({"n": 2})).sessions[0].session_id == "s2"
+    found = await catalog.scoped({"n": 3}).get_metadata("s3")
+    assert found == {}
+    assert await rewrite_search_keys(engine) == (1, 0)
+    assert {one.value for one in await catalog.count_values("n")} == set(range(9))

@@ -234,3 +234,26 @@ def test_rewriting_refuses_options_that_it_would_ignore(option):
     given = [option, "a=1"] if option == "--scope" else [option]
     result = commands.run("doctor", "--rewrite-search-keys", *given, url="sqlite+aiosqlite://")
     assert result.exit_code == 2
+
+
+@only("sqlite")
+async def test_times_that_are_none_are_found(filled, shared_database):
+    engine = filled.engine
+    for table, column in (
+        ("agent_sessions", "created_at"),
+        ("agent_sessions", "updated_at"),
+        ("agent_messages", "created_at"),
+    ):
+        before = await raw.execute(engine, f"SELECT session_id, {column} FROM {table}")
+        for bad in ("'garbage'", "20240101", "x'ff'", "'2024-01-01'", "'2024-02-30 00:00:00'"):
+            await raw.execute(engine, f"UPDATE {table} SET {column} = {bad} WHERE session_id = 'a'")
+            (finding,) = await explained(engine, "times", ["error"])
+            assert finding.problem.startswith(f"1 value of {table}.{column} not in the form")
+            assert "of session 'a'; correct" in finding.problem
+        await raw.execute(engine, f"UPDATE {table} SET {column} = '2024-12-31 23:59:59.999999'")
+        assert await problems(engine) == []
+        for session_id, time in before:
+            await raw.execute(
+                engine,
+                f"UPDATE {table} SET {column} = '{time}' WHERE session_id = '{session_id}'",
+            )

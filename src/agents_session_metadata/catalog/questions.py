@@ -25,7 +25,6 @@ from agents_session_metadata.types import (
     ValueCount,
 )
 from agents_session_metadata.values import (
-    decode_scalar,
     key_problem,
 )
 
@@ -81,14 +80,15 @@ class Questions(CatalogPart):
             keys: The metadata keys to return; all stored keys by default. `[]` means none.
             count_items: Whether to count the items of each history.
             preview: As in `get_session`; it takes one more statement for the whole page.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
-                valid JSON, instead of raising it; the session is returned without these keys.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
+                be read, instead of raising it; the session is returned without these keys. A time
+                that cannot be read is 1970-01-01.
 
         Returns:
             The page.
 
         Raises:
-            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
@@ -135,14 +135,15 @@ class Questions(CatalogPart):
             where: A filter; all sessions by default.
             keys: The metadata keys to return; all stored keys by default.
             count_items: Whether to count the items of each history.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is not
-                valid JSON, instead of raising it; the session is yielded without these keys.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
+                be read, instead of raising it; the session is yielded without these keys. A time
+                that cannot be read is 1970-01-01.
 
         Yields:
             The sessions.
 
         Raises:
-            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
@@ -197,6 +198,7 @@ class Questions(CatalogPart):
             Objects, and lists as a whole, are not counted.
 
         Raises:
+            CorruptMetadataError: If a search key is damaged.
             InvalidFilterError: If the key cannot be stored, or the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If `limit` is not a positive integer.
@@ -210,7 +212,7 @@ class Questions(CatalogPart):
 
         def read(connection: Connection, queries: Queries) -> list[ValueCount]:
             found = read_counts(connection, queries, key, condition, limit)
-            return [ValueCount(decode_scalar(value), count) for value, count in found]
+            return [ValueCount(value, count) for value, count in found]
 
         return await database.read(read)
 

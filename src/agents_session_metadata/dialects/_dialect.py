@@ -174,6 +174,14 @@ class Dialect:
         """The bytes of a text in UTF-8."""
         return func.octet_length(column)
 
+    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
+        """A stored JSON text, or its bytes; None if it is no text."""
+        return column
+
+    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A `stored_time` to order by, whatever is stored."""
+        return self.stored_time(column)
+
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in a form that sorts and fits into a cursor."""
         raise NotImplementedError

@@ -22,6 +22,7 @@ from sqlalchemy import (
     column,
     event,
     func,
+    literal_column,
     select,
     text,
     type_coerce,
@@ -31,7 +32,7 @@ from sqlalchemy import table as table_clause
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import NullType, TypeEngine
 
 from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
@@ -56,13 +57,16 @@ class _SQLiteLocks(Locks):
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
-        stored = select(func.json_group_object(metadata.c.key, column))
+        # As bytes: the driver refuses a text that is not UTF-8.
+        is_json = func.typeof(column) != literal_column("'blob'")
+        every = func.json_group_object(metadata.c.key, case((is_json, column)))
+        stored = select(type_coerce(cast(every, LargeBinary), NullType()))
         own = metadata.c.session_id == bindparam("of_session")
         statement: Any = self._touch.returning(stored.where(own).scalar_subquery())
 
         def read(connection: Connection, session_id: str) -> Found:
             found = connection.execute(statement, {"of_session": session_id}).scalar()
-            return Found(None if found is None else json.loads(found))
+            return Found(None if found is None else _json_object(found))
 
         return read
 
@@ -140,6 +144,16 @@ class SQLite(Dialect):
 
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
         return func.length(cast(column, LargeBinary))
+
+    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
+        # The driver refuses a whole result for one text that is not UTF-8.
+        is_text = func.typeof(column) == literal_column("'text'")
+        return type_coerce(case((is_text, cast(column, LargeBinary))), NullType())
+
+    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        # Anything else compares by its own rules, and a cursor could not continue after it.
+        is_text = func.typeof(column) == literal_column("'text'")
+        return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
 
     # The SDK's times are text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -233,6 +247,18 @@ class SQLite(Dialect):
         text = self.moment_value(moment)
         # Stored times have a fraction or none.
         return f"{text}~" if high else text[:10]
+
+
+def _json_object(stored: bytes) -> dict[str, Any]:
+    """A JSON object; a text in it that is not UTF-8 becomes None."""
+    try:
+        return dict(json.loads(stored))
+    except UnicodeDecodeError:
+        found = json.loads(stored.decode(errors="surrogateescape"))
+    for key, value in found.items():
+        if isinstance(value, str) and any("\udc80" <= char <= "\udcff" for char in value):
+            found[key] = None
+    return dict(found)
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

@@ -49,6 +49,7 @@ def check(inspection: Inspection, repairs: Repairs) -> list[Finding]:
         _triggers,
         lambda inspection, _: Contents(inspection).check(inspection.connection),
         lambda inspection, _: check_activity(inspection),
+        lambda inspection, _: inspection.check_times(),
         lambda inspection, _: inspection.check_zone(),
         _clock,
     )

@@ -265,6 +265,10 @@ class Inspection:
         """Whether the tables are stored in a way that keeps transactions and foreign keys."""
         yield from ()
 
+    def check_times(self) -> Iterator[Finding]:
+        """Whether the times in the SDK's tables are times, if the database does not see to it."""
+        yield from ()
+
     def check_zone(self) -> Iterator[Finding]:
         """Whether the time zone of the server is UTC, if it matters."""
         yield from ()

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, literal, select
 from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata.errors import (
+    CorruptMetadataError,
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
@@ -70,6 +71,14 @@ def read_records(
     histories = read_histories(connection, database.tables, database.dialect, ids, most)
     if histories is None:
         return found, None
+    items_of: dict[str, list[dict[str, Any]]] = {}
+    for index, each in enumerate(found):
+        own_id = each.info.session_id
+        history = histories.get(own_id, [])
+        if isinstance(history, CorruptMetadataError):
+            found[index] = each._replace(errors=(*each.errors, history))
+            history = []
+        items_of[own_id] = [dump_item(at, text) for at, text in history]
     threads = read_threads(store, connection, ids)
     records: list[dict[str, Any]] = [
         {
@@ -78,7 +87,7 @@ def read_records(
             "created_at": each.info.created_at.isoformat(),
             "updated_at": each.info.updated_at.isoformat(),
             "metadata": each.info.metadata,
-            "items": [dump_item(at, text) for at, text in histories.get(each.info.session_id, ())],
+            "items": items_of[each.info.session_id],
         }
         for each in found
     ]

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
+    case,
     func,
     literal,
     or_,
@@ -32,7 +33,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Statement
-from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
+from agents_session_metadata.values import LIST, NULL, OBJECT, SEARCH_KEY_BYTES, upper_bound
 
 from .conditions import constant
 from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
@@ -40,6 +41,10 @@ from .ordering import Ordering
 
 MISSING = {False: b"\xff", True: b""}
 """What stands for the search key of a session without the key, by whether the order descends."""
+DAMAGED = {False: b"\xfe", True: b"\x01"}
+"""What stands for a search key that no value has; such sessions come just before those without."""
+_ABOVE = upper_bound(OBJECT)
+"""Above the search key of every value."""
 NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
@@ -253,7 +258,7 @@ class Builder:
             same = rows.c.session_id == page.c.session_id
             if some_keys:
                 same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
-            columns += [rows.c.key, rows.c.value]
+            columns += [rows.c.key, self._dialect.json_text(rows.c.value).label("value")]
             joined = joined.outerjoin(rows, same)
         statement = select(*columns).select_from(joined)
         if not terms:
@@ -271,7 +276,7 @@ class Builder:
     def _by_columns(self, ordering: Ordering, session_id: ColumnElement[str]) -> Iterator[Term]:
         by_key = ordering.key is not None
         if ordering.time is not None:
-            time = self._dialect.stored_time(self._sessions.c[ordering.time])
+            time = self._dialect.ordered_time(self._sessions.c[ordering.time])
             after = bindparam("after_time", type_=self._dialect.stored_time_type())
             yield Term("position", time, by_key or ordering.descending, after, [time])
         own_id = self._context.sorted_id(session_id, native=ordering.native)
@@ -289,8 +294,14 @@ class Builder:
         )
         # A session without the key comes last: its marker is below or above every search key.
         marker = literal(MISSING[descending], LargeBinary)
-        search = func.coalesce(rows.c.search_key, marker, type_=LargeBinary)
-        rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary), type_=LargeBinary)
+        empty = literal(b"", LargeBinary)
+        # On SQLite, every text is less than any bytes.
+        search = case(
+            (and_(rows.c.search_key >= NULL, rows.c.search_key < _ABOVE), rows.c.search_key),
+            (rows.c.key.is_(None), marker),
+            else_=literal(DAMAGED[descending], LargeBinary),
+        )
+        rest = case((rows.c.search_rest >= empty, rows.c.search_rest), else_=empty)
         by_rest = self._sorted_by(rest, pieces)
         terms = [
             Term("position_key", search, descending, _bytes("after_key"), [search]),

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from sqlalchemy import Connection, Result
+from sqlalchemy import Connection, Result, bindparam, select, type_coerce
+from sqlalchemy.types import NullType
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.storage.previews import read_previews
-from agents_session_metadata.storage.stored import decode_stored
+from agents_session_metadata.storage.stored import (
+    UNKNOWN_TIME,
+    corrupt_search_key,
+    decode_counted,
+    decode_stored,
+    decode_time,
+    read_search_key,
+)
 from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey
 
-from .builder import MISSING
+from .builder import DAMAGED, MISSING
 from .logic import Condition
 from .ordering import Ordering, Position
 from .queries import Queries
 
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
-"""A function that is called with the error of each stored value that is not valid JSON."""
+"""A function that is called with the error of each stored value that cannot be read."""
 
 
 class Found(NamedTuple):
@@ -76,7 +85,8 @@ def read_page(
     )
     pieces = 1
     while True:
-        found = collect(connection.execute(*ask(pieces=pieces)), queries.dialect)
+        result = connection.execute(*ask(pieces=pieces))
+        found = collect(result, queries.dialect, ordering.key)
         longest = _longest_tie(
             (each.position.value for each in found), pieces * queries.dialect.sorted_bytes
         )
@@ -114,28 +124,57 @@ def read_last(
 
 def read_counts(
     connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
-) -> list[tuple[SearchKey, int]]:
-    """Read how many sessions carry each scalar under a key, the most frequent ones first."""
+) -> list[tuple[Any, int]]:
+    """Read how many sessions carry each scalar under a key, the most frequent ones first.
+
+    Raises:
+        CorruptMetadataError: If a search key stands for no value.
+    """
     pieces = 1
     while True:
         # One more than the limit shows whether the last one is tied with what comes after it.
         query = queries.count_values(key, condition, limit + 1, pieces=pieces)
-        rows: Iterable[Any] = connection.execute(*query)
-        found = [
-            (SearchKey(bytes(indexed), bytes(rest)), int(count)) for indexed, rest, count in rows
-        ]
+        rows: Any = connection.execute(*query).all()
+        found = [(read_search_key(indexed, rest), int(count)) for indexed, rest, count in rows]
         longest = _longest_tie((value for value, _ in found), pieces * queries.dialect.sorted_bytes)
         if not longest:
-            return found[:limit]
+            break
         pieces = -(-longest // queries.dialect.sorted_bytes)
+    counts = []
+    for indexed, rest, count in rows[:limit]:
+        try:
+            counts.append((decode_counted(indexed, rest), int(count)))
+        except ValueError:  # noqa: PERF203  # a page at most
+            session_id = _session_with(connection, queries, key, condition, indexed)
+            raise corrupt_search_key(session_id, key) from None
+    return counts
 
 
-def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
+def _session_with(
+    connection: Connection, queries: Queries, key: str, condition: Condition, indexed: Any
+) -> str:
+    """A session that has a search key under a key."""
+    for table in (queries.tables.metadata, queries.tables.elements):
+        same = type_coerce(table.c.search_key, NullType()) == bindparam("damaged", type_=NullType())
+        statement: Any = select(table.c.session_id).where(table.c.key == key, same).limit(1)
+        statement, parameters = queries.where(statement, condition, table.c.session_id)
+        found = connection.scalar(statement, {**parameters, "damaged": indexed})
+        if found is not None:
+            return str(found)
+    return ""
+
+
+def collect(result: Result[Any], dialect: Dialect, order_key: str | None = None) -> list[Found]:
     """Put the rows of each session together, one for each of its keys."""
-    return collected(list(result.keys()), cast("Iterable[Any]", result), dialect)
+    return collected(list(result.keys()), cast("Iterable[Any]", result), dialect, order_key)
 
 
-def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) -> list[Found]:
+def collected(
+    names: Sequence[str],
+    every_row: Iterable[Any],
+    dialect: Dialect,
+    order_key: str | None = None,
+) -> list[Found]:
     """The same, of the names of the columns and the rows."""
     place = {name: index for index, name in enumerate(names)}
     found = []
@@ -153,15 +192,32 @@ def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) 
                     metadata[each[-2]] = decode_stored(session_id, each[-2], each[-1])
                 except CorruptMetadataError as error:  # noqa: PERF203  # one at a time
                     errors.append(error)
+        if order_key is not None and bytes(row[place["position_key"]]) in DAMAGED.values():
+            errors.append(corrupt_search_key(session_id, order_key))
+        created_at, updated_at = (
+            _time(dialect, session_id, column, value, errors)
+            for column, value in (("created_at", row[1]), ("updated_at", row[2]))
+        )
         info = SessionInfo(
             session_id,
-            dialect.to_datetime(row[1]),
-            dialect.to_datetime(row[2]),
+            created_at,
+            updated_at,
             metadata,
             row[place["item_count"]] if "item_count" in place else None,
         )
         found.append(Found(info, _position(session_id, row, place), tuple(errors)))
     return found
+
+
+def _time(
+    dialect: Dialect, session_id: str, column: str, value: Any, errors: list[CorruptMetadataError]
+) -> datetime:
+    """A time of a session; if it cannot be read, the error is added to `errors`."""
+    try:
+        return decode_time(dialect, session_id, column, value)
+    except CorruptMetadataError as error:
+        errors.append(error)
+        return UNKNOWN_TIME
 
 
 def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:

@@ -32,6 +32,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.errors import TextIndexMissingError
 from agents_session_metadata.keys import TITLE
+from agents_session_metadata.storage.stored import decode_time
 from agents_session_metadata.storage.words import COMPLETE, DROPPING, TEXT, TITLE_ITEM, WORDS
 from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import WordQuery, text_of_item
@@ -336,7 +337,8 @@ class Search:
             match = None if text is None else self._query.match(text)
             if match is not None:
                 item_id = None if place.item_id == TITLE_ITEM else place.item_id
-                created_at = self._dialect.to_datetime(at)
+                column = "updated_at" if item_id is None else "item_created_at"
+                created_at = decode_time(self._dialect, session_id, column, at)
                 highlights = list(match.highlights)
                 hit = SearchHit(session_id, item_id, created_at, role, match.snippet, highlights)
                 found.append((place, hit))
@@ -368,9 +370,9 @@ class Search:
         if not ids:
             return {}
         written = self._dialect.utc(self._dialect.local_time(rows.c.updated_at))
-        statement: Any = select(rows.c.session_id, written, rows.c.value).where(
-            rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "titled", len(ids))
-        )
+        statement: Any = select(
+            rows.c.session_id, written, self._dialect.json_text(rows.c.value)
+        ).where(rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "titled", len(ids)))
         statement, parameters = self._queries.where(statement, self._condition, rows.c.session_id)
         parameters = {**parameters, **self._dialect.list_parameters("titled", ids)}
         values: Any = self._connection.execute(statement, parameters)

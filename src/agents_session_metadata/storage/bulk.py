@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Insert, Table, bindparam, delete, false, insert, select
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.values import EncodedValue
 
 from .belonging import check_links
 from .messages import delete_messages
+from .stored import decode_time
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
 
@@ -148,11 +152,12 @@ def read_histories(
     dialect: Dialect,
     ids: Sequence[str],
     most: int | None,
-) -> dict[str, list[tuple[Any, str]]] | None:
+) -> dict[str, list[tuple[Any, str]] | CorruptMetadataError] | None:
     """The histories of some sessions: when each item was written, and its text.
 
     Returns:
-        The rows by session, oldest first; None if there are more than `most`.
+        The rows by session, oldest first, or why they cannot be read; None if there are more than
+        `most`.
     """
     if not ids:
         return {}
@@ -167,9 +172,15 @@ def read_histories(
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
     if most is not None and len(found) > most:
         return None
-    histories: dict[str, list[tuple[Any, str]]] = {}
-    for session_id, at, text in found:
-        histories.setdefault(session_id, []).append((dialect.to_datetime(at), text))
+    histories: dict[str, list[tuple[Any, str]] | CorruptMetadataError] = {}
+    for session_id, rows in groupby(found, itemgetter(0)):
+        try:
+            histories[session_id] = [
+                (decode_time(dialect, session_id, "item_created_at", at), text)
+                for _, at, text in rows
+            ]
+        except CorruptMetadataError as error:  # noqa: PERF203  # one for each history
+            histories[session_id] = error
     return histories
 
 

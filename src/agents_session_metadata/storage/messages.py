@@ -26,6 +26,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
+from .stored import decode_time
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -77,7 +78,8 @@ def read_history(
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(messages.c.created_at, messages.c.id)
     )
-    return list(_items(connection.execute(statement, {"of_session": session_id}), dialect))
+    rows = connection.execute(statement, {"of_session": session_id})
+    return list(_items(rows, dialect, session_id))
 
 
 def comes_before(messages: Table, item_id: int) -> ColumnElement[bool]:
@@ -153,12 +155,13 @@ def read_items(
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters), dialect))
+    return list(_items(connection.execute(statement, parameters), dialect, session_id))
 
 
-def _items(rows: Any, dialect: Dialect) -> Iterator[ItemInfo]:
+def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
-        yield ItemInfo(item_id, dialect.to_datetime(created_at), _item(text))
+        moment = decode_time(dialect, session_id, "item_created_at", created_at)
+        yield ItemInfo(item_id, moment, _item(text))
 
 
 def _item(text: str) -> Any:

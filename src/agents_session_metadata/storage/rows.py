@@ -29,7 +29,7 @@ from agents_session_metadata.values import (
 
 from .belonging import check_links
 from .messages import delete_messages
-from .stored import decode_stored
+from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -60,7 +60,7 @@ class _Statements:
         self.locks = dialect.locks(sessions, rows, elements)
         self.read_texts: Reader = self.locks.reader(rows.c.value)
         self.read_lists: Reader = self.locks.reader(kind == LIST)
-        texts: Statement = select(rows.c.key, rows.c.value).where(own)
+        texts: Statement = select(rows.c.key, dialect.json_text(rows.c.value)).where(own)
         self.read = texts.order_by(rows.c.key)
         self.exists: Statement = select(sessions.c.session_id).where(
             sessions.c.session_id == of_session
@@ -118,7 +118,7 @@ class Rows:
             rows.c.session_id == session_id, rows.c.key.in_(keys)
         )
         found: Iterable[Any] = connection.execute(self._dialect.locking(statement))
-        return {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
+        return {key: read_search_key(indexed, rest) for key, indexed, rest in found}
 
     # ---- locking ----
 

@@ -1,20 +1,92 @@
-"""Values as they come out of the metadata table."""
+"""Values as they come out of the tables, whatever somebody has written there by hand."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, Final
 
+from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.values import decode_value
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
+
+UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+"""Stands for a time that cannot be read, where the error is not raised."""
 
 
 def decode_stored(session_id: str, key: str, text: Any) -> Any:
-    """The value of a stored JSON text.
+    """The value of a stored JSON text, as `Dialect.json_text` reads it.
 
     Raises:
         CorruptMetadataError: If it is NULL or not valid JSON.
     """
     try:
-        return decode_value(text)
+        return decode_value(text.decode() if isinstance(text, bytes) else text)
     except ValueError:
         raise CorruptMetadataError(session_id, key) from None
+
+
+def plain_text(text: Any) -> Any:
+    """A stored JSON text as a string; None if it is not UTF-8."""
+    try:
+        return text.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError:
+        return None
+
+
+def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> datetime:
+    """A stored time of the SDK's tables, selected as `Dialect.utc`.
+
+    Raises:
+        CorruptMetadataError: If it is not a time.
+    """
+    try:
+        return dialect.to_datetime(value)
+    except (ValueError, TypeError, AttributeError, ArithmeticError):
+        what = {
+            "created_at": "`created_at`",
+            "updated_at": "`updated_at`",
+            "item_created_at": "`created_at` of an item",
+        }[column]
+        raise CorruptMetadataError(
+            session_id,
+            f"${column}",
+            f"the stored {what} of session {quoted(session_id)} is not a time: {quoted(value)}; "
+            "correct it by SQL, or delete the session",
+        ) from None
+
+
+def read_search_key(indexed: Any, rest: Any) -> SearchKey:
+    """A stored search key; one that is no bytes comes as an empty one, which no value has."""
+    try:
+        return SearchKey(_bytes(indexed), _bytes(rest))
+    except TypeError:
+        return SearchKey(b"", b"")
+
+
+def decode_counted(indexed: Any, rest: Any) -> Any:
+    """The scalar that a stored search key stands for.
+
+    Raises:
+        ValueError: If it stands for none.
+    """
+    try:
+        return decode_scalar(read_search_key(indexed, rest))
+    except (KeyError, OverflowError) as error:
+        raise ValueError(str(error)) from None
+
+
+def corrupt_search_key(session_id: str, key: str) -> CorruptMetadataError:
+    """The error of a search key that does not belong to any value."""
+    return CorruptMetadataError(
+        session_id,
+        key,
+        f"the stored search key of metadata key {quoted(key)} of session {quoted(session_id)} is "
+        "damaged; set the key again, or run `agent-sessions doctor --rewrite-search-keys`",
+    )
+
+
+def _bytes(stored: Any) -> bytes:
+    if not isinstance(stored, (bytes, bytearray, memoryview)):
+        raise TypeError(type(stored).__name__)
+    return bytes(stored)

@@ -248,7 +248,9 @@ class WordIndex:
             return []
         rows = self._tables.metadata
         statement = select(
-            rows.c.session_id, rows.c.value, self._time(self._dialect.local_time(rows.c.updated_at))
+            rows.c.session_id,
+            self._dialect.json_text(rows.c.value),
+            self._time(self._dialect.local_time(rows.c.updated_at)),
         ).where(rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "ids", len(ids)))
         # Under the lock of the session, which all our writers take.
         statement = self._dialect.locking(statement)
