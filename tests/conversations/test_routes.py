@@ -155,6 +155,49 @@ async def test_who_may_write_what(catalog):
         assert response.status_code == 200
 
 
+async def test_corrupt_values(catalog):
+    metadata = {"owner_id": "u1", "title": "T", "n": 1, "tags": ["x"]}
+    await catalog.create_session("s", metadata=metadata)
+
+    async def damage(key, column="value", value="'{bad'"):
+        name = catalog.engine.dialect.identifier_preparer.quote("key")
+        await raw.execute(
+            catalog.engine,
+            f"UPDATE agent_sessions_metadata SET {column} = {value} WHERE {name} = '{key}'",
+        )
+
+    async with raw_client(mounted(catalog)) as client:
+        for key in ("title", "n", "tags"):
+            await damage(key)
+        assert (await client.get("/conversations/s")).json()["metadata"] == {"owner_id": "u1"}
+        body = {"metadata": {"title": "new", "n": None}}
+        answer = await client.post("/conversations/s", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["metadata"] == {"owner_id": "u1", "title": "new"}
+        answer = await client.post("/conversations/s", json={"metadata": {"tags": ["y"]}})
+        assert answer.json()["metadata"]["tags"] == ["y"]
+        assert await catalog.count_sessions({"tags": {"$contains": "y"}}) == 1
+        assert await catalog.count_sessions({"tags": {"$contains": "x"}}) == 0
+        # The rules of other writes hold.
+        for body, status in (
+            ({"owner_id": None}, 403),
+            ({"owner_id": "u2"}, 403),
+            ({str(number): 1 for number in range(101)}, 422),
+        ):
+            answer = await client.post("/conversations/s", json={"metadata": body})
+            assert answer.status_code == status, answer.text
+        answer = await client.post("/conversations/nobody", json={"metadata": {"a": 1}})
+        assert answer.status_code == 404
+        kind = catalog.engine.dialect.name
+        await damage("title", "search_key", "'\\x40ff'" if kind == "postgresql" else "x'40ff'")
+        answer = await client.get("/metadata/title/values")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (500, "corrupt_metadata")
+        assert error["param"] == "metadata.title"
+        assert "'title' of session 's'" in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+
+
 async def test_search(catalog):
     async with raw_client(mounted(catalog)) as client, raw_client(mounted(catalog), "u2") as other:
         missing = await client.get("/search?q=tram")

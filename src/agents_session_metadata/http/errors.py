@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from agents_session_metadata.errors import (
+    CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
@@ -127,6 +128,11 @@ def _known(error: Exception) -> APIError | None:
     if isinstance(error, InvalidCursorError):
         message = "`after` is damaged or belongs to another list, order or filter."
         return invalid(message, "after")
+    if isinstance(error, CorruptMetadataError):
+        # OpenAI's clients repeat every 5xx by themselves.
+        headers = {"x-should-retry": "false"}
+        param = f"metadata.{error.key}"
+        return APIError(500, str(error), param=param, code="corrupt_metadata", headers=headers)
     if isinstance(error, MetadataLimitError):
         return APIError(422, str(error), param=f"metadata.{error.key}", code=error.limit)
     if isinstance(error, InvalidMetadataError):

@@ -121,16 +121,9 @@ class Call:
     async def change_conversation(self) -> Answer:
         """Merge metadata; null removes a key."""
         changes = _writable(self.body.metadata)
-
-        def change(metadata: dict[str, Any]) -> None:
-            for key, value in changes.items():
-                if value is None:
-                    metadata.pop(key, None)
-                else:
-                    metadata[key] = value
-
+        removed = [key for key, value in changes.items() if value is None]
         await self._require()
-        await self.catalog.edit_metadata(self.session_id, change, must_exist=True)
+        await self.catalog._store.merge_metadata(self.session_id, _without_nulls(changes), removed)
         return await self.conversation()
 
     async def delete_conversation(self) -> Answer:

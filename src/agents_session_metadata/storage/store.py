@@ -126,6 +126,27 @@ class SessionStore(Generic[Q]):
 
         await self.database.write(write)
 
+    async def merge_metadata(
+        self, session_id: str, values: Mapping[str, JSONValue], removed: Collection[str]
+    ) -> None:
+        """Upsert keys of a session that exists and delete others, in one transaction.
+
+        No stored value is read, so that corrupt ones can be replaced and deleted.
+        """
+        encoded = encode_metadata(values, self.limits)
+        check_id(session_id)
+        self.check_written(encoded, removed)
+
+        def write(connection: Connection, _: Q) -> None:
+            claim = self._enter(connection, session_id, self.rows.lock_lists, must_exist=True)
+            gone = sorted(claim.stored.keys() & set(removed))
+            if gone:
+                self.rows.delete_keys(connection, session_id, gone)
+            kept = {key: stored for key, stored in claim.stored.items() if key not in gone}
+            self.rows.upsert(connection, session_id, encoded, kept)
+
+        await self.database.write(write)
+
     async def edit_metadata(
         self,
         session_id: str,
