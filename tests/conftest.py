@@ -61,8 +61,8 @@ def is_quick(item: pytest.Function) -> bool:
         return has_quick(item.path)
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     used = {each for each in parameters if each in DATABASES}
-    fastest = "sqlite-memory" if "database" in item.fixturenames else "sqlite-file"
-    return used <= {fastest} if used else "servers" not in item.fixturenames
+    # Those on a file start processes, or wait for each other.
+    return used <= {"sqlite-memory"} if used else "servers" not in item.fixturenames
 
 
 @pytest.fixture(scope="session")
