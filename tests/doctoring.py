@@ -5,37 +5,80 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+from datetime import date
 
 import pytest
 from conformance import raw
 from servers import SHARED_DATABASES
-from sqlalchemy import inspect
+from sqlalchemy import insert, inspect
 from sqlalchemy.exc import DBAPIError
 
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.doctor import diagnose
+from agents_session_metadata.storage.tables import query_tables, table_names
 
 _NAME = r"""(?:"[^"]+"|`[^`]+`|[\w.]+)"""
 _WIDE = r"(?:LONGTEXT|LONGBLOB|VARBINARY\(512\)|VARCHAR\(\d+\)|\w+\(\d+\)[ ][^;]*AUTO_INCREMENT)"
-_DERIVED = r"""(?:\w+_elements|"[^"]+_elements"|`[^`]+_elements`)"""
-_TRIGGER = r'(?:\w+|"[^"]+)_after_(?:delete|insert|update)"?'
+_DERIVED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:elements|activity|words|words_queue)["`]?"""
+_FILLED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:activity|words_queue)["`]?"""
+_OURS = r"""(?:\w+\.)?["`]?[^"`();]+_(?:after_(?:delete|insert|update)|activity_\w+)["`]?"""
 
 SAFE = re.compile(
     rf"""CREATE[ ]TABLE[ ]{_NAME}[ ]\(\n(?!.*SELECT).*
     |CREATE[ ]INDEX[ ]{_NAME}[ ]ON[ ]{_NAME}[ ]\([^()]*\)
-    |CREATE[ ]TRIGGER[ ]IF[ ]NOT[ ]EXISTS[ ]{_TRIGGER}[ ]AFTER[ ].*
-    |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_TRIGGER}
+    |CREATE[ ]TRIGGER[ ](IF[ ]NOT[ ]EXISTS[ ])?{_OURS}[ ](AFTER|BEFORE)[ ].*
+    |CREATE[ ]OR[ ]REPLACE[ ]FUNCTION[ ]{_OURS}\(\)[ ]RETURNS[ ]trigger[ ].*
+    |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}
+    |DROP[ ]FUNCTION[ ]IF[ ]EXISTS[ ]{_OURS}\(\)[ ]CASCADE
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ](CONSTRAINT[ ]{_NAME}[ ])?FOREIGN[ ]KEY[ ]?\([^;]*
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ]PRIMARY[ ]KEY[ ]\([^()]*\)
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ALTER[ ]COLUMN[ ]\w+[ ](
         SET[ ]DEFAULT[ ]\(?CURRENT_TIMESTAMP\)?
         |ADD[ ]GENERATED[ ]BY[ ]DEFAULT[ ]AS[ ]IDENTITY[ ]\(START[ ]WITH[ ]\d+\)
-        |TYPE[ ](TEXT|VARCHAR|VARCHAR\(255\))[ ]COLLATE[ ]{_NAME}\.{_NAME})
+        |TYPE[ ](TEXT|VARCHAR|VARCHAR\(\d+\))[ ]COLLATE[ ]{_NAME}\.{_NAME})
     |ALTER[ ]TABLE[ ]{_NAME}[ ]MODIFY[ ]COLUMN[ ]`\w+`[ ]{_WIDE}[^;]*
-    |DELETE[ ]FROM[ ]{_DERIVED}[ ]WHERE[ ]NOT[ ]EXISTS[ ]\([^;]*\)
+    |DELETE[ ]FROM[ ]{_DERIVED}[ ]WHERE[ ][^;]*
+    |INSERT[ ](OR[ ]IGNORE[ ]|IGNORE[ ])?INTO[ ]{_FILLED}[ ]\([^()]*\)[ ](SELECT|VALUES)[ ][^;]*
     """,
     re.VERBOSE | re.DOTALL,
 )
 """The only kinds of statements that `doctor` may print."""
+
+GROUPS = query_tables(table_names()).groups
+OPTIONAL = [table.name for group in GROUPS[1:] for table in group.tables]
+
+
+async def complete(engine, names=None):
+    """Two sessions in tables of these names, an index of each kind, and rows in every table."""
+    names = names or table_names()
+    catalog = SessionCatalog(
+        engine,
+        create_tables=True,
+        sessions_table=names.sessions,
+        messages_table=names.messages,
+        metadata_table=names.metadata,
+    )
+    for name in ("a", "b"):
+        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
+        await session.add_items([raw.message("hello"), raw.message("again")])
+    groups = query_tables(names).groups
+    for group in groups:
+        await catalog._store.database.ensure(group.name)
+    for key in ("tags", "$updated_at", "$text"):
+        await catalog.create_index(key)
+    await catalog.set_metadata("b", {"title": "About words"})
+    texts = dict.fromkeys(("state", "details", "decisions", "data", "owner"), "{}")
+    given = {"item_id": "1", "attachment_id": "1", "kind": "x", "day": date(2026, 1, 1)}
+    async with engine.begin() as connection:
+        for group in groups:
+            for table in group.tables if group.name in ("paused", "usage", "threads") else ():
+                row = {"session_id": "a", **texts, **given}
+                zeros = {column.name: 0 for column in table.c if not column.nullable}
+                row = {name: (zeros | row)[name] for name in zeros | row if name in table.c}
+                row.pop("id", None)
+                row.pop("created_at", None)
+                await connection.execute(insert(table).values(row))
+    return catalog
 
 
 async def problems(engine, names=None):
@@ -54,6 +97,16 @@ async def run(engine, statements):
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         for statement in statements:
             await connection.exec_driver_sql(_escaped(engine, statement))
+
+
+async def mended(engine, names=None, rounds=6):
+    """Run what is printed until nothing is; what is found then."""
+    for _ in range(rounds):
+        found = await problems(engine, names)
+        if not printed(found):
+            return found
+        await run(engine, printed(found))
+    raise AssertionError(f"still printed after {rounds} rounds: {found}")
 
 
 async def run_on(engine, statements, *, harsh=True):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
+from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
+from .dialects._dialect import Dialect
 from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from .dialects.names import offline
 from .storage.creation import CreateWithIndexes
@@ -38,17 +40,25 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
     elements: list[ExecutableDDLElement] = []
     for group in tables.groups:
         for table in group.tables:
-            if not ways.index_if_not_exists:
-                elements.append(CreateWithIndexes(table, if_not_exists=True))
-                continue
-            elements.append(CreateTable(table, if_not_exists=True))
-            elements += [
-                CreateIndex(index, if_not_exists=True)
-                for index in sorted(table.indexes, key=lambda index: str(index.name))
-            ]
+            elements += table_elements(table, ways, if_not_exists=True)
         if ways.uses_triggers:
             elements += group.triggers
     return [as_text(element, sa_dialect) for element in elements]
+
+
+def table_elements(
+    table: Table, ways: Dialect, *, if_not_exists: bool = False
+) -> list[ExecutableDDLElement]:
+    """The statements that create a table and its indexes."""
+    if not ways.index_if_not_exists:
+        return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
+    return [
+        CreateTable(table, if_not_exists=if_not_exists),
+        *(
+            CreateIndex(index, if_not_exists=if_not_exists)
+            for index in sorted(table.indexes, key=lambda index: str(index.name))
+        ),
+    ]
 
 
 def drop_statements(

@@ -94,7 +94,7 @@ ALTERED = {
         ("agent_sessions_metadata_elements", "ALTER key TYPE VARCHAR(99)", "holds 99 charact", 1),
     ],
     "mysql": [
-        ("agent_messages", "MODIFY message_data TEXT NOT NULL COMMENT 'It''s'", "LONGTEXT", 1),
+        ("agent_messages", "MODIFY message_data TEXT NOT NULL COMMENT 'It''s'", "65535 char", 1),
         ("agent_sessions_metadata", "MODIFY value TINYTEXT NULL", "may be NULL", 1),
         (
             "agent_sessions_metadata",
@@ -105,10 +105,10 @@ ALTERED = {
         (
             "agent_sessions_metadata",
             "MODIFY search_key VARBINARY(100) NOT NULL",
-            "not VARBINARY(512)",
+            "holds 100 bytes, not 512",
             1,
         ),
-        ("agent_sessions_metadata", "MODIFY search_rest BLOB NOT NULL", "not LONGBLOB", 1),
+        ("agent_sessions_metadata", "MODIFY search_rest BLOB NOT NULL", "65535 bytes only", 1),
         (
             "agent_sessions",
             "MODIFY updated_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP",
@@ -361,10 +361,14 @@ async def test_another_collation_is_explained(filled, shared_database, table, co
     found = await problems(engine)
     words = " ".join(finding.problem for finding in found)
     assert f"{table}.{column} " in words
-    assert "characters of the collation other" in words
+    assert "characters of the collation public.other" in words
     assert "TYPE" not in "".join(printed(found))
     if loose:
-        how = "has the nondeterministic collation other" if is_private else "does not distinguish"
+        how = (
+            "has the nondeterministic collation public.other"
+            if is_private
+            else "does not distinguish"
+        )
         assert f"{table}.{column} {how}" in words
     else:
         assert "distinguish" not in words

@@ -14,8 +14,8 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.storage.tables import TableNames, table_names
 
 from .checks import check
-from .databases import inspect_database
 from .findings import Finding
+from .inspection import inspect_database
 from .rewriting import Rewritten, rewrite_search_keys
 
 __all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys"]
@@ -46,4 +46,4 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
 async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
     async with engine.connect() as connection:
-        return await connection.run_sync(lambda sync: check(*inspect_database(sync, names)))
+        return await connection.run_sync(lambda sync: check(inspect_database(sync, names)))

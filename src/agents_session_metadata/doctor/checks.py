@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import Column, Table
 from sqlalchemy.schema import CreateColumn
 
-from agents_session_metadata.storage.tables import CreateTrigger
+from agents_session_metadata.storage.definitions import CreateTrigger
+from agents_session_metadata.storage.tables import DropTrigger
 
-from .activity import check_activity
 from .contents import Contents
-from .findings import Finding
-from .inspection import Inspection
-from .repairs import Repairs
+from .findings import Finding, Level
+from .indexes import check_activity, check_words, trigger_problem
+from .inspection import Inspection, Statements, kind_of
 
 REFILLED = (
     "create_tables=True, or agent-sessions count --create-tables, creates the table and fills it"
@@ -29,32 +29,32 @@ CLOCK_TOLERANCE = 5.0
 now: Callable[[], float] = time.time
 
 
-def check(inspection: Inspection, repairs: Repairs) -> list[Finding]:
+def check(inspection: Inspection) -> list[Finding]:
     """Run all checks. If the tables do not belong together, only that is reported."""
     found = [*_versions(inspection)]
     wrong_names = [*_names(inspection)]
     if wrong_names:
         return found + wrong_names
-    checks: tuple[Callable[[Inspection, Repairs], Iterator[Finding]], ...] = (
-        # A foreign key of a new table requires tables that support it.
-        lambda inspection, _: inspection.check_storage(),
+    checks: tuple[Callable[[Inspection], Iterator[Finding]], ...] = (
+        # A foreign key of a new table requires tables that support it, with their keys.
+        lambda inspection: inspection.check_server(),
+        _primary_keys,
         _tables,
         _columns,
         _unknown_columns,
         _ids,
-        _primary_keys,
         _orphans,
         _foreign_keys,
         _indexes,
         _triggers,
-        lambda inspection, _: Contents(inspection).check(inspection.connection),
-        lambda inspection, _: check_activity(inspection),
-        lambda inspection, _: inspection.check_times(),
-        lambda inspection, _: inspection.check_zone(),
+        lambda inspection: Contents(inspection).check(inspection.connection),
+        lambda inspection: inspection.check_times(),
+        check_activity,
+        check_words,
         _clock,
     )
     for each in checks:
-        for finding in each(inspection, repairs):
+        for finding in each(inspection):
             if finding.repair and any(finding.repair == other.repair for other in found):
                 found.append(finding.repaired_above())
             else:
@@ -65,66 +65,55 @@ def check(inspection: Inspection, repairs: Repairs) -> list[Finding]:
 def _versions(inspection: Inspection) -> Iterator[Finding]:
     driver = inspection.connection.dialect.driver.removesuffix("_async")
     packages = (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata")
-    parts = [inspection.product, *map(_installed, packages)]
-    yield Finding("info", "versions", ", ".join(parts))
-    numbers = tuple(each for each in inspection.server_version if isinstance(each, int))
+    product = f"{inspection.product} {'.'.join(map(str, inspection.version))}"
+    yield Finding("info", "versions", ", ".join([product, *map(_installed, packages)]))
+    numbers = tuple(each for each in inspection.version if isinstance(each, int))
     if numbers and numbers < inspection.oldest:
         oldest = ".".join(map(str, inspection.oldest))
-        problem = f"{inspection.product} is too old; {oldest} is the oldest supported version"
+        problem = f"{product} is too old; {oldest} is the oldest supported version"
         yield Finding("error", "versions", problem)
 
 
 def _names(inspection: Inspection) -> Iterator[Finding]:
     """Signs that the tables do not belong together: a typo, or a table that was renamed."""
-    expected = inspection.expected
     advice = (
         "these are probably not the names of tables that belong together, or the table was renamed"
         " or replaced; check --sessions-table, --messages-table and --metadata-table, and give a"
         " renamed table its name back. doctor prints no statements for these names"
     )
+    sessions, messages, metadata, elements = inspection.core
     identity = {
-        expected.sessions: ("session_id",),
-        expected.messages: ("session_id", "message_data"),
-        expected.metadata: ("session_id", "key"),
-        expected.elements: ("session_id", "key", "position"),
+        sessions: ("session_id",),
+        messages: ("session_id", "message_data"),
+        metadata: ("session_id", "key"),
+        elements: ("session_id", "key", "position"),
     }
-    for table in inspection.present:
-        lacking = [name for name in identity[table] if not inspection.has(table, name)]
-        if lacking:
+    for table, columns in identity.items():
+        lacking = [name for name in columns if not inspection.has(table, name)]
+        if lacking and table in inspection.present:
             problem = f"{table.name} has no column {' and no '.join(lacking)}"
             yield Finding("error", "names", f"{problem}: {advice}")
-    parents = {constraint.table: constraint.referred_table for constraint in inspection.links}
-    for table in inspection.present:
-        parent = parents.get(table)
-        if parent is None:
-            continue
-        keys = [
-            key
-            for key in inspection.foreign_keys[table.name]
-            if "session_id" in key["constrained_columns"]
-        ]
-        if any(inspection.leads_to(key, parent) for key in keys):
-            continue
-        for key in keys:
-            elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
-            problem = f"the foreign key of {table.name} {elsewhere}"
-            yield Finding("error", "names", f"{problem}: {advice}")
-    for parent, children in (
-        (expected.sessions, (expected.messages, expected.metadata)),
-        (expected.metadata, (expected.elements,)),
-    ):
-        if inspection.is_filled(parent):
-            continue
-        state = "is empty" if parent.name in inspection.existing else "is missing"
-        for child in filter(inspection.is_filled, children):
-            problem = f"{parent.name} {state}, and {child.name} has rows"
-            yield Finding("error", "names", f"{problem}: {advice}")
+    for constraint in inspection.links:
+        child, parent = constraint.table, constraint.referred_table
+        every = inspection.foreign_keys.get(child.name, ())
+        keys = [key for key in every if "session_id" in key["constrained_columns"]]
+        if not any(inspection.leads_to(key, parent) for key in keys):
+            for key in keys:
+                elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
+                problem = f"the foreign key of {child.name} {elsewhere}"
+                yield Finding("error", "names", f"{problem}: {advice}")
+    for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
+        if not inspection.is_filled(parent):
+            state = "is empty" if parent.name in inspection.existing else "is missing"
+            for child in filter(inspection.is_filled, children):
+                problem = f"{parent.name} {state}, and {child.name} has rows"
+                yield Finding("error", "names", f"{problem}: {advice}")
 
 
-def _tables(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _tables(inspection: Inspection) -> Iterator[Finding]:
     expected = inspection.expected
-    for table in expected.tables:
-        if table.name in inspection.existing:
+    for table in inspection.wanted:
+        if table in inspection.present:
             continue
         problem = f"table {table.name} is missing"
         if table is expected.elements and Contents(inspection).has_lists(inspection.connection):
@@ -132,10 +121,26 @@ def _tables(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
             continue
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"
-        yield Finding("error", "tables", problem, repairs.create_table(table))
+        parents = [constraint.referred_table for constraint in table.foreign_key_constraints]
+        refused = [each.name for each in parents if not inspection.is_referable(each)]
+        if refused:
+            problem += f", and no foreign key may refer to {refused[0]}; repair that table first"
+        repair = () if refused else inspection.create_table(table)
+        yield Finding("error", "tables", problem, repair)
 
 
-def _columns(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _primary_keys(inspection: Inspection) -> Iterator[Finding]:
+    for table in inspection.present:
+        columns = [column.name for column in table.primary_key.columns]
+        if not inspection.has_key(table) and inspection.has(table, *columns):
+            problem = f"the primary key of {table.name} is not ({', '.join(columns)})"
+            repair = inspection.key_to_add(table)
+            if not repair:
+                problem += f"; {inspection.key_problem(table)}"
+            yield Finding("error", "indexes", problem, repair)
+
+
+def _columns(inspection: Inspection) -> Iterator[Finding]:
     for table in inspection.present:
         for column in table.c:
             name, actual = f"{table.name}.{column.name}", inspection.columns[table.name]
@@ -145,20 +150,30 @@ def _columns(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
                 continue
             found = actual[column.name]
             if inspection.lacks_default(column, found):
-                repair = repairs.set_default(column)
-                yield _finding("error", "columns", f"{name} has no default", repair, repairs)
-            if found["nullable"] and table in inspection.own:
-                yield _finding("error", "columns", f"{name} may be NULL", (), repairs)
+                # A number that the database gives must be a key already.
+                is_possible = column.server_default is not None or inspection.has_key(table)
+                is_possible = is_possible and inspection.is_readable(table, [column.name])
+                repair = inspection.set_default(column) if is_possible else ()
+                yield _finding(inspection, "columns", f"{name} has no default", repair)
+            if found["nullable"] != column.nullable and table in inspection.own:
+                problem = "may be NULL" if found["nullable"] else "must not be NULL"
+                yield _finding(inspection, "columns", f"{name} {problem}")
             for problem in inspection.type_problems(column, found["type"]):
-                repair = repairs.widen(column)
-                yield _finding("error", "columns", f"{name} {problem}", repair, repairs)
+                level: Level = "warning" if column.name == "session_id" else "error"
+                repair = inspection.widen(column)
+                yield _finding(inspection, "columns", f"{name} {problem}", repair, level)
 
 
 def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
-    if column.table in inspection.derived:
+    if column.table is inspection.expected.elements:
         return (
             "all rows of this table follow from the metadata: drop the table by hand, and then"
             f" {REFILLED}"
+        )
+    if column.table in inspection.derived:
+        return (
+            "all rows of this table follow from others: run `agent-sessions index drop` for each"
+            " index, drop the table by hand, and create the indexes again"
         )
     if column.server_default is None and inspection.is_filled(column.table):
         return "its values cannot be derived; restore them from a backup"
@@ -166,7 +181,7 @@ def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
     return f"add it by a migration of your own, as {specification}"
 
 
-def _unknown_columns(inspection: Inspection, _: Repairs) -> Iterator[Finding]:
+def _unknown_columns(inspection: Inspection) -> Iterator[Finding]:
     """An added column does no harm, unless it requires a value that nobody supplies."""
     for table in inspection.present:
         for name, actual in inspection.columns[table.name].items():
@@ -180,155 +195,120 @@ def _unknown_columns(inspection: Inspection, _: Repairs) -> Iterator[Finding]:
                 )
 
 
-def _ids(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _ids(inspection: Inspection) -> Iterator[Finding]:
     """Ids and keys tell different texts apart, and children's are as their parents'."""
-    expected = inspection.expected
-    parents: dict[str, Column[Any]] = {
-        "session_id": expected.sessions.c.session_id,
-        "key": expected.metadata.c.key,
-    }
-    for table in reversed(expected.tables):
-        for column in (each for each in table.c if each.name in ("session_id", "key")):
-            if not inspection.has(table, column.name):
+    for table in reversed(inspection.present):
+        for column in table.c:
+            is_key = column.primary_key or bool(column.foreign_keys)
+            is_text = kind_of(inspection.type_of(column)) is str
+            if not (is_key and is_text and inspection.has(table, column.name)):
                 continue
-            name, is_key = f"{table.name}.{column.name}", column.name == "key"
             problems = inspection.text_problems(column)
             if problems:
-                level: Any = "error" if is_key else "warning"
-                problem = f"{name} {' and '.join(problems)}"
-                yield _finding(level, "collations", problem, (), repairs)
-            short = None if is_key else inspection.length_problem(column)
-            if short is not None:
-                repair = repairs.widen(column)
-                yield _finding("warning", "columns", f"{name} {short}", repair, repairs)
-            parent = parents[column.name]
-            if column is not parent and inspection.has(parent.table, parent.name):
-                difference = inspection.differs(column, parent)
-                if difference is not None:
-                    repair = repairs.widen(column)
-                    yield _finding("error", "columns", difference, repair, repairs)
+                level: Level = "warning" if column.name == "session_id" else "error"
+                problem = f"{table.name}.{column.name} {' and '.join(problems)}"
+                yield _finding(inspection, "collations", problem, (), level)
+            for parent in (each.column for each in column.foreign_keys):
+                if inspection.has(parent.table, parent.name):
+                    difference = inspection.differs(column, parent)
+                    if difference is not None:
+                        repair = inspection.widen(column)
+                        yield _finding(inspection, "columns", difference, repair)
 
 
-def _primary_keys(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
-    for table in inspection.present:
-        key = [column.name for column in table.primary_key.columns]
-        actual = inspection.inspector.get_pk_constraint(table.name, schema=inspection.schema)
-        if actual["constrained_columns"] != key and inspection.has(table, *key):
-            problem = f"the primary key of {table.name} is not ({', '.join(key)})"
-            repair = () if actual["constrained_columns"] else repairs.add_primary_key(table)
-            yield _finding("error", "indexes", problem, repair, repairs)
-
-
-def _orphans(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _orphans(inspection: Inspection) -> Iterator[Finding]:
     for constraint in inspection.links:
         condition = inspection.orphan_condition(constraint)
-        if condition is None:
-            continue
         child, parent = constraint.table, constraint.referred_table
-        count = inspection.count(child, condition)
-        if not count:
+        count = 0 if condition is None else inspection.count(child, condition)
+        if not count or condition is None:
             continue
         have = "row of {} has" if count == 1 else "rows of {} have"
         problem = f"{count} {have.format(child.name)} no row in {parent.name}"
-        repair = repairs.delete_derived(child, condition)
+        repair = inspection.delete_derived(child, condition)
         if not repair:
             problem += (
                 ". doctor deletes none of them. If they should be kept, this gives them a session"
-                f" row again: {repairs.restore_sessions(child, condition)}"
+                f" row again: {inspection.restore_sessions(child, condition)}"
             )
         yield Finding("error", "orphans", problem, repair)
 
 
-def _foreign_keys(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _foreign_keys(inspection: Inspection) -> Iterator[Finding]:
     for constraint in inspection.links:
         child, parent = constraint.table, constraint.referred_table
         columns = list(constraint.column_keys)
-        if child.name not in inspection.existing or not inspection.has(child, *columns):
+        if not inspection.has(child, *columns):
             continue
         to_parent = [
             key
             for key in inspection.foreign_keys[child.name]
             if key["constrained_columns"] == columns and inspection.leads_to(key, parent)
         ]
-        cascading = [
+        ending = [
             key
             for key in to_parent
-            if (key.get("options", {}).get("ondelete") or "").upper() == "CASCADE"
+            if (key.get("options", {}).get("ondelete") or "").upper() == constraint.ondelete
         ]
-        failures = [inspection.foreign_key_problem(child, key) for key in cascading]
+        failures = [inspection.foreign_key_problem(child, key) for key in ending]
         if None in failures:
             continue
-        repair: tuple[str, ...] = ()
+        # Where triggers end rows with their session, the foreign keys are not needed for it.
+        is_needed = child in inspection.own and not inspection.ways.uses_triggers
+        level: Level = "error" if is_needed else "warning"
+        name = f"the foreign key of {child.name} to {parent.name}"
         if failures:
-            problem = str(failures[0])
+            yield Finding(level, "foreign keys", f"{name} {failures[0]}")
         elif to_parent:
             listed = ", ".join(str(key["name"]) for key in to_parent)
-            problem = f"does not delete with its parent (constraint {listed})"
+            ends = "delete" if constraint.ondelete == "CASCADE" else "set NULL"
+            problem = f"{name} does not {ends} with its parent (constraint {listed})"
+            yield _finding(inspection, "foreign keys", problem, (), level)
         else:
-            problem, repair = "is missing", repairs.add_foreign_key(constraint)
-        pairs = [(each.parent, each.column) for each in constraint.elements]
-        if repair and not _is_possible(inspection, repairs, constraint, pairs):
-            problem += "; doctor prints it once the findings above are repaired"
-            repair = ()
-        # Where triggers delete metadata with its session, the foreign keys are not needed for it.
-        is_needed = child in inspection.own and not inspection.uses_triggers
-        problem = f"the foreign key of {child.name} to {parent.name} {problem}"
-        level: Any = "error" if is_needed else "warning"
-        if repair or "findings above" in problem or failures:
-            yield Finding(level, "foreign keys", problem, repair)
-        else:
-            yield _finding(level, "foreign keys", problem, (), repairs)
+            repair = inspection.add_foreign_key(constraint)
+            problem = f"{name} is missing"
+            if repair and not _is_possible(inspection, constraint):
+                problem += "; doctor prints it once the findings above are repaired"
+                yield Finding(level, "foreign keys", problem)
+            else:
+                yield _finding(inspection, "foreign keys", problem, repair, level)
 
 
-def _is_possible(
-    inspection: Inspection, repairs: Repairs, constraint: Any, pairs: list[tuple[Any, Any]]
-) -> bool:
+def _is_possible(inspection: Inspection, constraint: Any) -> bool:
     """Whether the statements that are printed before let a foreign key be added."""
     child, parent = constraint.table, constraint.referred_table
     if parent.name not in inspection.existing:
         return True
-    if not all(inspection.is_joinable(*pair) for pair in pairs):
-        return False
-    key = inspection.inspector.get_pk_constraint(parent.name, schema=inspection.schema)
-    if key["constrained_columns"] not in ([], [pair[1].name for pair in pairs]):
-        return False
     condition = inspection.orphan_condition(constraint)
-    if condition is None or repairs.delete_derived(child, condition):
-        return condition is not None
-    return not inspection.count(child, condition)
+    if condition is None or not inspection.may_refer(constraint):
+        return False
+    is_repaired = bool(inspection.delete_derived(child, condition))
+    return is_repaired or not inspection.count(child, condition)
 
 
-def _indexes(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
+def _indexes(inspection: Inspection) -> Iterator[Finding]:
     for table in inspection.present:
-        actual = inspection.inspector.get_indexes(table.name, schema=inspection.schema)
-        usable = inspection.usable_indexes(table, actual)
-        for index in table.indexes:
-            columns = [column.name for column in index.columns]
-            if any(each["column_names"][: len(columns)] == columns for each in usable):
-                continue
-            if inspection.has(table, *columns):
-                problem = f"{table.name} has no index on ({', '.join(columns)})"
-                taken = {each["name"] for each in actual}
-                if index.name in taken:
-                    problem += f"; {index.name} is incomplete or on other columns"
-                repair = repairs.create_index(index, taken)
-                yield Finding("error", "indexes", problem, repair)
+        for index in inspection.lacking_indexes(table):
+            columns = ", ".join(column.name for column in index.columns)
+            problem = f"{table.name} has no index on ({columns})"
+            yield Finding("error", "indexes", problem, inspection.create_index(index))
 
 
-def _triggers(inspection: Inspection, repairs: Repairs) -> Iterator[Finding]:
-    actual = inspection.actual_triggers()
-    for trigger in inspection.triggers:
-        found = actual.get(trigger.name)
-        if found is not None and _normal(found) == _normal(inspection.sql(trigger)):
+def _triggers(inspection: Inspection) -> Iterator[Finding]:
+    if not inspection.ways.uses_triggers:
+        return
+    for trigger in (each for group in inspection.groups for each in group.triggers):
+        create: Statements = (inspection.sql(trigger),)
+        problem = trigger_problem(inspection, trigger.name, create)
+        if problem is None:
             continue
-        problem = "is missing" if found is None else "does something else"
-        problem = f"trigger {trigger.name} {problem}"
         if not _has_tables(inspection, trigger):
             problem += f"; doctor prints it once {trigger.emptied.name} exists"
             yield Finding("error", "triggers", problem)
             continue
-        repair = repairs.create_trigger(trigger, replaced=found is not None)
-        yield Finding("error", "triggers", problem, repair)
+        if trigger.name in inspection.triggers:
+            create = (inspection.sql(DropTrigger(trigger)), *create)
+        yield Finding("error", "triggers", problem, create)
 
 
 def _has_tables(inspection: Inspection, trigger: CreateTrigger) -> bool:
@@ -346,12 +326,11 @@ def _has_tables(inspection: Inspection, trigger: CreateTrigger) -> bool:
     return all(map(will_exist, (trigger.table, trigger.emptied)))
 
 
-def _clock(inspection: Inspection, _: Repairs) -> Iterator[Finding]:
-    query = inspection.clock_query
-    if query is None:
+def _clock(inspection: Inspection) -> Iterator[Finding]:
+    if not inspection.clock_query:
         return
     before = now()
-    server = float(inspection.scalar(query))
+    server = float(inspection.scalar(inspection.clock_query))
     after = now()
     difference = server - (before + after) / 2
     if abs(difference) > CLOCK_TOLERANCE + (after - before) / 2:
@@ -365,15 +344,14 @@ def _clock(inspection: Inspection, _: Repairs) -> Iterator[Finding]:
 
 
 def _finding(
-    level: Any, check: str, problem: str, repair: tuple[str, ...], repairs: Repairs
+    inspection: Inspection,
+    check: str,
+    problem: str,
+    repair: Statements = (),
+    level: Level = "error",
 ) -> Finding:
     """A finding; without a statement, it says what to do instead."""
-    return Finding(level, check, problem if repair else f"{problem}; {repairs.by_hand}", repair)
-
-
-def _normal(statement: str) -> str:
-    """SQL without what does not matter: SQLite keeps it as it was typed, IF NOT EXISTS aside."""
-    return "".join(statement.upper().replace("IF NOT EXISTS", "").replace('"', "").split())
+    return Finding(level, check, problem if repair else f"{problem}; {inspection.by_hand}", repair)
 
 
 def _installed(package: str) -> str:

@@ -82,7 +82,7 @@ class Contents:
         # Elements cannot be assigned to lists while ids or keys are not told apart.
         of_elements = inspection.is_readable(inspection.expected.elements, searched)
         self.has_elements: bool = self.is_readable and of_elements
-        for table in inspection.own:
+        for table in inspection.core[2:]:
             for name in ("session_id", "key"):
                 if self.has_elements and inspection.not_distinguished(table.c[name]):
                     self.has_elements = False

@@ -1,106 +1,155 @@
-"""What a database has: tables, columns, keys, collations. Nothing here changes anything."""
+"""What a database has, and the statements that repair it. Nothing here changes anything.
+
+A printed statement may add a table, an index, a default, a foreign key, a primary key where there
+is none, or a trigger; widen a column; replace a trigger of this package; and add or delete rows of
+a table that this package derives from others. No other kind of statement is printed. An empty
+result means that no such statement helps: the problem is then explained in words.
+"""
 
 # Some databases need less of what a method is passed.
 # ruff: noqa: ARG002
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    Dialect,
     ForeignKeyConstraint,
-    LargeBinary,
+    Index,
     MetaData,
-    String,
     Table,
     TypeDecorator,
+    UniqueConstraint,
     inspect,
     text,
 )
+from sqlalchemy.exc import CompileError
+from sqlalchemy.schema import AddConstraint, CreateIndex
 
-from agents_session_metadata.ddl import as_text
+from agents_session_metadata.ddl import as_text, table_elements
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.names import connected_name, offline
+from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.creation import types_beside
 from agents_session_metadata.storage.tables import (
     CORE,
     CREATE_TYPES,
-    CreateTrigger,
-    SessionTables,
     TableNames,
     build_tables,
+    derived_name,
     query_tables,
 )
+from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .findings import Finding
 
+Statements: TypeAlias = "tuple[str, ...]"
+
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
+
+
+class TextColumn(NamedTuple):
+    """How a column of text compares, and how much a column of text or bytes holds."""
+
+    length: float
+    collation: str = ""
+    charset: str = ""
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        length = "any number of" if self.length == math.inf else self.length
+        return f"{length} characters of the collation {self.collation}"
 
 
 class Inspection:
     """The tables of one name in one database."""
 
+    product: str = ""
     oldest: tuple[int, ...] = ()
-    clock_query: str | None = None
-    uses_triggers: bool = False
+    clock_query: str = ""
+    bytewise: str = "{}"
+    """An expression that compares texts of any collation."""
+    by_hand: str = "doctor prints no statement for it; change it by a migration of your own"
+    """What to do about a column or key that no printed statement may change."""
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
         self.connection = connection
+        self.ways = dialect_of(connection.dialect)
+        self.dialect = offline(connected_name(connection.dialect))
         self.inspector: Any = inspect(connection)
-        self.tables: SessionTables = query_tables(names)
-        self.schema: str | None = connection.schema_for_object(self.tables.sessions)
-        self.existing: set[str] = {
-            name for name in names if self.inspector.has_table(name, schema=self.schema)
-        }
+        self.tables = query_tables(names)
+        self.schema = connection.schema_for_object(self.tables.sessions)
+        every = [table.name for group in self.tables.groups for table in group.tables]
+        self.existing = {name for name in every if self.inspector.has_table(name, self.schema)}
         types = CREATE_TYPES
         if names.sessions in self.existing:
             types = types_beside(connection, self.tables.sessions)
         # Ids as the sessions table has them: what a new table must refer to.
-        self.expected: SessionTables = build_tables(MetaData(), names, types)
-        self.present: list[Table] = [
-            table for table in self.expected.tables if table.name in self.existing
+        self.expected = build_tables(MetaData(), names, types)
+        self.groups = [
+            group
+            for group in self.expected.groups
+            if group.name == CORE or any(table.name in self.existing for table in group.tables)
         ]
+        self.wanted = [table for group in self.groups for table in group.tables]
+        self.present = [table for table in self.wanted if table.name in self.existing]
         self.columns: dict[str, dict[str, Any]] = {
-            table.name: {
-                column["name"]: column
-                for column in self.inspector.get_columns(table.name, schema=self.schema)
-            }
-            for table in self.present
+            name: {column["name"]: column for column in found}
+            for name, found in self._reflected("columns").items()
         }
-        self.foreign_keys: dict[str, list[Any]] = {
-            table.name: self.inspector.get_foreign_keys(table.name, schema=self.schema)
-            for table in self.present
-        }
-        self.dialect: Dialect = offline(connected_name(connection.dialect))
+        self.foreign_keys = self._reflected("foreign_keys")
+        self.indexes = self._reflected("indexes")
+        for name, found in self._reflected("unique_constraints").items():
+            self.indexes[name] += [each for each in found if each not in self.indexes[name]]
+        self.texts = self.read_texts()
+        self._ignored: dict[str, list[str]] = {}
+        self._avoid_taken_names()
+
+    def _reflected(self, what: str) -> dict[str, Any]:
+        read = getattr(self.inspector, f"get_{what}")
+        return {table.name: list(read(table.name, schema=self.schema)) for table in self.present}
+
+    def _avoid_taken_names(self) -> None:
+        """Give other names to indexes and constraints whose name something else has."""
+        names = self.taken_names()
+        for table in self.wanted:
+            taken = names | {each["name"] for each in self.indexes.get(table.name, ())}
+            every: list[Any] = [*table.indexes, *table.constraints]
+            for each in every:
+                own, number = each.name, 1
+                while each.name is not None and each.name in taken:
+                    number += 1
+                    each.name = derived_name(str(own), f"_{number}")
 
     @property
-    def own(self) -> tuple[Table, ...]:
+    def core(self) -> tuple[Table, ...]:
+        """The tables that everything needs."""
+        return self.expected.tables
+
+    @property
+    def own(self) -> list[Table]:
         """The tables of this package; the others are the SDK's."""
-        return (self.expected.metadata, *self.derived)
+        return [table for table in self.wanted if table not in self.core[:2]]
 
-    @property
-    def derived(self) -> tuple[Table, ...]:
+    @cached_property
+    def derived(self) -> set[Table]:
         """The tables whose rows all follow from other tables. Only their rows may be deleted."""
-        return (self.expected.elements,)
-
-    @property
-    def triggers(self) -> tuple[CreateTrigger, ...]:
-        """The triggers that these tables need here."""
-        return self.expected.group(CORE).triggers if self.uses_triggers else ()
+        words, queue, _ = self.expected.group(WORDS).tables
+        return {self.expected.elements, self.expected.group(ACTIVITY)["_activity"], words, queue}
 
     @property
     def links(self) -> list[ForeignKeyConstraint]:
         """The foreign keys between the tables, parents first."""
-        return [
-            constraint
-            for table in self.expected.tables
-            for constraint in sorted(table.foreign_key_constraints, key=str)
-        ]
+        every = [sorted(table.foreign_key_constraints, key=str) for table in self.wanted]
+        return [constraint for of_table in every for constraint in of_table]
 
     # ---- SQL ----
 
@@ -116,10 +165,21 @@ class Inspection:
         """A name, quoted if SQL requires it."""
         return self.dialect.identifier_preparer.quote(name)
 
-    def name_of(self, table: Table) -> str:
-        """A table's name in SQL, with its schema."""
-        name = self.quote(table.name)
-        return f"{self.quote(self.schema)}.{name}" if self.schema else name
+    def name_of(self, table: Table, column: Column[Any] | None = None) -> str:
+        """The name of a table or column in SQL, with its schema."""
+        names = [
+            *filter(None, [self.schema]),
+            table.name,
+            *([] if column is None else [column.name]),
+        ]
+        return ".".join(map(self.quote, names))
+
+    def spelled(self, kind: Any) -> str:
+        """A type in SQL."""
+        try:
+            return str(kind.compile(dialect=self.dialect))
+        except CompileError:
+            return str(kind)
 
     def scalar(self, statement: str, **parameters: Any) -> Any:
         """The first value that a query returns."""
@@ -134,6 +194,14 @@ class Inspection:
     def has(self, table: Table, *columns: str) -> bool:
         """Whether a table has these columns."""
         return all(column in self.columns.get(table.name, {}) for column in columns)
+
+    def is_readable(self, table: Table, columns: Collection[str]) -> bool:
+        """Whether columns exist and have types of the right kind."""
+        actual = self.columns.get(table.name, {})
+        return self.has(table, *columns) and all(
+            kind_of(self.type_of(table.c[name])) is kind_of(actual[name]["type"])
+            for name in columns
+        )
 
     def is_filled(self, table: Table) -> bool:
         """Whether a table exists and has a row."""
@@ -159,19 +227,31 @@ class Inspection:
         if not all(self.has(child, a.name) and self.has(parent, b.name) for a, b in pairs):
             return None
         same = " AND ".join(self.equal(a, b) for a, b in pairs)
-        return f"NOT EXISTS (SELECT 1 FROM {self.name_of(parent)} WHERE {same})"  # noqa: S608  # names
+        missing = f"NOT EXISTS (SELECT 1 FROM {self.name_of(parent)} WHERE {same})"  # noqa: S608  # names
+        given = [f"{self.name_of(child, a)} IS NOT NULL" for a, _ in pairs if a.nullable]
+        return " AND ".join([*given, missing])
 
     def equal(self, child: Column[Any], parent: Column[Any]) -> str:
         """The condition that a child's column has the value of its parent's."""
-        names = (f"{self.name_of(each.table)}.{self.quote(each.name)}" for each in (parent, child))
-        return " = ".join(names)
+        sides = (parent, child)
+        is_exact = all(self.text_of(each).is_exact for each in sides)
+        form = "{}" if is_exact and self.is_joinable(child, parent) else self.bytewise
+        return " = ".join(form.format(self.name_of(each.table, each)) for each in sides)
 
     # ---- columns ----
 
-    def wanted(self, column: Column[Any]) -> Any:
+    def type_of(self, column: Column[Any]) -> Any:
         """The type that a column should have in this database."""
         kind = column.type
         return kind.load_dialect_impl(self.dialect) if isinstance(kind, TypeDecorator) else kind
+
+    def read_texts(self) -> dict[tuple[str, str], TextColumn]:
+        """The columns of text and bytes, by table and column, if the database tells them apart."""
+        return {}
+
+    def text_of(self, column: Column[Any]) -> TextColumn:
+        """How a column compares and how much it holds."""
+        return self.texts.get((column.table.name, column.name), TextColumn(math.inf))
 
     def lacks_default(self, column: Column[Any], actual: Mapping[str, Any]) -> bool:
         """Whether a column that is written without a value has no default."""
@@ -179,104 +259,213 @@ class Inspection:
             return actual["default"] is None
         return column.autoincrement is True and not actual.get("autoincrement", True)
 
-    def usable_indexes(
-        self, table: Table, actual: Sequence[Mapping[str, Any]]
-    ) -> list[Mapping[str, Any]]:
-        """The indexes that hold the whole columns of every row."""
-        partial = ("_where", "_length")
-        return [
-            each
-            for each in actual
-            if not any(name.endswith(partial) for name in each.get("dialect_options", ()))
-        ]
-
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         """What is wrong with the type of a column, in words that follow its name."""
-        if isinstance(self.wanted(column), String) and not isinstance(actual, String):
-            yield f"has the type {actual}, not a text type"
-        elif column.name == "key" and (actual.length or MAX_KEY_LENGTH) < MAX_KEY_LENGTH:
-            yield f"holds {actual.length} characters, not {MAX_KEY_LENGTH}"
+        wanted = self.type_of(column)
+        if kind_of(wanted) is not kind_of(actual):
+            yield f"has the type {self.spelled(actual)}, not {self.spelled(wanted)}"
+            return
+        found, needed = self.text_of(column).length, self.needed(column)
+        if found < needed:
+            unit = "characters" if kind_of(wanted) is str else "bytes"
+            yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
+
+    def needed(self, column: Column[Any]) -> float:
+        """How much a column has to hold; an id that carries metadata has a limit."""
+        if column.name == "session_id":
+            return MAX_KEY_LENGTH
+        return getattr(self.type_of(column), "length", None) or math.inf
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         """What is wrong with how a column of ids or keys compares its texts."""
         same = self.not_distinguished(column)
         return [f"does not distinguish {' or '.join(same)}"] if same else []
 
-    def length_problem(self, column: Column[Any]) -> str | None:
-        """Why a column of ids is too short; None if it is not."""
-        return None
-
     def not_distinguished(self, column: Column[Any]) -> list[str]:
         """What a column's collation ignores."""
-        return [name for name, a, b in _SAMPLES if self.are_equal(column, a, b)]
+        equal = self.comparison(column)
+        if equal not in self._ignored:
+            self._ignored[equal] = [
+                name
+                for name, a, b in _SAMPLES
+                if equal and self.scalar(f"SELECT {equal}", a=a, b=b)
+            ]
+        return self._ignored[equal]
 
-    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
-        """Whether a column's collation treats two texts as equal."""
+    def comparison(self, column: Column[Any]) -> str:
+        """A condition that compares `:a` and `:b` as a column does; empty if it holds no text."""
         raise NotImplementedError
 
     def differs(self, child: Column[Any], parent: Column[Any]) -> str | None:
-        """How ids or keys differ in type from those that they refer to; None if they do not."""
-        return None
+        """How ids or keys differ from those that they refer to; None if they do not."""
+        own, others = self.text_of(child), self.text_of(parent)
+        is_own = child.table in self.own
+        room = min(others.length, MAX_KEY_LENGTH) if is_own else others.length
+        is_comparable = own.collation and others.collation
+        if not is_comparable or (self.is_joinable(child, parent) and own.length >= room):
+            return None
+        name, other = (f"{each.table.name}.{each.name}" for each in (child, parent))
+        return f"{name} is {own}, {other} {others}"
 
     def is_joinable(self, child: Column[Any], parent: Column[Any]) -> bool:
-        """Whether the database allows a foreign key between the columns."""
-        return True
-
-    def _needed(self, child: Column[Any], parent: float) -> float:
-        """The characters that a child's column must hold if its parent's holds so many."""
-        return min(parent, MAX_KEY_LENGTH) if child.table in self.own else parent
-
-    # ---- stored values ----
+        """Whether the database compares two columns, and allows a foreign key between them."""
+        return self.text_of(child).collation == self.text_of(parent).collation
 
     def stored_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         """A stored text, or bytes that should be UTF-8; readable whatever is stored."""
         return column
 
-    def is_readable(self, table: Table, columns: Sequence[str]) -> bool:
-        """Whether columns exist and have types of the right kind."""
-        actual = self.columns.get(table.name, {})
-        for name in columns:
-            if name not in actual:
-                return False
-            for kind in (String, LargeBinary):
-                wrong = not isinstance(actual[name]["type"], kind)
-                if isinstance(self.wanted(table.c[name]), kind) and wrong:
-                    return False
-        return True
+    # ---- keys and indexes ----
 
-    # ---- the database ----
+    @cached_property
+    def keys(self) -> dict[str, list[str]]:
+        """The columns of the primary keys, by table."""
+        read = self.inspector.get_pk_constraint
+        return {
+            table.name: read(table.name, schema=self.schema)["constrained_columns"]
+            for table in self.present
+        }
 
-    @property
-    def product(self) -> str:
-        """The database and its version."""
-        return f"{self.product_name} {'.'.join(map(str, self.server_version))}"
+    def key_problem(self, table: Table) -> str | None:
+        """Why a table cannot get its primary key by a statement; None if it can."""
+        columns = [column.name for column in table.primary_key.columns]
+        if self.keys[table.name]:
+            return self.by_hand
+        if not self.is_readable(table, columns):
+            return "its columns have other types"
+        names = [self.quote(column) for column in columns]
+        if self.count(table, " OR ".join(f"{name} IS NULL" for name in names)):
+            return "there are rows with NULL in it: decide which to change or to delete"
+        listed = ", ".join(names)
+        equal = f"SELECT 1 FROM {self.name_of(table)} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608  # names
+        if self.rows(equal):
+            return "there are rows with equal keys: decide which to keep, and delete the others"
+        return None
 
-    @property
-    def product_name(self) -> str:
-        """The database's usual name."""
+    def has_key(self, table: Table) -> bool:
+        """Whether a table has its primary key."""
+        columns = [column.name for column in table.primary_key.columns]
+        return table.name not in self.existing or self.keys[table.name] == columns
+
+    def key_to_add(self, table: Table) -> Statements:
+        """The primary key of a table that has none and may get one."""
+        columns = [column.name for column in table.primary_key.columns]
+        if self.has_key(table) or not self.has(table, *columns) or self.key_problem(table):
+            return ()
+        listed = ", ".join(map(self.quote, columns))
+        return (f"ALTER TABLE {self.name_of(table)} ADD PRIMARY KEY ({listed})",)
+
+    def lacking_indexes(self, table: Table) -> Iterator[Index]:
+        """The indexes that a table should have; those of unique constraints are among them."""
+        usable = [each["column_names"] for each in self.usable_indexes(table)]
+        copy: Any = table.to_metadata(MetaData())
+        unique = [each for each in copy.constraints if isinstance(each, UniqueConstraint)]
+        # Their columns include the primary key, so the index alone keeps the promise.
+        every = [*copy.indexes, *(Index(str(each.name), *each.columns) for each in unique)]
+        for index in sorted(every, key=lambda index: str(index.name)):
+            columns = [column.name for column in index.columns]
+            if self.has(table, *columns) and columns not in [x[: len(columns)] for x in usable]:
+                yield index
+
+    def usable_indexes(self, table: Table) -> list[Mapping[str, Any]]:
+        """The indexes that hold the whole columns of every row."""
+        partial = ("_where", "_length")
+        return [
+            each
+            for each in self.indexes[table.name]
+            if not any(name.endswith(partial) for name in each.get("dialect_options", ()))
+        ]
+
+    def taken_names(self) -> set[str]:
+        """Names that indexes and constraints of all tables share."""
         raise NotImplementedError
-
-    @property
-    def server_version(self) -> tuple[Any, ...]:
-        """The server's version."""
-        return tuple(self.connection.dialect.server_version_info or ())
-
-    def check_storage(self) -> Iterator[Finding]:
-        """Whether the tables are stored in a way that keeps transactions and foreign keys."""
-        yield from ()
-
-    def check_times(self) -> Iterator[Finding]:
-        """Whether the times in the SDK's tables are times, if the database does not see to it."""
-        yield from ()
-
-    def check_zone(self) -> Iterator[Finding]:
-        """Whether the time zone of the server is UTC, if it matters."""
-        yield from ()
 
     def foreign_key_problem(self, table: Table, key: Mapping[str, Any]) -> str | None:
         """Why an existing foreign key has no effect; None if it has."""
         return None
 
-    def actual_triggers(self) -> dict[str, str]:
-        """The SQL of the triggers by name, if the package uses triggers here."""
-        return {}
+    def is_referable(self, parent: Table) -> bool:
+        """Whether a foreign key of a new table may refer to a table."""
+        if parent.name not in self.existing:
+            return True
+        has_key = self.has_key(parent) or bool(self.key_to_add(parent))
+        return has_key and self.is_readable(parent, parent.primary_key.columns.keys())
+
+    def may_refer(self, constraint: ForeignKeyConstraint) -> bool:
+        """Whether the types, keys and storage of two tables that exist allow a foreign key."""
+        pairs = [(each.parent, each.column) for each in constraint.elements]
+        is_referable = self.is_referable(constraint.referred_table)
+        return is_referable and all(self.is_joinable(*pair) for pair in pairs)
+
+    # ---- statements ----
+
+    def create_table(self, table: Table) -> Statements:
+        """Create a missing table and its indexes."""
+        return tuple(self.sql(each) for each in table_elements(table, self.ways))
+
+    def create_index(self, index: Index) -> Statements:
+        """Create a missing index."""
+        return (self.sql(CreateIndex(index)),)
+
+    def set_default(self, column: Column[Any]) -> Statements:
+        """Give a column its default."""
+        return ()
+
+    def widen(self, column: Column[Any]) -> Statements:
+        """Let a text or binary column that is too short hold what it should."""
+        return ()
+
+    def add_foreign_key(self, constraint: ForeignKeyConstraint) -> Statements:
+        """Add a missing foreign key."""
+        return (self.sql(AddConstraint(constraint)),)
+
+    def delete_derived(self, table: Table, condition: str) -> Statements:
+        """Delete rows of a table that this package derives; none of any other table."""
+        if table not in self.derived:
+            return ()
+        return (f"DELETE FROM {self.name_of(table)} WHERE {condition}",)  # noqa: S608  # names
+
+    def restore_sessions(self, child: Table, condition: str) -> str:
+        """SQL, for words, that creates the session rows that a child's rows lack."""
+        session_id = self.quote("session_id")
+        return (
+            f"INSERT INTO {self.name_of(self.expected.sessions)} ({session_id})"  # noqa: S608  # names
+            f" SELECT DISTINCT {session_id} FROM {self.name_of(child)}"
+            f" WHERE {session_id} IS NOT NULL AND {condition}"
+        )
+
+    # ---- the database ----
+
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """The server's version."""
+        return tuple(self.connection.dialect.server_version_info or ())
+
+    @cached_property
+    def triggers(self) -> dict[str, str]:
+        """What the triggers run, by name; nothing for those that are switched off."""
+        raise NotImplementedError
+
+    def check_times(self) -> Iterator[Finding]:
+        """Whether the times in the SDK's tables are times, if the database does not ensure it."""
+        yield from ()
+
+    def check_server(self) -> Iterator[Finding]:
+        """How the server stores tables, and its time zone, if it matters."""
+        yield from ()
+
+
+def kind_of(kind: Any) -> type:
+    """What Python makes of a type's values."""
+    try:
+        found: type = kind.python_type
+    except NotImplementedError:
+        return object
+    return found
+
+
+def inspect_database(connection: Connection, names: TableNames) -> Inspection:
+    """Look at the tables of one name, with the module that is named as the database's dialect."""
+    module = import_module(f".{dialect_of(connection.dialect).name}", __package__)
+    inspection: Inspection = module.INSPECTION(connection, names)
+    return inspection

@@ -11,7 +11,7 @@ from agents_session_metadata.scope import ScopedStore, own_store
 from agents_session_metadata.storage.tables import TableNames, element_rows, table_names
 
 from .contents import Contents, Stored
-from .databases import inspect_database
+from .inspection import inspect_database
 
 
 class Rewritten(NamedTuple):
@@ -51,7 +51,7 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     rewritten = skipped = 0
     async with engine.connect() as connection:
         contents = await connection.run_sync(
-            lambda sync: Contents(inspect_database(sync, database.names)[0])
+            lambda sync: Contents(inspect_database(sync, database.names))
         )
     after: Stored | None = None
     while True:

@@ -4,12 +4,13 @@ SQLite changes a column or a constraint only by a new table and a copy of all ro
 drops what the application added to the table, so it is never printed.
 """
 
-# The base classes say what each method is for; SQLite needs less of what it passes.
+# The base class says what each method is for; SQLite needs less of what it passes.
 # ruff: noqa: ARG002, D102
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import (
@@ -17,7 +18,6 @@ from sqlalchemy import (
     ColumnElement,
     ForeignKeyConstraint,
     LargeBinary,
-    String,
     Table,
     case,
     cast,
@@ -27,30 +27,44 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.tables import DropTrigger
 
 from .findings import Finding
-from .inspection import Inspection
-from .repairs import Repairs, Statements
+from .inspection import Inspection, Statements, kind_of
 
 
 class SQLiteInspection(Inspection):
     """A SQLite database."""
 
-    oldest: tuple[int, ...] = (3, 35)
-    uses_triggers = True
+    oldest = (3, 35)
+    product = "SQLite"
+    by_hand = (
+        "SQLite changes it only by copying all rows into a new table, which doctor does not print;"
+        " do it by a migration of your own, or export the sessions and import them into a new"
+        " database"
+    )
 
     @property
-    def product_name(self) -> str:
-        return "SQLite"
-
-    @property
-    def server_version(self) -> tuple[Any, ...]:
+    def version(self) -> tuple[Any, ...]:
         return tuple(int(part) for part in str(self.scalar("SELECT sqlite_version()")).split("."))
+
+    @property
+    def master(self) -> str:
+        """The table that describes all objects."""
+        return f"{self.quote(self.schema)}.sqlite_master" if self.schema else "sqlite_master"
+
+    def taken_names(self) -> set[str]:
+        return {name for (name,) in self.rows(f"SELECT name FROM {self.master}")}  # noqa: S608  # a name
+
+    @cached_property
+    def triggers(self) -> dict[str, str]:
+        query = f"SELECT name, sql FROM {self.master} WHERE type = 'trigger'"  # noqa: S608  # a name
+        return {name: sql.partition(name)[2].lstrip('"') for name, sql in self.rows(query)}
 
     def leads_to(self, key: Mapping[str, Any], parent: Table) -> bool:
         return str(key["referred_table"]).lower() == parent.name.lower()
 
-    def are_equal(self, column: Column[Any], first: str, second: str) -> bool:
+    def comparison(self, column: Column[Any]) -> str:
         # A column takes its collation into the index of its primary key.
         collation = self.scalar(
             "SELECT c.coll FROM pragma_index_list(:table) AS i"
@@ -61,13 +75,11 @@ class SQLiteInspection(Inspection):
         )
         # SQLite keeps a collation's name as it was typed.
         name = str(collation).upper()
-        name = name if name in ("BINARY", "NOCASE", "RTRIM") else "BINARY"
-        return bool(self.scalar(f"SELECT :a = :b COLLATE {name}", a=first, b=second))
+        return f":a = :b COLLATE {name if name in ('BINARY', 'NOCASE', 'RTRIM') else 'BINARY'}"
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         # The declared type only decides whether a text such as 1 becomes a number.
-        is_text = isinstance(self.wanted(column), String)
-        if is_text and not isinstance(actual, String):
+        if kind_of(self.type_of(column)) is str and kind_of(actual) is not str:
             yield f"has the type {actual}, not a text type"
 
     def stored_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
@@ -76,7 +88,7 @@ class SQLiteInspection(Inspection):
         other = literal(b"", LargeBinary)
         return case((is_text, cast(column, LargeBinary)), (column.is_(None), null()), else_=other)
 
-    def is_readable(self, table: Table, columns: Any) -> bool:
+    def is_readable(self, table: Table, columns: Collection[str]) -> bool:
         return self.has(table, *columns)
 
     def check_times(self) -> Iterator[Finding]:
@@ -108,52 +120,29 @@ class SQLiteInspection(Inspection):
                     f" session {of}{more}; correct them by SQL, or delete the sessions",
                 )
 
-    def actual_triggers(self) -> dict[str, str]:
-        master = f"{self.quote(self.schema)}.sqlite_master" if self.schema else "sqlite_master"
-        query = f"SELECT name, sql FROM {master} WHERE type = 'trigger'"  # noqa: S608  # a name
-        return {str(name): str(statement) for name, statement in self.rows(query)}
+    def is_referable(self, parent: Table) -> bool:
+        return True
 
-
-class SQLiteRepairs(Repairs):
-    """The repairs of a SQLite database."""
-
-    by_hand = (
-        "SQLite changes it only by copying all rows into a new table, which doctor does not print;"
-        " do it by a migration of your own, or export the sessions and import them into a new"
-        " database"
-    )
-
-    def add_primary_key(self, table: Table) -> Statements:
-        return ()
+    def key_problem(self, table: Table) -> str | None:
+        return self.by_hand
 
     def add_foreign_key(self, constraint: ForeignKeyConstraint) -> Statements:
         return ()
 
     def restore_sessions(self, child: Table, condition: str) -> str:
-        # The trigger deletes the leftover metadata of an id when its session row is inserted. The
+        # A trigger deletes the leftover rows of an id when its session row is inserted. The
         # condition holds also in a shell that goes on after an error.
-        emptying = [
-            each
-            for each in self.inspection.expected.triggers
-            if each.event == "INSERT"
-            and self.inspection.inspector.has_table(each.emptied.name, self.inspection.schema)
-        ]
-        schema = (
-            f"{self.inspection.quote(self.inspection.schema)}." if self.inspection.schema else ""
-        )
-        statements = ["BEGIN IMMEDIATE"]
-        insert = super().restore_sessions(child, condition)
-        for trigger in emptying:
-            drop, create = self.create_trigger(trigger, replaced=True)
-            name = trigger.name.replace("'", "''")
-            insert += (
-                f" AND NOT EXISTS (SELECT 1 FROM {schema}sqlite_master"  # noqa: S608  # names
-                f" WHERE type = 'trigger' AND name = '{name}')"
-            )
-            statements.insert(1, drop)
-            statements.append(create)
-        statements.insert(1 + len(emptying), insert)
-        return "; ".join([*statements, "COMMIT"])
+        insert, drops, creates = super().restore_sessions(child, condition), [], []
+        for trigger in self.expected.triggers:
+            if trigger.event == "INSERT" and trigger.emptied.name in self.existing:
+                name = trigger.name.replace("'", "''")
+                insert += (
+                    f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
+                    f" WHERE type = 'trigger' AND name = '{name}')"
+                )
+                drops.append(self.sql(DropTrigger(trigger)))
+                creates.append(self.sql(trigger))
+        return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
 
 
-INSPECTION, REPAIRS = SQLiteInspection, SQLiteRepairs
+INSPECTION = SQLiteInspection

@@ -61,16 +61,10 @@ def compare(connection: Connection, tables: SessionTables, key: str) -> Differen
     return Difference(wrong, missing, (*repair, *(adding if missing else ())))
 
 
-def missing_triggers(connection: Connection, tables: SessionTables) -> list[RowTrigger]:
-    """The triggers that the indexes need and the database lacks."""
-    dialect = dialect_of(connection.dialect)
+def needed_triggers(connection: Connection, tables: SessionTables) -> list[RowTrigger]:
+    """The triggers that the indexes need; none if there is no index."""
     indexes, entries = tables.group(ACTIVITY).tables
     keys = connection.scalars(select(indexes.c.key)).all()
-    if not keys:
-        return []
-    existing: set[str] = set()
-    for table in tables.tables:
-        existing |= dialect.existing_triggers(connection, table)
-    target = Target(dialect.schema_of(connection, entries), tables.tables, indexes, entries)
-    wanted = row_triggers(connection, target, keys)
-    return [trigger for trigger in wanted if trigger.plain not in existing]
+    schema = dialect_of(connection.dialect).schema_of(connection, entries)
+    target = Target(schema, tables.tables, indexes, entries)
+    return row_triggers(connection, target, keys) if keys else []

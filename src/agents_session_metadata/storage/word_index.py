@@ -192,13 +192,15 @@ class WordIndex:
     def insert(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> None:
         """Insert the words of messages, given with their times, and of titles, which are read."""
         titles = [each.session_id for each in items if each.item_id == TITLE_ITEM]
-        texts = {each: (_text(text), at) for each, (text, at) in items.items() if text is not None}
+        texts = {
+            each: (item_text(text), at) for each, (text, at) in items.items() if text is not None
+        }
         for session_id in titles:
             # Somebody may have changed the title while its words were inserted.
             stale = self.words.c.session_id == session_id, self.words.c.item_id == TITLE_ITEM
             connection.execute(delete(self.words).where(*stale))
         for session_id, value, at in self._titles(connection, titles):
-            texts[Queued(session_id, TITLE_ITEM)] = _title(value), at
+            texts[Queued(session_id, TITLE_ITEM)] = title_text(value), at
         words = self.words
         statement = self._dialect.insert_missing(words).values(
             word=bindparam("word", type_=LargeBinary),
@@ -207,11 +209,12 @@ class WordIndex:
             item_id=bindparam("item_id", type_=BigInteger),
         )
         # In the order of the primary key, which is written fastest so.
-        rows = list(self._rows(texts))
+        rows = list(self.rows(texts))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             connection.execute(statement, rows[start : start + _ROWS_AT_ONCE])
 
-    def _rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
+    def rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
+        """The rows of the index for some texts, given with their times."""
         for (session_id, item_id), (text, at) in sorted(texts.items(), key=itemgetter(0)):
             found = set() if text is None or at is None else indexed_words(text)
             # The empty word is in every text: it leads through all of them by age.
@@ -260,7 +263,7 @@ class WordIndex:
         return type_coerce(self._dialect.stored_time(column), self._dialect.stored_time_type())
 
 
-def _text(stored: str) -> str | None:
+def item_text(stored: str) -> str | None:
     """The text of a message as the SDK stores it; None if it is not searched."""
     try:
         found = text_of_item(json.loads(stored))
@@ -269,7 +272,8 @@ def _text(stored: str) -> str | None:
     return found[1] if found else None
 
 
-def _title(stored: str) -> str | None:
+def title_text(stored: str) -> str | None:
+    """The text of a title as it is stored; None if it is none."""
     try:
         title = json.loads(stored)
     except (ValueError, TypeError, RecursionError):

@@ -1,0 +1,219 @@
+"""The activity index and the text index: their triggers and their rows.
+
+Repairs add and delete rows of the indexes only. Of the text index, the words of the newest messages
+and of the titles are compared; what belongs to nothing is found in all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import (
+    and_,
+    delete,
+    exists,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    tuple_,
+    type_coerce,
+)
+
+from agents_session_metadata.dialects.sqltypes import ID_LENGTH
+from agents_session_metadata.keys import TITLE
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.activity import ACTIVITY, COMPLETE
+from agents_session_metadata.storage.activity_check import compare, needed_triggers
+from agents_session_metadata.storage.definitions import TableGroup
+from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
+from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
+
+from .findings import Finding
+from .inspection import Inspection
+
+BATCH = 200
+COMPARED = 10_000
+"""How many of the newest messages, and how many titles, are compared with their words."""
+REQUEUED = 500
+"""How many of them are queued again by one statement."""
+
+_CREATE = "agent-sessions index create '$text'"
+_AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
+
+
+def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) -> str | None:
+    """What is wrong with a trigger that these statements create; None if nothing is."""
+    found = inspection.triggers.get(name)
+    if found is None:
+        return f"trigger {name} is missing"
+    # The statements contain what the database says that the trigger runs.
+    is_right = bool(found) and _normal(found) in _normal("".join(create))
+    return None if is_right else f"trigger {name} does something else or is switched off"
+
+
+def _normal(statement: str) -> str:
+    return "".join(statement.upper().replace('"', "").split())
+
+
+def _is_comparable(inspection: Inspection, group: TableGroup) -> bool:
+    """Whether all tables are there, so that a query on them does not fail."""
+    names = {table.name for table in (*inspection.core, *group.tables)}
+    tables = [table for table in inspection.present if table.name in names]
+    of_sessions = inspection.expected.sessions.c.session_id
+    return len(tables) == len(names) and all(
+        inspection.is_readable(table, table.c.keys())
+        and ("session_id" not in table.c or inspection.is_joinable(table.c.session_id, of_sessions))
+        for table in tables
+    )
+
+
+def check_activity(inspection: Inspection) -> Iterator[Finding]:
+    """Whether every index has exactly the entries that it should have."""
+    connection, tables = inspection.connection, inspection.tables
+    group = tables.group(ACTIVITY)
+    if not _is_comparable(inspection, group):
+        return
+    indexes, entries = group.tables
+    problem: str | None
+    for trigger in needed_triggers(connection, tables):
+        create = tuple(inspection.ways.triggers.create(trigger))
+        problem = trigger_problem(inspection, trigger.plain, create)
+        if problem is not None:
+            drop = inspection.ways.triggers.drop(trigger.schema, trigger.name)
+            if trigger.plain in inspection.triggers:
+                create = (drop, *create)
+            problem += ": the activity index is not maintained"
+            yield Finding("error", "activity", problem, create)
+    found = connection.execute(select(indexes.c.key, indexes.c.state).order_by(indexes.c.key))
+    for key, state in found.all():
+        if state != COMPLETE:
+            words = f"the index on {quoted(key)} is not complete; create_index continues it"
+            yield Finding("warning", "activity", words)
+            continue
+        wrong, missing, repair = compare(connection, tables, key)
+        if wrong or missing:
+            yield Finding(
+                "error",
+                "activity",
+                f"the index on {quoted(key)} has {wrong} wrong or extra entries, "
+                f"and {missing} are missing",
+                tuple(inspection.sql(statement, literals=True) for statement in repair),
+            )
+    yield from _extra(
+        inspection, "activity", entries, ~exists().where(indexes.c.key == entries.c.key)
+    )
+
+
+def check_words(inspection: Inspection) -> Iterator[Finding]:
+    """Whether the text index has the words of all messages and titles that do not wait for it."""
+    connection, tables = inspection.connection, inspection.tables
+    group = tables.group(WORDS)
+    if not _is_comparable(inspection, group):
+        return
+    words, queue, state = group.tables
+    found = connection.execute(select(state.c.state).where(state.c.key == TEXT)).scalar()
+    if found is None and not inspection.is_filled(words) and not inspection.is_filled(queue):
+        return
+    if found != COMPLETE:
+        unfinished = f"the text index is not complete; {_CREATE} continues it"
+        yield Finding("warning", "words", unfinished)
+        return
+    for trigger in word_triggers(connection, tables.tables, group):
+        create = tuple(inspection.ways.triggers.create(trigger))
+        problem = trigger_problem(inspection, trigger.plain, create)
+        if problem is not None:
+            advice = f"; {_CREATE} creates it and indexes what was missed"
+            if trigger.plain in inspection.triggers:
+                advice = f"; {_AGAIN}"
+            yield Finding("error", "words", problem + advice)
+    _, messages, rows, _ = tables.tables
+    if not inspection.is_filled(messages) and inspection.is_filled(words):
+        problem = (
+            f"{words.name} has rows, and {messages.name} is empty; {_AGAIN}, if the name is right"
+        )
+        yield Finding("error", "words", problem)
+        return
+    for table in (words, queue):
+        item = and_(messages.c.id == table.c.item_id, messages.c.session_id == table.c.session_id)
+        title = and_(rows.c.key == TITLE, rows.c.session_id == table.c.session_id)
+        is_title = table.c.item_id == TITLE_ITEM
+        gone = or_(and_(~is_title, ~exists().where(item)), and_(is_title, ~exists().where(title)))
+        yield from _extra(inspection, "words", table, gone)
+    yield from _different(inspection, WordIndex(tables, inspection.ways))
+
+
+def _extra(inspection: Inspection, check: str, table: Any, condition: Any) -> Iterator[Finding]:
+    """Rows of an index that belong to nothing."""
+    count = inspection.connection.scalar(select(func.count()).select_from(table).where(condition))
+    if count:
+        problem = f"{count} {'row' if count == 1 else 'rows'} of {table.name} belong to nothing"
+        repair = inspection.sql(delete(table).where(condition), literals=True)
+        yield Finding("error", check, problem, (repair,))
+
+
+def _different(inspection: Inspection, index: WordIndex) -> Iterator[Finding]:
+    """Messages and titles whose words are not what they should be; they are queued again."""
+    sessions, messages, rows, _ = inspection.tables.tables
+    ways, queue, wrong = inspection.ways, index.queue, list[Queued]()
+    time = type_coerce(ways.stored_time(messages.c.created_at), ways.stored_time_type())
+    title: Any = literal_column(str(TITLE_ITEM))
+    # The time of a title depends on the zone of the client.
+    sources: Any = (
+        (messages.c.id, messages.c.id, messages.c.message_data, time, messages.c.id > TITLE_ITEM),
+        (rows.c.session_id, title, rows.c.value, null(), rows.c.key == TITLE),
+    )
+    for key, item, stored, at, condition in sources:
+        session_id, done = key.table.c.session_id, 0
+        waits = exists().where(queue.c.session_id == session_id, queue.c.item_id == item)
+        has_session = exists().where(sessions.c.session_id == session_id)
+        fits = func.length(session_id) <= ID_LENGTH
+        batch = select(session_id, item, stored, at, key).order_by(key.desc()).limit(BATCH)
+        batch = batch.where(condition, ~waits, has_session, fits)
+        found = inspection.connection.execute(batch).all()
+        while found and done < COMPARED:
+            done += len(found)
+            wrong += _wrong(inspection, index, found)
+            found = inspection.connection.execute(batch.where(key < found[-1][4])).all()
+    if wrong:
+        some = wrong[:REQUEUED]
+        key = tuple_(index.words.c.session_id, index.words.c.item_id)
+        repair = (
+            delete(index.words).where(key.in_(some)),
+            ways.insert_missing(queue).values([each._asdict() for each in some]),
+        )
+        problem = f"{len(wrong)} messages or titles have missing or wrong words"
+        if len(some) < len(wrong):
+            problem += f", of which these statements repair {len(some)}"
+        problem += (
+            "; the statements queue them, and agent-sessions index refresh '$text' indexes them"
+        )
+        statements = tuple(inspection.sql(each, literals=True) for each in repair)
+        yield Finding("error", "words", problem, statements)
+
+
+def _wrong(inspection: Inspection, index: WordIndex, found: Any) -> list[Queued]:
+    """Those of some messages or titles that have other words than they should have."""
+    texts: dict[Queued, tuple[str | None, Any]] = {}
+    for session_id, item_id, stored, at, _ in found:
+        text = item_text(stored) if item_id else title_text(stored)
+        texts[Queued(session_id, item_id)] = text, at or TITLE
+    wanted: dict[Queued, set[Any]] = {each: set() for each in texts}
+    actual: dict[Queued, set[Any]] = {each: set() for each in texts}
+    for row in index.rows(texts):
+        own = Queued(row["session_id"], row["item_id"])
+        wanted[own].add((row["word"], row["created_at"]))
+    words = index.words
+    created_at = type_coerce(words.c.created_at, inspection.ways.stored_time_type())
+    columns = words.c.session_id, words.c.item_id, words.c.word, created_at
+    statement: Any = select(*columns).where(
+        words.c.session_id.in_({each.session_id for each in texts}),
+        words.c.item_id.in_({each.item_id for each in texts}),
+    )
+    found_rows: Any = inspection.connection.execute(statement)
+    for session_id, item_id, word, at in found_rows:
+        if (own := Queued(session_id, item_id)) in actual:
+            actual[own].add((bytes(word), at if item_id else TITLE))
+    return [each for each in texts if wanted[each] != actual[each]]
