@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 from conformance import raw
 from doctoring import run
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.doctor import diagnose
 
 ENTRIES = "agent_sessions_metadata_activity"
-
-
-@pytest.fixture
-async def engine(shared_database):
-    engine = create_async_engine(shared_database.url)
-    yield engine
-    await engine.dispose()
 
 
 async def activity(engine):

@@ -7,35 +7,12 @@ import sqlite3
 import commands
 import pytest
 from conformance import raw
-from doctoring import ddl_dialect, problems, run
-from sqlalchemy import event, inspect, make_url, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from doctoring import OPTIONAL, ddl_dialect, exact_collation, problems, run
+from sqlalchemy import event, inspect, text
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.ddl import DIALECTS, create_statements, drop_statements
 from agents_session_metadata.storage.tables import query_tables, table_names
-
-
-@pytest.fixture
-async def engine(shared_database):
-    engine = create_async_engine(shared_database.url)
-    if shared_database.kind == "postgresql":
-        name = make_url(shared_database.url).database
-        await raw.execute(engine, f"ALTER DATABASE {name} SET timezone = 'UTC'")
-        await engine.dispose()
-    yield engine
-    await engine.dispose()
-
-
-@pytest.fixture
-async def filled(engine):
-    """A healthy database with two sessions."""
-    catalog = SessionCatalog(engine, create_tables=True)
-    for name in ("a", "b"):
-        session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
-        await session.add_items([raw.message("hello")])
-    assert await problems(engine) == []
-    return catalog
 
 
 def printed(dialect, names=None):
@@ -117,6 +94,17 @@ async def test_the_printed_sql_makes_what_create_tables_makes(engine, names):
         await run(engine, text_of)
     assert await objects_of(engine) == by_library
     assert await problems(engine, names) == []
+
+
+async def test_the_printed_sql_runs_twice_beside_the_tables_of_the_sdk(engine):
+    await raw.create_sdk_tables(engine, length=255, collation=await exact_collation(engine))
+    script = printed(await ddl_dialect(engine))
+    await run(engine, script)
+    made = await objects_of(engine)
+    assert len(made) >= 4 + len(OPTIONAL)
+    assert await problems(engine) == []
+    await run(engine, script)
+    assert await objects_of(engine) == made
 
 
 async def test_dropping_ours_leaves_the_sdk_working(filled):
