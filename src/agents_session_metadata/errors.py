@@ -273,7 +273,7 @@ class TablesMismatchError(TablesMissingError):
     """
 
     def __init__(self, sessions_table: str, problem: str) -> None:
-        self.tables = (sessions_table,)
+        self.tables: tuple[str, ...] = (sessions_table,)
         super(TablesMissingError, self).__init__(
             f"{problem}: the sessions table was renamed or dropped, or the name of a table is "
             "misspelled; restore the table, or pass the right names; `agent-sessions doctor` "
