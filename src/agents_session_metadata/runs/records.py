@@ -19,13 +19,13 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided about a call.
+    """The decision about a call.
 
     Attributes:
-        approve: Whether the call may run.
-        message: What the model is told about a rejected call.
-        by: Who decided.
-        at: When, by the database's clock; aware, UTC.
+        approve: Whether the call was approved.
+        message: The text that the model receives for a rejected call.
+        by: The person who decided.
+        at: The time of the decision, by the database's clock; aware, UTC.
     """
 
     approve: bool
@@ -41,10 +41,10 @@ class PendingCall:
     Attributes:
         call_id: The id of the call, for `decide`.
         tool: The name of the tool.
-        arguments: Its arguments, as the model wrote them, usually JSON. None if there are none, or
-            if they are encrypted and there is no `decrypt`.
+        arguments: The arguments of the call as text, usually JSON. None if there are none, or if
+            they are encrypted and there is no `decrypt`.
         agent: The name of the agent that made the call.
-        decision: What was decided; None if nothing was.
+        decision: The decision, or None.
     """
 
     call_id: str
@@ -59,13 +59,13 @@ class PausedRun:
     """A run that waits to be resumed.
 
     Attributes:
-        session_id: Its session.
+        session_id: The id of its session.
         agent: The name of the agent that was running.
-        pending: The calls that it waits for, those with a decision included. Empty if the run
-            failed after all decisions were applied; it can be claimed and resumed then.
+        pending: The calls that require an approval, including those with a decision. Empty if the
+            run failed after all decisions were applied; it can still be claimed and resumed.
         paused_at: When it was paused, by the database's clock; aware, UTC.
-        claimed_until: When the lease of the claimer ends; None if nobody has claimed it.
-        crashed: Whether that lease has ended without a result.
+        claimed_until: When the lease of the claim expires; None if the run is not claimed.
+        crashed: Whether that lease has expired without a result.
     """
 
     session_id: str
@@ -86,8 +86,8 @@ class PausedPage:
     """A page of paused runs.
 
     Attributes:
-        runs: The runs, the latest first.
-        next_cursor: What to pass as `cursor` for the next page; None on the last one.
+        runs: The runs, newest first.
+        next_cursor: The `cursor` of the next page, or None on the last page.
     """
 
     runs: list[PausedRun]

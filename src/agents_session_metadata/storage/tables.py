@@ -86,8 +86,8 @@ class SessionTables:
     Attributes:
         sessions: The SDK's `agent_sessions`.
         messages: The SDK's `agent_messages`.
-        metadata: One row a session and key.
-        elements: One row a distinct scalar element of a list.
+        metadata: One row per session and key.
+        elements: One row per distinct scalar element of a list.
         groups: All tables: these four as the group "core", then those of optional features.
     """
 
@@ -104,7 +104,7 @@ class SessionTables:
 
     @property
     def triggers(self) -> tuple[CreateTrigger, ...]:
-        """What SQLite needs besides all tables: statements that create triggers, for `execute`.
+        """The triggers that SQLite requires in addition to the tables, as statements for `execute`.
 
         Their `name` is what to drop.
         """
