@@ -105,7 +105,7 @@ class _SessionsApp:
             catalog = await scoped_catalog(self._catalog, self._get_scope, request)
             if catalog is None:
                 raise APIError(
-                    403, "You are not allowed to use these conversations.", code="no_scope"
+                    403, "You do not have access to these conversations.", code="no_scope"
                 )
             segments = _segments(request.scope)
             if segments == ["openapi.json"] and request.method == "GET":
@@ -171,12 +171,14 @@ def _find(method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
             methods.append(route.method)
     if methods:
         headers = {"Allow": ", ".join(sorted(methods))}
-        raise APIError(405, "The method is not allowed here.", code="method", headers=headers)
+        raise APIError(
+            405, "The route does not support this method.", code="method", headers=headers
+        )
     raise _no_route()
 
 
 def _no_route() -> APIError:
-    return APIError(404, "There is no such route.", code="no_route")
+    return APIError(404, "The route does not exist.", code="no_route")
 
 
 def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
