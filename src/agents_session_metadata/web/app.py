@@ -137,7 +137,7 @@ class _BrowserApp:
             return _FILES[path].response()
         catalog = await scoped_catalog(self._catalog, self._get_scope, request)
         if catalog is None:
-            raise Refused(403, "You are not allowed to see these sessions.")
+            raise Refused(403, "You do not have access to these sessions.")
         call.catalog = catalog
         reading = {**_READ, **(_ASK if self._allow_write else {})}
         writing = _WRITE if self._allow_write else {}
@@ -147,8 +147,8 @@ class _BrowserApp:
             call.form = await read_form(request)
             return await writing[path](call)
         if path in {*reading, *writing, *_FILES}:
-            raise Refused(405, "The method is not allowed here.")
-        raise Refused(404, "There is no such page.")
+            raise Refused(405, "The page does not support this method.")
+        raise Refused(404, "The page does not exist.")
 
 
 def _refusal(error: Exception) -> Refused:
@@ -158,17 +158,18 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, HTTPException):
         return Refused(error.status_code, "The application refused the request.")
     if isinstance(error, InvalidCursorError):
-        return Refused(400, "This page belongs to another list. Start again at the first page.")
+        return Refused(400, "This page belongs to another list. Go back to the first page.")
     if isinstance(error, SessionNotFoundError):
         return pages.no_session()
     if isinstance(error, TablesMismatchError):
         return Refused(503, "The tables do not belong together. `agent-sessions doctor` says why.")
     if isinstance(error, TablesMissingError):
         return Refused(
-            503, "The database lacks tables. Create them with create_tables=True or a migration."
+            503,
+            "Tables are missing. Create them with create_tables=True or a migration.",
         )
     if isinstance(error, SessionChangedError):
-        return Refused(409, "The history has changed in the meantime. Load the session again.")
+        return Refused(409, "The history has changed in the meantime. Reload the session.")
     if isinstance(error, SessionPausedError):
         return Refused(409, "The session has a paused run. Finish or delete the run first.")
     if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
@@ -176,5 +177,5 @@ def _refusal(error: Exception) -> Refused:
         return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")
     _log.error("a page failed", exc_info=error)
     if isinstance(error, DBAPIError | PoolTimeoutError | OSError):
-        return Refused(503, "The database does not answer. The log of the server says why.")
-    return Refused(500, "Something went wrong. The log of the server says what.")
+        return Refused(503, "The database is not available. See the log of the server.")
+    return Refused(500, "The server had an error. See the log of the server.")
