@@ -167,7 +167,7 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
 def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
     if column.table is inspection.expected.elements:
         return (
-            "all rows of this table follow from the metadata: drop the table by hand, and then"
+            "all rows of this table follow from the metadata: drop the table yourself, and then"
             f" {REFILLED}"
         )
     if column.table in inspection.derived:
