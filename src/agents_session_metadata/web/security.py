@@ -64,9 +64,9 @@ def check_request(request: Request, allowed_hosts: Collection[str]) -> None:
     origins = request.headers.getlist("origin")
     needed = request.method not in {"GET", "HEAD"}
     if (needed or origins) and [_authority(each) for each in origins] != [hosts[0].lower()]:
-        raise Refused(403, "The request comes from another site.")
+        raise Refused(403, "The request comes from another website.")
     if len(request.url.query) > LONGEST_QUERY:
-        raise Refused(414, f"The address is longer than {LONGEST_QUERY:,} characters.")
+        raise Refused(414, f"The URL is longer than {LONGEST_QUERY:,} characters.")
 
 
 def _is_allowed(host: str, allowed: Collection[str]) -> bool:
@@ -123,10 +123,10 @@ async def read_form(request: Request) -> dict[str, str]:
     except asyncio.TimeoutError:
         raise Refused(408, "The form did not arrive in time.") from None
     except (ValueError, ClientDisconnect):
-        raise Refused(400, "The form cannot be read.") from None
+        raise Refused(400, "The form is invalid.") from None
     known, sent = request.cookies.get(_COOKIE, ""), fields.pop("token", "")
     if not _is_token(known) or not secrets.compare_digest(known.encode(), sent.encode()):
-        raise Refused(403, "The form has expired. Go back, load the page again and repeat it.")
+        raise Refused(403, "The form has expired. Go back, reload the page and try again.")
     return fields
 
 
