@@ -100,7 +100,7 @@ def normalize_agent(name: str) -> str:
         name: The name as a user wrote it.
 
     Returns:
-        The name as it is stored under `agent`.
+        The name that is stored under `agent`.
     """
     start = next((at for at, each in enumerate(name) if not (each == "@" or each.isspace())), None)
     return "" if start is None else name[start:].rstrip()

@@ -250,7 +250,7 @@ def progress(
     Args:
         what: What is being done.
         total: What it counts up to.
-        output: Where data is written meanwhile; on a terminal, no bar is mixed into it.
+        output: Where data is written in the meantime; on a terminal, no bar is mixed into it.
     """
     if not sys.stderr.isatty() or (output is not None and output.isatty()):
         yield Counter()

@@ -104,7 +104,7 @@ def answer_to(error: Exception) -> APIError:
         return known
     if _is_unavailable(error):
         logger.warning("the database is not available", exc_info=error)
-        message = "The database is not available at the moment."
+        message = "The database is not available. Try again later."
         headers = {"Retry-After": RETRY_AFTER}
         return APIError(503, message, code="unavailable", headers=headers)
     logger.error("request failed", exc_info=error)
@@ -123,10 +123,10 @@ def _known(error: Exception) -> APIError | None:
     if isinstance(error, TextIndexMissingError):
         # OpenAI's clients repeat every 5xx by themselves.
         headers = {"x-should-retry": "false"}
-        message = "Search is not available: this server has no text index."
+        message = "Search is not available because this server has no text index."
         return APIError(501, message, code="no_text_index", headers=headers)
     if isinstance(error, InvalidCursorError):
-        message = "`after` is damaged or belongs to another list, order or filter."
+        message = "`after` is invalid, or belongs to another list, order or filter."
         return invalid(message, "after")
     if isinstance(error, CorruptMetadataError):
         # OpenAI's clients repeat every 5xx by themselves.
@@ -143,7 +143,7 @@ def _known(error: Exception) -> APIError | None:
     if isinstance(error, SessionPausedError):
         return APIError(409, str(error), code="conversation_paused")
     if isinstance(error, SessionExistsError):
-        return APIError(409, "A conversation with this id exists already.", code="exists")
+        return APIError(409, "A conversation with this id already exists.", code="exists")
     return None
 
 

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from .routes import Route
 
 _ERRORS: Mapping[str, str] = {
-    "400": "A parameter is wrong; `param` names it.",
-    "403": "The request has no scope, or may not write this.",
-    "404": "There is no such conversation or item.",
+    "400": "A parameter is invalid. `param` is its name.",
+    "403": "The request has no scope, or a key or role is not allowed.",
+    "404": "The conversation or item does not exist.",
     "409": "The conversation has changed or is paused.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
-    "422": "A limit is exceeded, or the cut is impossible.",
+    "422": "A limit is exceeded, or a call would be separated from its output.",
     "503": "The database is not available.",
 }
 _ANSWER: Mapping[str, Any] = {

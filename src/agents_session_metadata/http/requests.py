@@ -71,14 +71,14 @@ Metadata = Annotated[
 ItemId = Annotated[str, Field(min_length=1, max_length=255)]
 Include = Annotated[
     list[str] | None,
-    Field(description="Accepted and not needed: answers contain everything that is stored."),
+    Field(description="Accepted and not required: responses contain all stored fields."),
 ]
 After = Annotated[str | None, Field(description="The `last_id` of the previous page.")]
-Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="How many at most.")]
-Order = Annotated[Literal["asc", "desc"], Field(description="desc: the newest first.")]
+Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="The maximum number of results.")]
+Order = Annotated[Literal["asc", "desc"], Field(description="desc: newest first.")]
 Filter = Annotated[
     dict[str, Any] | None,
-    Field(description="A filter of metadata, as JSON text."),
+    Field(description="A metadata filter, as JSON text."),
     BeforeValidator(_filter),
 ]
 
@@ -120,10 +120,10 @@ class Fork(_Body):
 class Rewind(_Body):
     """Remove the end of a conversation."""
 
-    turns: Annotated[int | None, Field(ge=1, description="How many turns to remove.")] = None
+    turns: Annotated[int | None, Field(ge=1, description="The number of turns to remove.")] = None
     before: Annotated[ItemId | None, Field(description="The first item to remove.")] = None
     expect_last: Annotated[
-        ItemId | None, Field(description="The item that must be the newest one.")
+        ItemId | None, Field(description="The id that the newest item must have.")
     ] = None
 
 
@@ -153,7 +153,7 @@ class ListConversations(_Query):
     limit: Limit = 20
     order: Order = "desc"
     preview: Annotated[
-        bool, Field(description="Whether to give the beginning of the first user message.")
+        bool, Field(description="Whether to return the beginning of the first user message.")
     ] = False
 
 

@@ -343,7 +343,7 @@ class Call:
                 raise invalid(message, f"{param}.content")
         if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
             names = ", ".join(sorted(self.allow_roles)) or "none"
-            message = f"{param}: only messages of these roles can be appended here: {names}."
+            message = f"{param}: only messages with these roles can be appended: {names}."
             raise APIError(403, message, param=param, code="role_not_allowed")
 
 
@@ -449,7 +449,7 @@ def _writable(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """
     for key in metadata or {}:
         if key in READ_ONLY:
-            message = f"`{key}` is written by the server and cannot be changed here."
+            message = f"`{key}` is written by the server and cannot be changed."
             raise APIError(403, message, param=f"metadata.{key}", code="read_only")
     return metadata or {}
 

@@ -399,7 +399,7 @@ def check_history(row: PausedRow, end: HistoryEnd, *, force: bool) -> None:
     if row.history_end != end and not force:
         raise SessionChangedError(
             row.session_id,
-            "its history has changed since the run was paused (force=True resumes it all the same)",
+            "its history has changed since the pause (pass force=True to resume it anyway)",
         )
 
 

@@ -53,7 +53,7 @@ class PausedRow(NamedTuple):
 
     @property
     def is_claimed(self) -> bool:
-        """Whether somebody holds a lease."""
+        """Whether a process holds a lease."""
         return self.token is not None and (self.claimed_until or 0) > self.now
 
     @property

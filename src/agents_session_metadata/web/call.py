@@ -99,7 +99,7 @@ class Call:
         """
         found = self.form.get("id") or self.query.get("id")
         if not found:
-            raise Refused(400, "The address names no session.")
+            raise Refused(400, "The URL contains no session id.")
         return found
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:

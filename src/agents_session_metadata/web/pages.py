@@ -41,7 +41,7 @@ _LISTED: Final = (
 
 def no_session() -> Refused:
     """The answer for a session that does not exist, and for one outside the scope."""
-    return Refused(404, "There is no such session.")
+    return Refused(404, "The session does not exist.")
 
 
 async def sessions(call: Call) -> Response:
