@@ -39,19 +39,19 @@ def page(content: dict[str, Any]) -> Iterator[str]:
     yield _measured_with(content, servers)
     yield "## Sessions beside the SDK's own"
     yield (
-        "Milliseconds a call: this package / `SQLAlchemySession`, and in brackets the ratio of the "
+        "Milliseconds per call: this package / `SQLAlchemySession`, and in brackets the ratio of the "
         "two in the median round."
     )
     yield _overhead(servers)
     yield "## Operations on metadata beside a plain table"
-    yield "Milliseconds a call: this package / plain table (ratio in the median round)."
+    yield "Milliseconds per call: this package / plain table (ratio in the median round)."
     for size in sorted({int(each) for server in servers.values() for each in server["sizes"]}):
         yield f"### {size:,} sessions"
         yield _operations(servers, str(size))
     if any("agents" in server for server in servers.values()):
         yield "## What agents do"
         yield (
-            "Milliseconds a call, in a database of 1,000 sessions; a run with eight tool calls, "
+            "Milliseconds per call, in a database of 1,000 sessions; a run with eight tool calls, "
             "tracked / untracked (ratio)."
         )
         yield _agents(servers)
@@ -60,10 +60,10 @@ def page(content: dict[str, Any]) -> Iterator[str]:
         yield "## Other libraries"
         yield "The newest 20 sessions of one owner, with their metadata, in milliseconds."
         yield from peers
-    yield "## Statements a call"
+    yield "## Statements per call"
     yield _statements(servers)
     yield "## Walks through everything"
-    yield "`iter_sessions`; memory is what was added after the first 1,000 sessions."
+    yield "`iter_sessions`; memory is the increase after the first 1,000 sessions."
     yield _walks(servers)
 
 
