@@ -39,8 +39,8 @@ def page(content: dict[str, Any]) -> Iterator[str]:
     yield _measured_with(content, servers)
     yield "## Sessions beside the SDK's own"
     yield (
-        "Milliseconds per call: this package / `SQLAlchemySession`, and in brackets the ratio of the "
-        "two in the median round."
+        "Milliseconds per call: this package / `SQLAlchemySession`, and in brackets the ratio of "
+        "the two in the median round."
     )
     yield _overhead(servers)
     yield "## Operations on metadata beside a plain table"
