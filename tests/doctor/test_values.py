@@ -90,7 +90,7 @@ async def test_search_keys_that_disagree_are_rewritten_and_nothing_else(filled, 
         await raw.execute(engine, f"UPDATE agent_sessions_metadata SET {change}")
     before = await stored(engine)
     (finding,) = await explained(engine, "search keys", ["error"])
-    assert finding.problem.startswith("3 search keys do not agree with the value, so filters are")
+    assert finding.problem.startswith("3 search keys do not match the value, so filters are")
     assert finding.problem.endswith(REWRITE)
     assert await rewrite(shared_database) == ("3\n", "values rewritten: 3, skipped: 0\n")
     assert await problems(engine) == []

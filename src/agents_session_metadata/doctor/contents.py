@@ -128,7 +128,7 @@ class Contents:
                 if wrong_keys.count == 1
                 else f"{wrong_keys.count} search keys do"
             )
-            problem = f"{keys} not agree with the value, so filters are wrong: {wrong_keys}"
+            problem = f"{keys} not match the value, so filters are wrong: {wrong_keys}"
             yield Finding("error", "search keys", f"{problem}; {_REWRITE}")
         if wrong_elements.count:
             count = wrong_elements.count
