@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 
 import httpx2
 import pytest
+from agents import Runner
 from commands import run
-from playwright.async_api import async_playwright
+from conformance.approving import Deployer, deploys
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from agents_session_metadata import SessionCatalog
-from agents_session_metadata.web import LOCAL_HOSTS, browser_app, pages, security
+from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata.web import LOCAL_HOSTS, browser_app, reading, security
 
 HOST = "http://localhost:8000"
-PROGRAM = Path(sys.executable).with_name("agent-sessions")
-CHROMIUM = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture
 async def catalog(tmp_path):
     url = f"sqlite:///{tmp_path}/chat.db"
     async with SessionCatalog.from_url(url, create_tables=True) as catalog:
-        await catalog.create_session("a", metadata={"title": "A"})
+        session = await catalog.create_session("a", metadata={"title": "A"})
+        agent = Deployer().agent(deploys("c1"), "Done")
+        # The history of `a` stays empty.
+        result = await Runner.run(agent, "Deploy")
+        await PausedRuns(catalog).pause(session, result)
         yield catalog
 
 
@@ -94,11 +83,19 @@ async def test_origin_and_token(catalog) -> None:
             ({"Origin": HOST, "Cookie": "agent_sessions_form="}, {**good, "token": ""}, 403),
             ({"Origin": HOST, "Content-Type": "text/plain"}, good, 415),
         ):
-            answer = await browser.post("/edit", data=form, headers=headers)
-            assert answer.status_code == status, (headers, form)
+            for path in ("/edit", "/approve", "/reject"):
+                sent = {**form, "call": "c1"}
+                answer = await browser.post(path, data=sent, headers=headers)
+                assert answer.status_code == status, (path, headers, form)
             assert await catalog.get_metadata("a") == {"title": "A"}
+            assert (await PausedRuns(catalog).get("a")).undecided
         # A link changes nothing.
-        assert (await browser.get("/edit", params=good)).status_code == 405
+        for path in ("/edit", "/approve", "/reject"):
+            answer = await browser.get(path, params={**good, "call": "c1"})
+            assert answer.status_code == 405
+        assert (await PausedRuns(catalog).get("a")).undecided
+        waiting = await browser.get("/waiting")
+        assert set(re.findall(r'name="token" value="([^"]+)"', waiting.text)) == {token}
         accepted = await browser.post("/edit", data=good, headers={"Origin": HOST})
         assert accepted.status_code == 303
         assert await catalog.get_metadata("a") == {"title": "B"}
@@ -109,10 +106,13 @@ async def test_reading_only_is_the_default(catalog) -> None:
         page = await browser.get("/session?id=a")
         assert "<form method" not in page.text
         assert "set-cookie" not in page.headers
-        for path in ("/edit", "/fork", "/rewind", "/delete"):
+        for path in ("/edit", "/fork", "/rewind", "/delete", "/approve", "/reject"):
             answer = await browser.post(path, data={"id": "a"}, headers={"Origin": HOST})
             assert answer.status_code == 404
         assert (await browser.get("/delete?id=a")).status_code == 404
+        waiting = await browser.get("/waiting")
+        assert "<form method" not in waiting.text
+        assert "set-cookie" not in waiting.headers
         assert await catalog.get_metadata("a") == {"title": "A"}
 
 
@@ -139,7 +139,9 @@ async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> Non
 
 async def test_every_answer_forbids_scripts_frames_and_caches(catalog) -> None:
     async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
-        for path in ("/", "/session?id=a", "/session.json?id=a", "/statistics", "/x", "/page.js"):
+        await catalog.create_index("$text")
+        pages = ("/", "/?q=a", "/session?id=a&item=1", "/session.json?id=a", "/waiting")
+        for path in (*pages, "/statistics", "/x", "/page.js"):
             answer = await browser.get(path)
             policy = answer.headers["content-security-policy"]
             assert "default-src 'none'" in policy
@@ -174,7 +176,7 @@ async def test_facets_and_counts_are_bounded(catalog, monkeypatch) -> None:
     for number in range(6):
         metadata = {"agent": f"x{number % 2}"}
         await catalog.create_session(f"s{number}", metadata=metadata)
-    monkeypatch.setattr(pages, "SAMPLE", 4)
+    monkeypatch.setattr(reading, "SAMPLE", 4)
     asked = []
     count = catalog.count_sessions
     monkeypatch.setattr(
@@ -210,74 +212,19 @@ def test_arguments() -> None:
         (TypeError, {"catalog": catalog, "scope": {"owner_id": "u1"}}),
         (TypeError, {"catalog": catalog, "scope": None, "allowed_hosts": "localhost"}),
         (ValueError, {"catalog": catalog, "scope": None, "allowed_hosts": []}),
+        (TypeError, {"catalog": catalog, "scope": None, "by": 7}),
     ):
         with pytest.raises(error):
             browser_app(**arguments)
 
 
-# ---- the command, and a real browser ----
-
-
-@pytest.fixture
-def demo(tmp_path) -> Iterator[str]:
-    """The address of the demonstration, which leaves nothing behind."""
-    command = [PROGRAM, "web", "--demo", "--allow-write", "--port", "0"]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stderr is not None
-            lines = iter(server.stderr.readline, "")
-            yield next(found[0] for line in lines if (found := re.search(r"http://[\w.:]+", line)))
-        finally:
-            server.send_signal(signal.SIGINT)
-            code = server.wait(timeout=30)
-    assert code == 130
-    assert list(tmp_path.iterdir()) == []
-
-
-async def test_a_browser_without_scripts_and_one_with_a_keyboard(demo, chromium) -> None:
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
-        plain = await browser.new_page(java_script_enabled=False)
-        await plain.goto(f"{demo}/")
-        assert await plain.locator("table.sessions tbody tr").count() == 25
-        await plain.fill("#filter", "status=completed agent=billing")
-        await plain.click("text=Apply")
-        await plain.click("td.name a")
-        await plain.click("summary >> text=Tool")
-        assert await plain.locator("details[open] pre").first.is_visible()
-        await plain.fill("#title", "<b>Renamed</b>")
-        await plain.click("text=Save")
-        assert await plain.inner_text("h1") == "<b>Renamed</b>"
-        await plain.click("text=Delete…")
-        await plain.click("button:text('Delete')")
-        assert await plain.inner_text(".total") == "179 sessions"
-
-        narrow = {"width": 360, "height": 740}
-        page = await browser.new_page(viewport=narrow, color_scheme="dark")
-        problems: list[str] = []
-        page.on("console", lambda message: problems.append(message.text))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith(demo) or problems.append("x"))
-        for path in ("/", "/statistics", "/session?id=nothing"):
-            await page.goto(demo + path)
-            assert await page.evaluate("document.documentElement.scrollWidth") <= 360
-        await page.goto(f"{demo}/")
-        await page.keyboard.press("/")
-        await page.keyboard.type("agent=travel")
-        await page.keyboard.press("Enter")
-        await page.wait_for_url("**filter=**")
-        await page.focus("td.name a >> nth=0")
-        await page.keyboard.press("Enter")
-        await page.wait_for_url("**/session?**")
-        assert await page.evaluate("document.documentElement.scrollWidth") <= 360
-        assert [each for each in problems if "404" not in each] == []
-        await browser.close()
+# ---- the command ----
 
 
 def test_the_command_refuses_what_it_cannot_do(tmp_path) -> None:
     assert run("web").exit_code == 2
     assert run("web", "--demo", "--scope", "owner_id=u1").exit_code == 2
+    assert run("web", "--demo", "--by", "ana").exit_code == 2
     missing = run("web", url=f"sqlite:///{tmp_path}/none.db")
     assert missing.exit_code == 1
     assert "there is no file" in missing.stderr
@@ -290,6 +237,16 @@ async def test_the_demonstration_has_a_month_of_sessions(tmp_path) -> None:
     async with SessionCatalog.from_url(url, create_tables=True) as catalog:
         written = await fill(catalog)
         found = (await catalog.list_sessions(limit=1000)).sessions
+        usage = await catalog.usage()
+        waiting = (await PausedRuns(catalog).list()).runs
+        hits = (await catalog.search("lisbon")).hits
     assert len(found) == written
     assert found[0].updated_at - found[-1].updated_at > timedelta(days=25)
     assert {each.metadata["status"] for each in found} == {"active", "completed", "failed"}
+    totals = sum(each.metadata["total_tokens"] for each in found)
+    assert sum(row.total_tokens for row in usage) == totals
+    assert {bool(run.claimed_until) for run in waiting} == {True, False}
+    assert [run.paused_at for run in waiting] == sorted(
+        (run.paused_at for run in waiting), reverse=True
+    )
+    assert hits

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 import re
-from html import unescape
-
-import httpx2
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.web import browser_app
 from conformance import raw
 
-HOST = "http://localhost:8000"
-SCRIPT = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u202e"
-
-
-def client(catalog: SessionCatalog, **options) -> httpx2.AsyncClient:
-    app = browser_app(catalog, **{"scope": None, **options})
-    return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=HOST)
-
-
-def names(page: httpx2.Response) -> list[str]:
-    """The sessions that a list shows."""
-    return re.findall(r'<span class="id">([^<\s]+)', page.text)
-
-
-def link(page: httpx2.Response, text: str) -> str:
-    """The address of the link with this text."""
-    (found,) = re.findall(rf'<a [^>]*href="([^"]*)"[^>]*>[^<]*{text}', page.text)
-    return unescape(found)
-
-
-def token(page: httpx2.Response) -> str:
-    return re.findall(r'name="token" value="([^"]+)"', page.text)[0]
+from .browsing import HOST, SCRIPT, client, link, names, token
 
 
 async def test_lists_pages_facets_and_sessions(engine) -> None:
@@ -166,11 +141,12 @@ async def test_stored_scripts_are_text(engine) -> None:
     session = await catalog.create_session(SCRIPT, metadata=metadata)
     call = {"type": "function_call", "name": SCRIPT, "call_id": "c", "arguments": SCRIPT}
     output = {"type": "function_call_output", "call_id": "c", "output": SCRIPT}
+    await catalog.create_index("$text")
     await session.add_items(
         [raw.message(SCRIPT), call, output, {"role": SCRIPT, "content": [{"type": SCRIPT}]}]
     )
     async with client(catalog, allow_write=True) as browser:
-        for path in ("/", "/session", "/statistics", "/delete", f"/?status={SCRIPT}"):
+        for path in ("/", "/session", "/statistics", "/delete", f"/?status={SCRIPT}", "/?q=alert"):
             page = await browser.get(path, params={"id": SCRIPT} if "?" not in path else None)
             assert page.status_code == 200, path
             assert "&lt;script&gt;" in page.text

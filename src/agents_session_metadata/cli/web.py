@@ -28,8 +28,14 @@ def web(
         bool, typer.Option("--demo", help="Show generated sessions in a temporary database.")
     ] = False,
     allow_write: Annotated[
-        bool, typer.Option("--allow-write", help="Add forms to edit, fork, rewind and delete.")
+        bool,
+        typer.Option(
+            "--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject."
+        ),
     ] = False,
+    by: Annotated[
+        str | None, typer.Option(help="Who approves and rejects; stored with each decision.")
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="The port to listen on. 0 selects a free port.")
     ] = 8321,
@@ -49,6 +55,8 @@ def web(
             f"agent-sessions web needs {error.name}; "
             "install it with: pip install 'agents-session-metadata[web]'"
         ) from None
+    if by is not None and not allow_write:
+        usage("--by needs --allow-write")
     with _place(place_of(ctx), demo=demo) as place, place.open(pool_pre_ping=True) as opened:
         catalog, wait = opened
         if demo:
@@ -60,7 +68,7 @@ def web(
         wait(catalog.list_sessions(limit=1, keys=[]))
         with _listening(port) as listener:
             app = browser_app(
-                catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS
+                catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=by
             )
             say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
             wait.without_limit(serve(app, listener))

@@ -17,5 +17,6 @@ except ImportError:
 from agents_session_metadata.asgi import GetScope
 
 from .app import LOCAL_HOSTS, browser_app
+from .call import DecidedBy
 
-__all__ = ["LOCAL_HOSTS", "GetScope", "browser_app"]
+__all__ = ["LOCAL_HOSTS", "DecidedBy", "GetScope", "browser_app"]

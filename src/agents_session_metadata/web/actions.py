@@ -38,7 +38,7 @@ async def edit(call: Call) -> Response:
 
 async def fork(call: Call) -> Response:
     """Copy a session, or the beginning of it, and show the copy."""
-    before = _item(call, "before", required=False)
+    before = call.item_id("before", required=False)
     try:
         copy = await call.catalog.fork_session(call.session_id(), before=before)
     except ValueError as error:
@@ -62,7 +62,7 @@ async def delete(call: Call) -> Response:
 async def ask_rewind(call: Call) -> Response:
     """Ask whether the end of a history is to be removed."""
     info, _ = await load_session(call)
-    before = _item(call, "before")
+    before = call.item_id("before")
     last = await call.catalog.list_items(info.session_id, order_by="-item_id", limit=1)
     return call.render(
         "ask.html",
@@ -76,22 +76,13 @@ async def ask_rewind(call: Call) -> Response:
 
 async def rewind(call: Call) -> Response:
     """Remove an item and everything after it."""
-    session_id, before = call.session_id(), _item(call, "before")
-    last = _item(call, "last")
+    session_id, before = call.session_id(), call.item_id("before")
+    last = call.item_id("last")
     try:
         await call.catalog.rewind_session(session_id, before=before, expect_last=last)
     except ValueError as error:
         raise _cannot(error) from error
     return call.redirect("/session", id=session_id, **{"from": "end"})
-
-
-def _item(call: Call, name: str, *, required: bool = True) -> int | None:
-    text = call.form.get(name) or call.query.get(name) or ""
-    if not text and not required:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 19):
-        raise Refused(400, f"`{name}` must be the id of an item.")
-    return int(text)
 
 
 def _cannot(error: ValueError) -> Refused:

@@ -30,8 +30,8 @@ from agents_session_metadata.errors import (
     TablesMissingError,
 )
 
-from . import actions, pages, statistics
-from .call import Call, File
+from . import actions, pages, statistics, waiting
+from .call import Call, DecidedBy, File
 from .security import HEADERS, Refused, check_request, read_form, token_cookie
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -41,6 +41,7 @@ _READ: Final = {
     "/": pages.sessions,
     "/session": pages.session,
     "/session.json": pages.raw,
+    "/waiting": waiting.page,
     "/statistics": statistics.page,
 }
 _ASK: Final = {"/delete": actions.ask_delete, "/rewind": actions.ask_rewind}
@@ -49,6 +50,8 @@ _WRITE: Final = {
     "/fork": actions.fork,
     "/delete": actions.delete,
     "/rewind": actions.rewind,
+    "/approve": waiting.approve,
+    "/reject": waiting.reject,
 }
 _FILES: Final = {
     "/style.css": File.read("style.css", "text/css"),
@@ -63,6 +66,7 @@ def browser_app(
     scope: GetScope | None,
     allow_write: bool = False,
     allowed_hosts: Collection[str] = LOCAL_HOSTS,
+    by: DecidedBy = None,
 ) -> ASGIApp:
     """Create an ASGI application with pages that show the sessions of a catalog.
 
@@ -75,9 +79,12 @@ def browser_app(
             `Request` and returns the scope, such as `{"owner_id": user_id}`. If it returns nothing,
             or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
             `HTTPException`. `None` instead of a function shows every session to every caller.
-        allow_write: Whether the pages can edit, fork, rewind and delete sessions.
+        allow_write: Whether the pages can edit, fork, rewind and delete sessions, and approve and
+            reject calls of paused runs.
         allowed_hosts: The host names of the application, with or without a port. Requests for other
             hosts are refused.
+        by: Who approves and rejects, stored by `PausedRuns.decide`: a name, or a function, sync or
+            async, that is called with Starlette's `Request` and returns the name.
 
     Returns:
         The application.
@@ -91,8 +98,10 @@ def browser_app(
         raise TypeError(f"allowed_hosts must be a list of names, not the string {allowed_hosts!r}")
     if not allowed_hosts:
         raise ValueError("allowed_hosts must contain at least one name")
+    if not (by is None or isinstance(by, str) or callable(by)):
+        raise TypeError(f"by must be a string or a function, got {type(by).__name__}")
     hosts = frozenset(each.lower() for each in allowed_hosts)
-    return _BrowserApp(catalog, scope, allow_write, hosts)
+    return _BrowserApp(catalog, scope, allow_write, hosts, by)
 
 
 class _BrowserApp:
@@ -102,18 +111,20 @@ class _BrowserApp:
         get_scope: GetScope | None,
         allow_write: bool,
         hosts: frozenset[str],
+        by: DecidedBy,
     ) -> None:
         self._catalog = catalog
         self._get_scope = get_scope
         self._allow_write = allow_write
         self._hosts = hosts
+        self._by = by
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await accept_lifespan(receive, send)
         elif scope["type"] == "http":
             request = Request(scope, receive)
-            call = Call(request, self._catalog, allow_write=self._allow_write)
+            call = Call(request, self._catalog, allow_write=self._allow_write, by=self._by)
             response = await self._respond(request, call)
             response.headers.update(HEADERS)
             if call.uses_token:

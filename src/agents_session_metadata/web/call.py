@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,6 +18,9 @@ from agents_session_metadata.catalog import SessionCatalog
 
 from . import text
 from .security import Refused, form_token
+
+DecidedBy: TypeAlias = "str | Callable[[Request], str | Awaitable[str | None] | None] | None"
+"""Who decides about a call that waits for an approval: a name, or what gives it for a request."""
 
 _PACKAGE = "agents_session_metadata.web"
 
@@ -57,10 +62,13 @@ _TEMPLATES = _environment()
 class Call:
     """A request, the catalog in its scope, and the parameters."""
 
-    def __init__(self, request: Request, catalog: SessionCatalog, *, allow_write: bool) -> None:
+    def __init__(
+        self, request: Request, catalog: SessionCatalog, *, allow_write: bool, by: DecidedBy = None
+    ) -> None:
         self.request = request
         self.catalog = catalog
         self.allow_write = allow_write
+        self._by = by
         self.form: dict[str, str] = {}
         self.uses_token: bool = False
 
@@ -101,6 +109,24 @@ class Call:
         if not found:
             raise Refused(400, "The URL contains no session id.")
         return found
+
+    def item_id(self, name: str, *, required: bool = True) -> int | None:
+        """The id of an item that the address or the form contains.
+
+        Raises:
+            Refused: If it is not one, or missing although it is required.
+        """
+        text = self.form.get(name) or self.query.get(name) or ""
+        if not text and not required:
+            return None
+        if not (text.isascii() and text.isdecimal() and len(text) < 19):
+            raise Refused(400, f"`{name}` must be the id of an item.")
+        return int(text)
+
+    async def decided_by(self) -> str | None:
+        """Who makes the decision of this request."""
+        found = self._by(self.request) if callable(self._by) else self._by
+        return await found if inspect.isawaitable(found) else found
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
         """An answer with a page."""

@@ -1,19 +1,36 @@
-"""Believable sessions for a first look, written into an empty database."""
+"""Believable sessions for a first look, written into an empty database.
+
+Some of them wait for an approval. Their runs cannot be resumed: there is no agent.
+"""
 
 from __future__ import annotations
 
 import json
 import random
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, Final
 
+from sqlalchemy import Connection, update
+
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.runs.paused import PausedRuns
+from agents_session_metadata.runs.paused_store import PausedStore
+from agents_session_metadata.runs.records import Details
+from agents_session_metadata.storage.paused_rows import paused_table
+from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
 
 _SESSIONS: Final = 180
 _DAYS: Final = 30
 _OWNERS: Final = ("ana", "ben", "carla", "dmitri", "emeka", "farah", "greta")
 _COST: Final = {"travel": 0.021, "billing": 0.006, "support": 0.008, "reviewer": 0.064}
+_MODEL: Final = {
+    "travel": "gpt-5-mini",
+    "billing": "gpt-5-nano",
+    "support": "gpt-5-nano",
+    "reviewer": "gpt-5",
+}
 _CASES: Final = (
     # agent, tags, title, question, tool, arguments, output, answer
     (
@@ -122,6 +139,59 @@ _FOLLOW_UPS: Final = (
 )
 
 
+_WAITING: Final = (
+    # agent, title, request, calls with tool and arguments, minutes ago
+    (
+        "billing",
+        "Refund for a cancelled seat",
+        "We cancelled one of four seats in the first week. Can we have it back?",
+        (("refund", {"invoice": 20977, "amount": 48.5, "reason": "seat cancelled in week 1"}),),
+        6,
+    ),
+    (
+        "reviewer",
+        "Retry only connection errors",
+        "Apply the change that you proposed to client/retry.py.",
+        (
+            (
+                "apply_patch",
+                {
+                    "path": "client/retry.py",
+                    "before": "        except Exception:\n            continue",
+                    "after": (
+                        "        except ConnectionError as error:\n            last = error\n"
+                        "            time.sleep(2**attempt / 10)\n    raise last"
+                    ),
+                    "tests": [
+                        "tests/test_retry.py::test_gives_up",
+                        "tests/test_retry.py::test_other",
+                    ],
+                },
+            ),
+            ("push", {"branch": "fix/retry", "force": False}),
+        ),
+        24,
+    ),
+    (
+        "support",
+        "Close the account of a former colleague",
+        "Lena has left us. Please close her account and move her files to me.",
+        (
+            ("move_files", {"from": "lena", "to": "farah"}),
+            ("close_account", {"user": "lena", "keep_days": 30}),
+        ),
+        95,
+    ),
+    (
+        "travel",
+        "Two nights in Porto",
+        "Book the room with the balcony, please.",
+        (("book_room", {"hotel": "Casa da Ribeira", "nights": 2, "total": 264}),),
+        310,
+    ),
+)
+
+
 async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
     """Write the sessions; returns how many.
 
@@ -129,11 +199,115 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
         catalog: A catalog on an empty database, with `create_tables=True`.
         seed: The same seed gives the same sessions, at times relative to now.
     """
-    return await catalog.import_sessions(_records(random.Random(seed)))  # noqa: S311  # a demo
-
-
-def _records(chance: random.Random) -> Iterator[dict[str, Any]]:
+    chance = random.Random(seed)  # noqa: S311  # a demo
     now = datetime.now(timezone.utc).replace(microsecond=0)
+    records = [*_records(chance, now), *(_waiting(now, number) for number in range(len(_WAITING)))]
+    written = await catalog.import_sessions(records)
+    await _add_usage(catalog, records)
+    await _pause(catalog)
+    await catalog.create_index("$text")
+    return written
+
+
+async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> None:
+    """Write what the sessions used, each on the day on which it ended."""
+    database = catalog._store.database
+    await database.ensure(USAGE)
+    [usage] = database.tables.group(USAGE).tables
+
+    def add(connection: Connection, _: Any) -> None:
+        for record in records:
+            m = record["metadata"]
+            counts = m["requests"], m["input_tokens"], 0, m["output_tokens"], 0, m["total_tokens"]
+            entry = UsageEntry(m["agent"], _MODEL[m["agent"]], counts, Decimal(str(m["cost"])))
+            day = date.fromisoformat(record["updated_at"][:10])
+            of_session = {"session_id": record["session_id"], "owner": m["owner_id"], "day": day}
+            add_usage(connection, usage, [entry], **of_session)
+
+    await database.write(add)
+
+
+async def _pause(catalog: SessionCatalog) -> None:
+    """Store the paused runs, at times in the past; one is decided, one is claimed."""
+    store, paused = PausedStore(catalog._store), PausedRuns(catalog)
+    table, ids = paused_table(catalog._store.database.tables), []
+    for number, (agent, _, _, calls, minutes) in enumerate(_WAITING):
+        pending = [{**call, "agent": agent} for call in _pending(number, calls)]
+        session_id = _waiting_id(number)
+        ids.append((session_id, minutes))
+        await store.put(session_id, Details(agent, pending, encrypted=False, wrapped=False), "{}")
+    decided = _pending(2, _WAITING[2][3])[0]["call_id"]
+    await paused.decide(_waiting_id(2), decided, approve=True, by="greta")
+
+    def age(connection: Connection, _: Any) -> None:
+        for session_id, minutes in ids:
+            time: dict[str, Any] = {"paused_at": table.c.paused_at - minutes * 60_000_000}
+            if session_id == _waiting_id(3):
+                time |= {"token": "demo", "claimed_until": table.c.paused_at + 12 * 60_000_000}
+            connection.execute(update(table).where(table.c.session_id == session_id).values(time))
+
+    await catalog._store.database.write(age)
+
+
+def _pending(number: int, calls: Any) -> list[dict[str, str]]:
+    return [
+        {
+            "call_id": f"call_{number + 1}{place}",
+            "tool": tool,
+            "arguments": json.dumps(arguments, ensure_ascii=False),
+        }
+        for place, (tool, arguments) in enumerate(calls)
+    ]
+
+
+def _waiting_id(number: int) -> str:
+    return f"{_WAITING[number][0]}-{number:08x}"
+
+
+def _waiting(now: datetime, number: int) -> dict[str, Any]:
+    """The record of a session whose run waits."""
+    agent, title, request, calls, minutes = _WAITING[number]
+    end = now - timedelta(minutes=minutes)
+    start = end - timedelta(seconds=20)
+    items: list[dict[str, Any]] = [{"role": "user", "content": request}]
+    items += [
+        {
+            "type": "function_call",
+            "call_id": call["call_id"],
+            "name": call["tool"],
+            "arguments": call["arguments"],
+        }
+        for call in _pending(number, calls)
+    ]
+    tokens = 2_400 + 700 * number
+    phases = [("plan", start), ("work", start + timedelta(seconds=8)), ("approval", end)]
+    metadata = {
+        "owner_id": _OWNERS[number],
+        "agent": agent,
+        "title": title,
+        "tags": ["approval"],
+        "status": "active",
+        "phase": "approval",
+        "started_at": start.isoformat(),
+        "phase_history": [{"phase": name, "at": at.isoformat()} for name, at in phases],
+        "runs": 1,
+        "requests": 1,
+        "input_tokens": tokens,
+        "output_tokens": tokens // 9,
+        "total_tokens": tokens + tokens // 9,
+        "cost": round(tokens / 1000 * _COST[agent], 4),
+    }
+    return {
+        "format": 1,
+        "session_id": _waiting_id(number),
+        "created_at": start.isoformat(),
+        "updated_at": end.isoformat(),
+        "metadata": metadata,
+        "items": [{"created_at": end.isoformat(), "item": item} for item in items],
+    }
+
+
+def _records(chance: random.Random, now: datetime) -> Iterator[dict[str, Any]]:
     # Fewer at first, and more of them lately.
     ages = sorted(chance.random() ** 1.6 * _DAYS * 1440 for _ in range(_SESSIONS))
     for number, age in enumerate(reversed(ages)):

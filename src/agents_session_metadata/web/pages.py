@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.types import SessionInfo
+from agents_session_metadata.query.item_cursors import encode_item_cursor
+from agents_session_metadata.types import ItemInfo, SessionInfo
 
-from . import charts
+from . import charts, search
 from .call import Call
+from .reading import read_facets
 from .security import Refused
 from .turns import turns
-from .view import FACETS, ORDERS, View
+from .view import ORDERS, View
 
-SAMPLE: Final = 1_000
-"""The number of sessions that facets and charts count."""
 _PAGE: Final = 25
 _ITEMS: Final = 100
+_ITEMS_BEFORE: Final = 20
+"""The items before one that the address names."""
 _COUNT_SECONDS: Final = 20.0
-_LONGEST_FACET: Final = 8
 _LISTED: Final = (
     keys.TITLE,
     keys.OWNER_ID,
@@ -45,8 +44,10 @@ def no_session() -> Refused:
 
 
 async def sessions(call: Call) -> Response:
-    """The list of sessions."""
+    """The list of sessions, or of hits if the address contains a search."""
     view = View.of(call.query)
+    if view.search:
+        return await search.page(call, view)
     # What contains no sign of a filter may be the id of a session.
     if (
         view.text
@@ -66,13 +67,10 @@ async def sessions(call: Call) -> Response:
         preview=True,
         on_corrupt=corrupt.append,
     )
-    sample = await call.catalog.list_sessions(
-        where, limit=SAMPLE, keys=list(FACETS), on_corrupt=ignore
-    )
-    complete = sample.next_cursor is None
-    total: int | None = len(sample.sessions) if complete else None
+    facets = await read_facets(call.catalog, view)
+    total: int | None = facets.number if facets.complete else None
     too_many = False
-    if view.counted and not complete:
+    if view.counted and not facets.complete:
         try:
             total = await asyncio.wait_for(call.catalog.count_sessions(where), _COUNT_SECONDS)
         except asyncio.TimeoutError:
@@ -85,39 +83,10 @@ async def sessions(call: Call) -> Response:
         corrupt={each.session_id for each in corrupt},
         older=view.older(page.next_cursor) if page.next_cursor else None,
         newer=view.newer(),
-        facets=list(_facets(sample.sessions, view)),
-        sample=SAMPLE,
-        complete=complete,
+        facets=facets,
         total=total,
         too_many=too_many,
     )
-
-
-def ignore(_: CorruptMetadataError) -> None:
-    """Leave out a stored value that is not valid JSON."""
-
-
-def _facets(
-    found: Iterable[SessionInfo], view: View
-) -> Iterable[tuple[str, str, list[tuple[Any, int, bool]]]]:
-    """The facets: key, heading, and values with their count and whether they are chosen."""
-    infos = list(found)
-    chosen = dict(view.chosen)
-    for key, heading in FACETS.items():
-        counts: Counter[Any] = Counter()
-        for info in infos:
-            value = info.metadata.get(key)
-            elements = value if isinstance(value, list) else [value]
-            counts.update({each for each in elements if isinstance(each, str) and each})
-        most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
-        values = [(each, count, False) for each, count in most]
-        if key in chosen:
-            count = counts.get(chosen[key], 0) if isinstance(chosen[key], str) else 0
-            others = [each for each in values if each[0] != chosen[key]]
-            values = [(chosen[key], count or len(infos), True)]
-            values += others if key == keys.TAGS else []
-        if values:
-            yield key, heading, values
 
 
 async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
@@ -138,32 +107,53 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
 async def session(call: Call) -> Response:
     """One session: its conversation and metadata."""
     info, corrupt = await load_session(call)
-    newest = call.query.get("from") == "end"
-    cursor = call.query.get("cursor") or None
-    page = await call.catalog.list_items(
-        info.session_id,
-        order_by="-item_id" if newest else "item_id",
-        limit=_ITEMS,
-        cursor=cursor,
-    )
-    items = page.items[::-1] if newest else page.items
-    # Nothing is newer than the newest page: its last item is the history's.
-    last = items[-1].item_id if newest and cursor is None and items else None
-    if not newest and page.next_cursor is None and items:
-        last = items[-1].item_id
+    item = call.item_id("item", required=False)
+    newest = item is None and call.query.get("from") == "end"
+    cursor = None if item is not None else call.query.get("cursor") or None
+    if item is not None:
+        items, older, later = await _around(call, info.session_id, item)
+    else:
+        page = await call.catalog.list_items(
+            info.session_id,
+            order_by="-item_id" if newest else "item_id",
+            limit=_ITEMS,
+            cursor=cursor,
+        )
+        items = page.items[::-1] if newest else page.items
+        older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
     return call.render(
         "session.html",
         info=info,
         corrupt=corrupt,
         turns=turns(items),
-        shown_items=len(items),
+        item=item,
+        item_is_gone=item is not None and all(each.item_id != item for each in items),
         newest=newest,
         cursor=cursor,
-        next_cursor=page.next_cursor,
-        last_item=last,
+        older=older,
+        later=later,
         phases=charts.phases(info),
         has_form=call.allow_write,
     )
+
+
+async def _around(
+    call: Call, session_id: str, item: int
+) -> tuple[list[ItemInfo], str | None, str | None]:
+    """The items around one, and the cursors of what is older and later."""
+    scope = call.catalog._store.scope.condition
+    before = await call.catalog.list_items(
+        session_id,
+        order_by="-item_id",
+        limit=_ITEMS_BEFORE,
+        cursor=encode_item_cursor(item, session_id, "-item_id", scope),
+    )
+    after = await call.catalog.list_items(
+        session_id,
+        limit=_ITEMS - _ITEMS_BEFORE,
+        cursor=encode_item_cursor(item - 1, session_id, "item_id", scope),
+    )
+    return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
 
 
 async def raw(call: Call) -> Response:

@@ -15,7 +15,7 @@ from agents_session_metadata.types import SessionInfo
 
 from . import charts
 from .call import Call
-from .pages import SAMPLE, ignore
+from .reading import SAMPLE, ignore
 from .text import number
 from .view import View
 

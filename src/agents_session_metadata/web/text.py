@@ -11,6 +11,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.quoting import escaped
 from agents_session_metadata.types import SessionInfo
 
+_LONGEST_TEXT = 20_000
 _SAFE = re.compile(r"[^\n\t]+")
 _STEPS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (86_400 * 30, 86_400, "d"))
 
@@ -26,6 +27,13 @@ def shown(value: Any, longest: int = 200) -> str:
     """A stored value: a string as it is, anything else as JSON, cut if it is long."""
     text = value if isinstance(value, str) else as_json(value)
     return text if len(text) <= longest else f"{text[:longest]}…"
+
+
+def cut(text: str) -> str:
+    """A text that a page shows whole unless it is very long."""
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"
 
 
 def title(info: SessionInfo) -> str:

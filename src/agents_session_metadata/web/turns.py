@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from agents_session_metadata.types import ItemInfo
 
-from .text import as_json, shown
+from .text import as_json, cut, shown
 
-_LONGEST_TEXT: Final = 20_000
 _CALLS: Final = ("_call", "mcp_approval_request")
 
 
@@ -52,7 +51,7 @@ def turns(items: Sequence[ItemInfo]) -> list[Turn]:
         call_id = item.get("call_id") if isinstance(item, dict) else None
         is_output = isinstance(item, dict) and str(item.get("type", "")).endswith("_output")
         if is_output and isinstance(call_id, str) and call_id in calls:
-            calls[call_id].output = _cut(_text(item.get("output")))
+            calls[call_id].output = cut(_text(item.get("output")))
             continue
         step = _step(info)
         if isinstance(call_id, str) and step.kind == "tool" and not is_output:
@@ -67,7 +66,7 @@ def _step(info: ItemInfo) -> Step:
     item: Any = info.item
 
     def step(kind: str, name: str, text: str, output: str | None = None) -> Step:
-        return Step(info.item_id, info.created_at, kind, name, _cut(text), output)
+        return Step(info.item_id, info.created_at, kind, name, cut(text), output)
 
     if not isinstance(item, dict):
         return step("other", "item", as_json(item))
@@ -81,7 +80,7 @@ def _step(info: ItemInfo) -> Step:
     if kind == "reasoning":
         return step("reasoning", "Reasoning", _text(item.get("summary")))
     if kind.endswith("_output"):
-        return step("tool", kind, "", _cut(_text(item.get("output"))))
+        return step("tool", kind, "", cut(_text(item.get("output"))))
     if kind.endswith(_CALLS):
         name = item.get("name") or kind.removesuffix("_call").replace("_", " ")
         known_keys = {"type", "id", "call_id", "status", "name"}
@@ -105,9 +104,3 @@ def _text(content: Any) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         texts.append(text if isinstance(text, str) else f"[{shown(kind or part, 60)}]")
     return "\n".join(texts)
-
-
-def _cut(text: str) -> str:
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"

@@ -1,0 +1,124 @@
+"""The page of runs that wait for an approval, and the decisions about their calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Final
+
+from starlette.responses import RedirectResponse, Response
+
+from agents_session_metadata.errors import RunClaimedError, TablesMissingError
+from agents_session_metadata.runs.paused import PausedRuns
+from agents_session_metadata.runs.records import PausedPage
+
+from .call import Call
+from .reading import read_named
+from .security import Refused
+from .text import cut
+from .view import View
+
+_PAGE: Final = 25
+_ONE_LINE: Final = 100
+_SHORT: Final = 240
+_FEW_LINES: Final = 8
+_STATE: Final = "state-"
+
+
+async def page(call: Call) -> Response:
+    """The runs that wait, the latest first."""
+    view = View.of(call.query)
+    found, missing = PausedPage([], None), False
+    try:
+        found = await PausedRuns(call.catalog).list(view.where, limit=_PAGE, cursor=view.cursor)
+    except TablesMissingError:
+        missing = True
+    return call.render(
+        "waiting.html",
+        view=view,
+        runs=found.runs,
+        named=await read_named(call.catalog, (run.session_id for run in found.runs)),
+        missing=missing,
+        older=view.older(found.next_cursor) if found.next_cursor else None,
+        newer=view.newer(),
+        anchor=_anchor,
+        readable=_readable,
+        is_long=_is_long,
+        state=_STATE,
+        has_form=call.allow_write and bool(found.runs),
+    )
+
+
+async def approve(call: Call) -> Response:
+    """Approve a call."""
+    return await _decide(call, approve=True, message=None)
+
+
+async def reject(call: Call) -> Response:
+    """Reject a call; the message is what the model is told."""
+    message = call.form.get("message", "").strip() or None
+    return await _decide(call, approve=False, message=message)
+
+
+async def _decide(call: Call, *, approve: bool, message: str | None) -> Response:
+    session_id, call_id = call.session_id(), call.form.get("call")
+    if not call_id:
+        raise Refused(400, "The form names no call.")
+    # Back to where the form was.
+    fields = call.form.items()
+    state = {name.removeprefix(_STATE): value for name, value in fields if name.startswith(_STATE)}
+    address = call.url("/waiting", **View.of(state).parameters())
+    by = await call.decided_by()
+    try:
+        await PausedRuns(call.catalog).decide(
+            session_id, call_id, approve=approve, message=message, by=by
+        )
+    except RunClaimedError:
+        raise Refused(
+            409, "The run is being resumed by another process. Its decisions are final."
+        ) from None
+    except LookupError:
+        raise Refused(
+            404,
+            "This call does not wait for a decision any more. Its run was resumed or deleted, or "
+            "waits for other calls.",
+        ) from None
+    except ValueError:
+        raise Refused(
+            409, "Several calls of this run have the same id, so none of them can be decided."
+        ) from None
+    return RedirectResponse(f"{address}#{_anchor(session_id)}", 303)
+
+
+def _anchor(session_id: str) -> str:
+    """The name of a run on the page; an id of a session may contain anything."""
+    return f"run-{hashlib.sha256(session_id.encode(errors='replace')).hexdigest()[:16]}"
+
+
+def _is_long(text: str) -> bool:
+    return len(text) > _SHORT or text.count("\n") >= _FEW_LINES
+
+
+def _readable(text: str) -> str:
+    """Arguments with indents; as they are if they are short, or if that would change them."""
+    if len(text) <= _ONE_LINE and "\n" not in text:
+        return text
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
+        return cut(json.dumps(value, ensure_ascii=False, indent=2))
+    except (ValueError, RecursionError):
+        return cut(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _exact(digits: str) -> float:
+    found = float(digits)
+    if repr(found) != digits:
+        raise ValueError("a number would be written in another way")
+    return found

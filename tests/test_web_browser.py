@@ -1,0 +1,217 @@
+"""The demonstration in a real browser: by mouse, by keyboard, and checked by axe-core."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from node_packages import installed
+from playwright.async_api import Browser, Page, async_playwright
+
+PROGRAM = Path(sys.executable).with_name("agent-sessions")
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
+PAGES = ["/", "/?q=refund", "/waiting", "/statistics?count=all", "/session?id=billing-00000000"]
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """The address of the demonstration, which leaves nothing behind."""
+    command = [PROGRAM, "web", "--demo", "--allow-write", "--by", "ana", "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stderr is not None
+            lines = iter(server.stderr.readline, "")
+            yield next(found[0] for line in lines if (found := re.search(r"http://[\w.:]+", line)))
+        finally:
+            server.send_signal(signal.SIGINT)
+            code = server.wait(timeout=30)
+    assert code == 130
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture
+def demo(tmp_path) -> Iterator[str]:
+    """A demonstration that the test may change."""
+    with serving(tmp_path) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def shared_demo(tmp_path_factory) -> Iterator[str]:
+    """One that tests only look at."""
+    with serving(tmp_path_factory.mktemp("demo")) as address:
+        yield address
+
+
+@pytest.fixture
+async def browser(chromium) -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        yield browser
+        await browser.close()
+
+
+def watched(page: Page, address: str) -> list[str]:
+    """What goes wrong on a page, and what it loads from elsewhere."""
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda each: each.url.startswith(address) or problems.append(each.url))
+    return problems
+
+
+async def test_a_browser_without_scripts(demo, browser) -> None:
+    page = await browser.new_page(java_script_enabled=False)
+    await page.goto(f"{demo}/")
+    assert await page.locator("table.sessions tbody tr").count() == 25
+    await page.fill("#filter", "status=completed agent=billing")
+    await page.click("text=Apply")
+    await page.click("td.name a")
+    await page.click("summary >> text=Tool")
+    assert await page.locator("details[open] pre").first.is_visible()
+    await page.fill("#title", "<b>Renamed</b>")
+    await page.click("text=Save")
+    assert await page.inner_text("h1") == "<b>Renamed</b>"
+    await page.click("text=Delete…")
+    await page.click("button:text('Delete')")
+    assert await page.inner_text(".total") == "183 sessions"
+
+
+async def test_a_hit_leads_to_its_message(shared_demo, browser) -> None:
+    page = await browser.new_page(java_script_enabled=False, viewport=WIDE)
+    await page.goto(f"{shared_demo}/?agent=travel")
+    await page.fill("#search", '"tram 28"')
+    await page.click("text=Apply")
+    assert {*await page.locator("mark").all_inner_texts()} == {"tram 28"}
+    assert "agent=travel" in page.url
+    await page.click("text=Older →")
+    await page.click("text=← Newer")
+    await page.click(".hits a >> nth=0")
+    target = page.locator(":target")
+    assert "quiet hotel near tram 28" in await target.inner_text()
+    paint = "each => getComputedStyle(each).backgroundColor"
+    others = page.locator(".step:not(:target)").first
+    assert await target.evaluate(paint) != await others.evaluate(paint)
+
+
+async def test_approving_and_rejecting(demo, browser) -> None:
+    page = await browser.new_page(java_script_enabled=False, viewport=WIDE)
+    await page.goto(demo)
+    await page.click("nav >> text=Waiting")
+    runs = page.locator("article.run")
+    assert await runs.count() == 4
+    await page.click("button[aria-label='Approve refund']")
+    assert "Approved by ana" in await page.inner_text(".run:target")
+    assert "Decided" in await page.inner_text(".run:target")
+    push = page.locator(".call", has_text="push")
+    await push.get_by_role("textbox").fill("Not on Friday")
+    # The message belongs to the rejection: Enter does not approve.
+    await push.get_by_role("textbox").press("Enter")
+    await page.wait_for_url("**#run-*")
+    assert "Rejected by ana" in await push.inner_text()
+    assert "Not on Friday" in await push.inner_text()
+    # From a session, a link leads to its run alone.
+    await page.click("text=Retry only connection errors")
+    await page.click("text=waits for approval")
+    assert await runs.count() == 1
+    await push.locator("summary").click()
+    await push.get_by_role("button", name="Approve").click()
+    assert "Approved by ana" in await push.inner_text()
+
+
+async def test_a_keyboard_and_a_narrow_window(shared_demo, browser) -> None:
+    page = await browser.new_page(viewport=NARROW, color_scheme="dark")
+    problems = watched(page, shared_demo)
+    for path in (*PAGES, "/session?id=nothing"):
+        await page.goto(shared_demo + path)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 360, path
+    await page.goto(f"{shared_demo}/")
+    await page.keyboard.press("/")
+    await page.keyboard.type("agent=travel")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**filter=**")
+    await page.focus("td.name a >> nth=0")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**/session?**")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert [each for each in problems if "404" not in each] == []
+
+
+async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) -> None:
+    page = await browser.new_page(viewport=WIDE)
+
+    async def reached(path: str, last: str) -> list[str]:
+        """What has the focus, one Tab after the other, up to something."""
+        await page.goto(demo + path)
+        found: list[str] = []
+        while last not in found and len(found) < 40:
+            await page.keyboard.press("Tab")
+            found.append(
+                await page.evaluate(
+                    "(at => at.id || at.getAttribute('aria-label') || at.textContent.trim())"
+                    "(document.activeElement)"
+                )
+            )
+            assert await page.evaluate(
+                "getComputedStyle(document.activeElement).outlineStyle !== 'none'"
+            )
+        return found
+
+    wanted = ["Skip to content", "Sessions", "Waiting", "Statistics", "search", "filter", "order"]
+    first = await page.goto(demo) and await page.inner_text("td.name a >> nth=0")
+    found = await reached("/", first)
+    assert [each for each in found if each in {*wanted, first}] == [*wanted, first]
+    found = await reached("/waiting", "Reject refund")
+    assert found[-2] == "What the model is told if refund is rejected"
+    assert found[-3] == "Approve refund"
+    await page.keyboard.press("Shift+Tab")
+    await page.keyboard.press("Shift+Tab")
+    await page.keyboard.press("Enter")
+    await page.wait_for_url("**#run-*")
+    assert "Approved by ana" in await page.inner_text(".run:target")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["desktop", "phone"])
+async def test_axe_finds_no_violation(shared_demo, browser, scheme, size) -> None:
+    _, packages = installed(Path(__file__).parent / "accessibility", "accessibility")
+    axe = (packages / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+    page = await browser.new_page(viewport=size, color_scheme=scheme)
+    for path in (
+        *PAGES,
+        "/session?id=billing-00000000&item=1",
+        "/?q=nothing",
+        "/?q=-",
+        "/delete?id=billing-00000000",
+        "/nothing",
+    ):
+        await page.goto(shared_demo + path)
+        # What is folded is checked as well.
+        await page.evaluate(
+            "document.querySelectorAll('details').forEach(each => each.open = true)"
+        )
+        await page.evaluate(axe)
+        result = await page.evaluate("axe.run()")
+        found = {
+            each["id"]: [node["html"][:200] for node in each["nodes"]][:3]
+            for each in result["violations"]
+        }
+        assert found == {}, path
+        assert len(result["passes"]) > 10
