@@ -6,7 +6,7 @@ Nothing here is text of a person or model; the templates escape what they write.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -14,16 +14,17 @@ from typing import Any, Final
 from agents_session_metadata import keys
 from agents_session_metadata.types import SessionInfo
 
-from .text import parse_time, seconds, shown
+from .text import parse_time, seconds, short, shown
 
-_WIDTH: Final = 528
-_HEIGHT: Final = 110
+_WIDTH: Final = 328
+_HEIGHT: Final = 90
+_UNITS: Final = ((3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
 _MOST_PHASES: Final = 30
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a chart: its label, its value, and where it is drawn."""
+    """A bar of a chart: its label, its value as a number and as text, and where it is drawn."""
 
     label: str
     value: float
@@ -31,43 +32,68 @@ class Bar:
     y: float
     width: float
     height: float
+    text: str = ""
 
 
 @dataclass(frozen=True)
-class Columns:
-    """A chart with one column per label.
+class Chart:
+    """A chart with a column per label, in one series or in two that share their columns.
 
     Attributes:
-        bars: The columns.
-        top: The value at the upper edge.
+        title: What it shows.
+        summary: The same in words, for those who do not see it.
+        top: The value at the upper edge, as text.
+        series: The name, the style and the bars of each series; the first one is behind.
         width: The width of the drawing.
         height: Its height.
     """
 
-    bars: list[Bar]
-    top: float
+    title: str
+    summary: str
+    top: str
+    series: list[tuple[str, str, list[Bar]]]
     width: int = _WIDTH
     height: int = _HEIGHT
 
 
-def columns(values: Mapping[str, float]) -> Columns:
+def columns(
+    title: str, values: Mapping[str, float], write: Callable[[float], str], style: str = "accent"
+) -> Chart:
     """Draw a column for each label, in their order."""
     top = _round_up(max(values.values(), default=0))
+    summary = f"{title}: {write(sum(values.values()))} in all, {_highest(values, write)}."
+    return Chart(title, summary, short(top), [("", style, _bars(values, top, write))])
+
+
+def durations(title: str, medians: Mapping[str, float], p95s: Mapping[str, float]) -> Chart:
+    """Draw the medians of durations in milliseconds before their 95th percentiles."""
+    most = max(p95s.values(), default=0)
+    size, unit = next((each for each in _UNITS if most >= each[0]), _UNITS[-1])
+    top = _round_up(most / size) * size
+    summary = (
+        f"{title}: the longest median is {_highest(medians, seconds)}, the longest 95th percentile "
+        f"is {_highest(p95s, seconds)}."
+    )
+    series = [
+        ("95th percentile", "pale", _bars(p95s, top, seconds)),
+        ("median", "accent", _bars(medians, top, seconds)),
+    ]
+    return Chart(title, summary, f"{top / size:g} {unit}", series)
+
+
+def _highest(values: Mapping[str, float], write: Callable[[float], str]) -> str:
+    label = max(values, key=lambda each: values[each], default="")
+    return f"{write(values[label])} on {label}" if label and values[label] else "nothing"
+
+
+def _bars(values: Mapping[str, float], top: float, write: Callable[[float], str]) -> list[Bar]:
     step = _WIDTH / max(len(values), 1)
     bars = []
     for place, (label, value) in enumerate(values.items()):
         height = round(value / top * _HEIGHT, 1)
-        bars.append(
-            Bar(
-                label,
-                value,
-                round(place * step + 2, 1),
-                _HEIGHT - height,
-                round(step - 3, 1),
-                height,
-            )
-        )
-    return Columns(bars, top)
+        x, y = round(place * step + 1.5, 1), round(_HEIGHT - height, 1)
+        bars.append(Bar(label, value, x, y, round(step - 2.5, 1), height, write(value)))
+    return bars
 
 
 def _round_up(value: float) -> float:

@@ -1,86 +1,170 @@
-"""The page of statistics: charts of the newest sessions, and totals of all on demand."""
+"""The page of statistics: charts of the last 30 days, and totals of all sessions on demand."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.types import SessionInfo
+from agents_session_metadata.errors import TablesMissingError
+from agents_session_metadata.reports.daily import Day, rank, read_daily
+from agents_session_metadata.types import SessionInfo, UsageRow
 
 from . import charts
 from .call import Call
 from .reading import SAMPLE, ignore
-from .text import number
+from .text import money, number, short
 from .view import View
 
 _DAYS: Final = 30
+_NEWEST: Final = 10_000
+"""The number of sessions that the charts by day count."""
 _ROWS: Final = 8
 _TOTAL_SECONDS: Final = 20.0
-_KEYS: Final = (
-    keys.STATUS,
-    keys.AGENT,
-    keys.COST,
-    keys.TOTAL_TOKENS,
-    keys.RUNS,
-    keys.ERROR_COUNT,
-    keys.DURATION_MS,
-    keys.TOOL_CALLS,
-)
+_KEYS: Final = (keys.STATUS, keys.AGENT, keys.TOOL_CALLS)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a day came to; the usage is None if the ledger cannot tell it."""
+
+    day: date
+    sessions: Day
+    tokens: int | None
+    cost: float | None
+
+    @property
+    def label(self) -> str:
+        """The day."""
+        return f"{self.day:%b %d}"
+
+    @property
+    def median(self) -> int | None:
+        """The median of the durations."""
+        return rank(self.sessions.durations, 50)
+
+    @property
+    def p95(self) -> int | None:
+        """Their 95th percentile."""
+        return rank(self.sessions.durations, 95)
 
 
 async def page(call: Call) -> Response:
     """Charts of the sessions that a filter matches."""
     view = View.of(call.query)
     where = view.where
-    found = await call.catalog.list_sessions(
+    today = datetime.now(timezone.utc).date()
+    first = today - timedelta(days=_DAYS - 1)
+    since = datetime.combine(first, time(), timezone.utc)
+    daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
+    usage, usage_problem = await _usage(call, view, first)
+    newest = await call.catalog.list_sessions(
         where, order_by="-created_at", limit=SAMPLE, keys=_KEYS, on_corrupt=ignore
     )
-    today = datetime.now(timezone.utc).date()
-    days = [today - timedelta(days=each) for each in reversed(range(_DAYS))]
-    recent = [each for each in found.sessions if each.created_at.date() >= days[0]]
-    created = Counter(each.created_at.date() for each in recent)
-    failed = Counter(each.created_at.date() for each in recent if _has_failed(each))
+    recent = [each for each in newest.sessions if each.created_at >= since]
     totals, too_slow = None, False
     if view.counted:
         try:
             totals = await asyncio.wait_for(call.catalog.statistics(where), _TOTAL_SECONDS)
         except asyncio.TimeoutError:
             too_slow = True
-    durations = sorted(_numbers(recent, keys.DURATION_MS))
+    days = [first + timedelta(days=each) for each in range(_DAYS)]
+    figures = [_figures(day, daily.days.get(day, Day()), usage) for day in days]
+    durations = sorted(each for day in daily.days.values() for each in day.durations)
     return call.render(
         "statistics.html",
         view=view,
+        most=_NEWEST,
         sample=SAMPLE,
-        complete=found.next_cursor is None or len(recent) < len(found.sessions),
-        recent=len(recent),
-        failed=sum(failed.values()),
-        cost=sum(_numbers(recent, keys.COST)),
-        tokens=sum(_numbers(recent, keys.TOTAL_TOKENS)),
-        runs=sum(_numbers(recent, keys.RUNS)),
-        median=durations[(len(durations) - 1) // 2] if durations else None,
-        created_chart=charts.columns({f"{day:%b %d}": created[day] for day in days}),
-        failed_chart=charts.columns({f"{day:%b %d}": failed[day] for day in days}),
+        complete=daily.complete,
+        sample_complete=newest.next_cursor is None or len(recent) < len(newest.sessions),
+        figures=figures,
+        sessions=sum(each.sessions.sessions for each in figures),
+        failed=sum(each.sessions.failed for each in figures),
+        runs=sum(each.sessions.runs for each in figures),
+        tokens=None if usage is None else sum(each.total_tokens for each in usage),
+        cost=None if usage is None else float(sum(each.cost or 0 for each in usage)),
+        median=rank(durations, 50),
+        p95=rank(durations, 95),
+        charts=_charts(figures, with_usage=usage is not None),
+        usage_problem=usage_problem,
+        unpriced=_unpriced(usage or ()),
         by_status=charts.rows(_most(recent, keys.STATUS)),
         by_agent=charts.rows(_most(recent, keys.AGENT)),
         tools=charts.rows(_tools(recent)),
+        models=charts.rows(_models(usage or ())),
         totals=totals,
         too_slow=too_slow,
     )
 
 
-def _has_failed(info: SessionInfo) -> bool:
-    return info.metadata.get(keys.STATUS) == "failed"
+async def _usage(call: Call, view: View, since: date) -> tuple[list[UsageRow] | None, str]:
+    """The ledger by day and model, or why it cannot tell the usage of these sessions."""
+    owner = None
+    if conditions := view.conditions:
+        of_owner = conditions[0].get(keys.OWNER_ID)
+        owner = of_owner.get("$eq") if isinstance(of_owner, dict) else None
+        if owner is None or len(conditions) > 1 or len(conditions[0]) > 1:
+            return None, (
+                "The usage ledger can only be filtered by owner. Remove the filter, or use "
+                "owner_id=…, to see tokens and cost by day."
+            )
+    question = call.catalog.usage(owner_id=owner, since=since)
+    try:
+        return await asyncio.wait_for(question, _TOTAL_SECONDS), ""
+    except TablesMissingError:
+        return None, (
+            "The database has no usage ledger. Create its table with create_tables=True or a "
+            "migration to see tokens and cost by day."
+        )
+    except asyncio.TimeoutError:
+        return None, "Adding up the usage ledger took too long."
 
 
-def _numbers(infos: Iterable[SessionInfo], key: str) -> list[float]:
-    found = (number(each.metadata.get(key)) for each in infos)
-    return [each for each in found if each is not None and each >= 0]
+def _figures(day: date, sessions: Day, usage: Iterable[UsageRow] | None) -> Figures:
+    if usage is None:
+        return Figures(day, sessions, None, None)
+    of_day = [each for each in usage if each.day == day]
+    tokens = sum(each.total_tokens for each in of_day)
+    return Figures(day, sessions, tokens, float(sum(each.cost or 0 for each in of_day)))
+
+
+def _charts(figures: list[Figures], *, with_usage: bool) -> list[charts.Chart]:
+    def by_day(
+        title: str, read: Callable[[Figures], float], write: Any = short, style: str = "accent"
+    ) -> charts.Chart:
+        return charts.columns(title, {day.label: read(day) for day in figures}, write, style)
+
+    found = [
+        by_day("Sessions", lambda day: day.sessions.sessions),
+        by_day("Failed sessions", lambda day: day.sessions.failed, style="bad"),
+        by_day("Runs", lambda day: day.sessions.runs),
+    ]
+    if with_usage:
+        found += [
+            by_day("Tokens", lambda day: day.tokens or 0),
+            by_day("Cost", lambda day: day.cost or 0, money),
+        ]
+    medians = {each.label: float(each.median or 0) for each in figures}
+    p95s = {each.label: float(each.p95 or 0) for each in figures}
+    return [*found, charts.durations("Duration of sessions", medians, p95s)]
+
+
+def _models(usage: Iterable[UsageRow]) -> list[tuple[str, float]]:
+    tokens: Counter[str] = Counter()
+    for each in usage:
+        tokens[each.model or "(unknown)"] += each.total_tokens
+    return [(name, float(count)) for name, count in tokens.most_common(_ROWS)]
+
+
+def _unpriced(usage: Iterable[UsageRow]) -> list[str]:
+    return sorted({name or "(unknown)" for each in usage for name in each.unpriced})
 
 
 def _most(infos: Iterable[SessionInfo], key: str) -> list[tuple[str, float]]:

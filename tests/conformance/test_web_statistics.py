@@ -1,0 +1,156 @@
+"""The figures by day: what they add up, how many sessions they read, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.reports.daily import rank, read_daily
+from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
+from conformance import raw
+
+from .browsing import client
+
+NOW = datetime.now(timezone.utc).replace(hour=12, minute=0, second=0, microsecond=0)
+
+
+def record(session_id: str, age: timedelta, **metadata) -> dict:
+    created = (NOW - age).isoformat()
+    return {
+        "format": 1,
+        "session_id": session_id,
+        "created_at": created,
+        "updated_at": created,
+        "metadata": metadata,
+        "items": [],
+    }
+
+
+@pytest.fixture
+async def catalog(engine) -> SessionCatalog:
+    catalog = SessionCatalog(engine, create_tables=True)
+    records = [
+        record(f"s{number}", timedelta(days=2), runs=2, duration_ms=number * 1000, owner_id="u1")
+        for number in range(1, 21)
+    ]
+    records += [
+        record("failed", timedelta(days=2), status="failed", owner_id="u2"),
+        record("odd", timedelta(days=1), status=["failed"], runs=True, duration_ms="long"),
+        record("odder", timedelta(days=1), runs=-3, duration_ms=10**40, owner_id="u2"),
+        record("newest", timedelta(), status="failed", runs=1, duration_ms=1500),
+        record("old", timedelta(days=40), status="failed", runs=9, duration_ms=1),
+    ]
+    await catalog.import_sessions(records)
+    return catalog
+
+
+async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, model="m") -> None:
+    """Write a row into the ledger."""
+    database = catalog._store.database
+    await database.ensure(USAGE)
+    entry = UsageEntry("x", model, (1, tokens, 0, 0, 0, tokens), cost and Decimal(cost))
+    [table] = database.tables.group(USAGE).tables
+    await database.write(
+        lambda connection, _: add_usage(
+            connection, table, [entry], session_id=None, owner=owner, day=day
+        )
+    )
+
+
+async def test_sessions_by_day(catalog, engine) -> None:
+    since = NOW - timedelta(days=29)
+    store = catalog._store
+    days, complete = await read_daily(store, None, since=since, most=100)
+    assert complete
+    before, yesterday, today = [(NOW - timedelta(days=each)).date() for each in (2, 1, 0)]
+    assert sorted(days) == [before, yesterday, today]
+    assert (days[before].sessions, days[before].failed, days[before].runs) == (21, 1, 40)
+    assert days[before].durations == [number * 1000 for number in range(1, 21)]
+    assert (days[yesterday].sessions, days[yesterday].failed, days[yesterday].runs) == (2, 0, 0)
+    assert days[yesterday].durations == []
+    assert (days[today].sessions, days[today].failed, days[today].durations) == (1, 1, [1500])
+
+    newest, complete = await read_daily(store, None, since=since, most=2)
+    assert not complete
+    assert {day: each.sessions for day, each in newest.items()} == {today: 1, yesterday: 1}
+    exactly, complete = await read_daily(store, None, since=since, most=24)
+    assert complete
+    assert sum(each.sessions for each in exactly.values()) == 24
+
+    mine, _ = await read_daily(store, {"owner_id": "u2"}, since=since, most=100)
+    assert {day: each.sessions for day, each in mine.items()} == {before: 1, yesterday: 1}
+    scoped = catalog.scoped({"owner_id": "u1"})._store
+    [(day, figures)] = (await read_daily(scoped, None, since=since, most=100)).days.items()
+    assert (day, figures.sessions) == (before, 20)
+    await raw.execute(
+        engine, "UPDATE agent_sessions_metadata SET value = '{' WHERE session_id = 'newest'"
+    )
+    broken, _ = await read_daily(store, None, since=since, most=100)
+    assert (broken[today].sessions, broken[today].failed, broken[today].durations) == (1, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("values", "median", "p95"),
+    [([], None, None), ([7], 7, 7), ([1, 2], 1, 2), ([1, 2, 3], 2, 3)],
+)
+def test_ranks(values, median, p95) -> None:
+    assert (rank(values, 50), rank(values, 95)) == (median, p95)
+
+
+def test_ranks_of_many() -> None:
+    assert (rank(range(1, 101), 50), rank(range(1, 101), 95)) == (50, 95)
+
+
+def figures(page) -> dict[str, list[str]]:
+    """The rows of the table of figures that are not empty, by day."""
+    rows = re.findall(r'<tr><th scope="row">([\d-]{10})</th>(.*?)</tr>', page.text)
+    cells = {day: re.findall("<td>(.*?)</td>", row) for day, row in rows}
+    assert len(cells) == 30
+    return {day: row for day, row in cells.items() if set(row) - {"0", "\u2013", "0.00"}}
+
+
+async def test_the_page(catalog) -> None:
+    before, today = (NOW - timedelta(days=2)).date(), NOW.date()
+    await use(catalog, "u1", before, 1000, "0.25")
+    await use(catalog, "u2", before, 500, "1.5", model="other")
+    await use(catalog, "u1", today - timedelta(days=60), 10**6, "99")
+    await use(catalog, "u1", today, 7, None, model="<b>free</b>")
+    async with client(catalog) as browser:
+        page = await browser.get("/statistics")
+        assert page.status_code == 200
+        rows = figures(page)
+        assert rows[f"{before}"] == ["21", "1", "40", "1,500", "1.75", "10.0 s", "19.0 s"]
+        assert rows[f"{today}"] == ["1", "1", "1", "7", "0.00", "1.5 s", "1.5 s"]
+        assert "no price is known: <code>&lt;b&gt;free&lt;/b&gt;</code>" in page.text
+        # Each chart says in words what it shows.
+        words = re.findall(r'role="img" aria-label="([^"]*)"', page.text)
+        assert len(words) == 6
+        assert f"Sessions: 24 in all, 21 on {before:%b %d}." in words
+        assert f"Cost: 1.75 in all, 1.75 on {before:%b %d}." in words
+
+        of_owner = figures(await browser.get("/statistics?owner_id=u1"))
+        assert of_owner[f"{before}"][3:5] == ["1,000", "0.2500"]
+        assert figures(await browser.get("/statistics?filter=owner_id%3Du1")) == of_owner
+        for query in ("owner_id=u1&status=failed", "filter=runs%3D2", "owner_id=null"):
+            page = await browser.get(f"/statistics?{query}")
+            assert page.status_code == 200
+            assert "can only be filtered by owner" in page.text
+            assert "Tokens:" not in page.text
+    async with client(catalog, scope=lambda request: {"owner_id": "u2"}) as browser:
+        page = await browser.get("/statistics")
+        assert figures(page)[f"{before}"][:5] == ["1", "1", "0", "500", "1.50"]
+        assert figures(await browser.get("/statistics?owner_id=u1")) == {}
+    async with client(SessionCatalog(catalog.engine).scoped({"owner_id": "none"})) as browser:
+        assert figures(await browser.get("/statistics")) == {}
+
+
+async def test_a_database_without_a_ledger(catalog, engine) -> None:
+    async with client(SessionCatalog(engine)) as browser:
+        page = await browser.get("/statistics")
+        assert page.status_code == 200
+        assert "The database has no usage ledger" in page.text
+        assert len(re.findall('role="img"', page.text)) == 4
