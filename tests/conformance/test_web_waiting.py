@@ -44,7 +44,7 @@ async def test_runs_are_listed_decided_and_resumed(catalog) -> None:
         browser.headers.update({"Origin": HOST, "X-User": "user_123"})
         page = await browser.get("/waiting")
         assert runs(page) == ["Second", "First"]
-        assert page.text.count("Waits for a decision") == 0
+        assert page.text.count("Waiting for a decision") == 0
         assert page.text.count('action="/approve"') == 3
         # Long arguments are folded; all of them are there.
         assert "<details><summary><code>" in page.text
@@ -100,7 +100,7 @@ async def test_pages_of_runs(catalog) -> None:
     async with client(catalog) as browser:
         first = await browser.get("/waiting")
         assert 'action="/approve"' not in first.text
-        assert "Waits for a decision" in first.text
+        assert "Waiting for a decision" in first.text
         second = await browser.get(link(first, "Older"))
         assert runs(first) + runs(second) == [f"Run {each:02}" for each in reversed(range(27))]
         assert len(runs(first)) == 25
@@ -165,4 +165,4 @@ async def test_a_database_without_the_table(engine, catalog) -> None:
     async with client(SessionCatalog(engine)) as browser:
         page = await browser.get("/waiting")
         assert page.status_code == 200
-        assert "no table for paused runs" in page.text
+        assert "table of paused runs is missing" in page.text

@@ -173,7 +173,7 @@ def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
     if column.table in inspection.derived:
         return (
             "all rows of this table follow from others: run `agent-sessions index drop` for each"
-            " index, drop the table by hand, and create the indexes again"
+            " index, drop the table yourself, and create the indexes again"
         )
     if column.server_default is None and inspection.is_filled(column.table):
         return "its values cannot be derived; restore them from a backup"

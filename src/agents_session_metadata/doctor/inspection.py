@@ -30,17 +30,21 @@ from sqlalchemy import (
     inspect,
     text,
 )
+from sqlalchemy import Dialect as SADialect
 from sqlalchemy.exc import CompileError
 from sqlalchemy.schema import AddConstraint, CreateIndex
 
 from agents_session_metadata.ddl import as_text, table_elements
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.creation import types_beside
 from agents_session_metadata.storage.tables import (
     CORE,
     CREATE_TYPES,
+    SessionTables,
+    TableGroup,
     TableNames,
     build_tables,
     derived_name,
@@ -82,34 +86,36 @@ class Inspection:
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
         self.connection = connection
-        self.ways = dialect_of(connection.dialect)
-        self.dialect = offline(connected_name(connection.dialect))
+        self.ways: Dialect = dialect_of(connection.dialect)
+        self.dialect: SADialect = offline(connected_name(connection.dialect))
         self.inspector: Any = inspect(connection)
-        self.tables = query_tables(names)
-        self.schema = connection.schema_for_object(self.tables.sessions)
+        self.tables: SessionTables = query_tables(names)
+        self.schema: str | None = connection.schema_for_object(self.tables.sessions)
         every = [table.name for group in self.tables.groups for table in group.tables]
-        self.existing = {name for name in every if self.inspector.has_table(name, self.schema)}
+        self.existing: set[str] = {
+            name for name in every if self.inspector.has_table(name, self.schema)
+        }
         types = CREATE_TYPES
         if names.sessions in self.existing:
             types = types_beside(connection, self.tables.sessions)
         # Ids as the sessions table has them: what a new table must refer to.
-        self.expected = build_tables(MetaData(), names, types)
-        self.groups = [
+        self.expected: SessionTables = build_tables(MetaData(), names, types)
+        self.groups: list[TableGroup] = [
             group
             for group in self.expected.groups
             if group.name == CORE or any(table.name in self.existing for table in group.tables)
         ]
-        self.wanted = [table for group in self.groups for table in group.tables]
-        self.present = [table for table in self.wanted if table.name in self.existing]
+        self.wanted: list[Table] = [table for group in self.groups for table in group.tables]
+        self.present: list[Table] = [table for table in self.wanted if table.name in self.existing]
         self.columns: dict[str, dict[str, Any]] = {
             name: {column["name"]: column for column in found}
             for name, found in self._reflected("columns").items()
         }
-        self.foreign_keys = self._reflected("foreign_keys")
-        self.indexes = self._reflected("indexes")
+        self.foreign_keys: dict[str, Any] = self._reflected("foreign_keys")
+        self.indexes: dict[str, Any] = self._reflected("indexes")
         for name, found in self._reflected("unique_constraints").items():
             self.indexes[name] += [each for each in found if each not in self.indexes[name]]
-        self.texts = self.read_texts()
+        self.texts: dict[tuple[str, str], TextColumn] = self.read_texts()
         self._ignored: dict[str, list[str]] = {}
         self._avoid_taken_names()
 

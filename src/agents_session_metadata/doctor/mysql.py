@@ -35,7 +35,8 @@ class MySQLInspection(Inspection):
     def __init__(self, connection: Connection, names: TableNames) -> None:
         super().__init__(connection, names)
         is_mariadb = getattr(connection.dialect, "is_mariadb", False)
-        self.product, self.oldest = ("MariaDB", (10, 6)) if is_mariadb else ("MySQL", (8, 0, 17))
+        self.product: str = "MariaDB" if is_mariadb else "MySQL"
+        self.oldest: tuple[int, ...] = (10, 6) if is_mariadb else (8, 0, 17)
 
     @cached_property
     def stored(self) -> dict[tuple[str, str], Any]:

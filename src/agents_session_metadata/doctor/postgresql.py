@@ -23,7 +23,7 @@ _DEFAULT = 'pg_catalog."default"'
 class PostgreSQLInspection(Inspection):
     """A PostgreSQL database."""
 
-    oldest = (13,)
+    oldest: tuple[int, ...] = (13,)
     product = "PostgreSQL"
     clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
     bytewise = 'CAST({} AS TEXT) COLLATE "C"'

@@ -36,7 +36,7 @@ from .inspection import Inspection, Statements, kind_of
 class SQLiteInspection(Inspection):
     """A SQLite database."""
 
-    oldest = (3, 35)
+    oldest: tuple[int, ...] = (3, 35)
     product = "SQLite"
     by_hand = (
         "SQLite changes it only by copying all rows into a new table, which doctor does not print;"
