@@ -112,6 +112,14 @@ async def test_missing_tables(catalog, engine):
     assert await catalog.count_sessions() == 3
 
 
+async def test_an_empty_database_has_no_indexes(engine):
+    catalog = SessionCatalog(engine)
+    assert await catalog.list_indexes() == []
+    assert await catalog.list_indexes(count=True) == []
+    with pytest.raises(TablesMissingError):
+        await catalog.count_sessions()
+
+
 WRITES = """
 INSERT INTO agent_sessions (session_id) VALUES ('new')
 UPDATE agent_sessions SET updated_at = '2021-01-01 00:00:00' WHERE session_id = 's1'

@@ -95,11 +95,10 @@ class Indexes(CatalogPart):
             count: Whether to count their entries.
 
         Returns:
-            The indexes; an empty list if there are none.
+            The indexes; an empty list if there are none, also if tables are missing.
 
         Raises:
             ScopeError: If the catalog has a scope.
-            TablesMissingError: If tables are missing and `create_tables` is off.
         """
         check_no_scope(self._store, "list_indexes")
         database = self._store.database

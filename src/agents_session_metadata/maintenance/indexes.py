@@ -145,7 +145,7 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
             key=lambda info: info.key,
         )
 
-    return await database.read(_work(read))
+    return await database.look(read)
 
 
 def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:

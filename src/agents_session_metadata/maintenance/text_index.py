@@ -123,7 +123,7 @@ async def text_index_info(database: Database[Any], *, count: bool = False) -> li
             number = int(connection.scalar(words) or 0)
         return [IndexInfo(TEXT, state == COMPLETE, number)]
 
-    return await index.run_read(read)
+    return await database.look(read)
 
 
 class _TextIndex:
