@@ -254,8 +254,10 @@ class _Index:
         ).all()
         if not ids:
             return 0, None
-        for fill in self._fills(*further, session_id <= ids[-1]):
-            connection.execute(fill)
+        # By their ids: by a range of ids, SQLite would read all values of the key in each step.
+        some = self._dialect.one_of(session_id, "ids", len(ids))
+        for fill in self._fills(some):
+            connection.execute(fill, self._dialect.list_parameters("ids", ids))
         return len(ids), ids[-1] if len(ids) == _SESSIONS_AT_ONCE else None
 
     def finish(self, token: str, connection: Connection) -> bool:
