@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from doctoring import ddl_dialect
-from sqlalchemy import make_url
+from sqlalchemy import event, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -21,6 +21,7 @@ from agents_session_metadata import (
 from agents_session_metadata.ddl import drop_statements
 from agents_session_metadata.maintenance import indexes
 from agents_session_metadata.storage.activity import ACTIVITY, expected_entries
+from agents_session_metadata.storage.paused import PAUSED
 from agents_session_metadata.types import IndexInfo
 from conformance import raw
 
@@ -292,6 +293,19 @@ async def test_retention_by_age(catalog, engine):
     assert done == [2, 4, 5]
     assert [info.session_id for info in (await catalog.list_sessions()).sessions] == ["new"]
     assert await difference(catalog) == []
+
+
+async def test_retention_reads_candidates_from_the_index(catalog, engine):
+    await catalog.create_index("$updated_at")
+    # With these tables, runs that were paused are looked for as well.
+    await catalog._store.database.ensure(PAUSED)
+    texts = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: texts.append(call[2]))
+    ages = {"inactive_for": timedelta(days=1), "batch_size": 2}
+    assert await catalog.delete_sessions(**ages) == 3
+    reads = [text for text in texts if "ORDER BY" in text and "FOR UPDATE" not in text]
+    assert sum(ENTRIES in text for text in reads) == 2
+    assert not any("> :after_id" in text for text in reads)
 
 
 async def test_the_privilege_that_is_missing_is_named(catalog, database):

@@ -80,14 +80,14 @@ async def delete_matching(
         )
         if oldest is None:
             break
-        ids = [each.info.session_id for each in oldest[:batch_size]]
+        ids = [each.session_id for each in oldest[:batch_size]]
         if ids:
             deleted += await database.write(_deletion(store, condition, ids))
             if progress is not None:
                 progress(deleted)
         if len(oldest) <= batch_size:
             return deleted
-        position = oldest[batch_size - 1].position
+        position = oldest[batch_size - 1]
     while True:
 
         def candidates(

@@ -26,6 +26,7 @@ from sqlalchemy import (
     func,
     literal,
     select,
+    true,
 )
 from sqlalchemy.exc import DBAPIError
 
@@ -35,7 +36,7 @@ from agents_session_metadata.storage.database import Database
 
 from . import paging
 from .builder import NAME, Builder, Source, Term, after_position, directed, limit_of_call
-from .conditions import Contains, Equals, MetadataCondition, TimeBound, constant
+from .conditions import Contains, Equals, MetadataCondition, NotPausedSince, TimeBound, constant
 from .logic import All, Condition, Context, Driver
 from .ordering import Ordering, Position
 from .paging import Found
@@ -170,22 +171,7 @@ class WalkBuilder(Builder):
         that is bounded.
         """
         entries = self._entries()
-        # As in the index.
-        own_id = self._dialect.by_code_point(entries.c.session_id, native=False)
-        by_time = Term(
-            "position",
-            entries.c.updated_at,
-            ordering.descending,
-            bindparam("after_time", type_=self._dialect.stored_time_type()),
-            [entries.c.updated_at],
-        )
-        by_id = Term(
-            "id",
-            own_id,
-            ordering.descending,
-            bindparam("after_id", type_=String),
-            [own_id],
-        )
+        by_time, by_id = self._in_order(entries, ordering)
         conditions = [*self._of_value(entries), *self._within(entries)]
         if beyond:
             conditions.append(after_position([by_time, by_id]))
@@ -206,6 +192,24 @@ class WalkBuilder(Builder):
             passed = select(entries.c.session_id).where(*conditions).limit(bound).subquery("passed")
             walked = select(func.count()).select_from(passed).scalar_subquery()
         return self._with_state(inner, terms, some_keys, walked)
+
+    def candidates(self, ordering: Ordering, *, beyond: bool) -> Statement:
+        """The ids and times of entries, and the state of the index, or one row with only that."""
+        entries = self._entries()
+        terms = self._in_order(entries, ordering)
+        conditions = [*self._of_value(entries), *self._within(entries)]
+        if beyond:
+            conditions.append(after_position(terms))
+        found = (
+            select(entries.c.session_id, entries.c.updated_at)
+            .where(*conditions)
+            .order_by(*directed(terms))
+            .limit(limit_of_call())
+            .subquery("walked")
+        )
+        state = self._state(literal(0, Integer))
+        rows = select(state.c.usable, found).select_from(state.outerjoin(found, true()))
+        return rows.order_by(*directed(self._in_order(found, ordering)))
 
     def last_walked(self, *, some_keys: int | None, count_items: bool) -> Statement:
         """The session that was active last, or one row without a session."""
@@ -237,6 +241,16 @@ class WalkBuilder(Builder):
         entries: FromClause = self._tables.group(ACTIVITY)["_activity"].alias("entries")
         return entries
 
+    def _in_order(self, entries: FromClause, ordering: Ordering) -> list[Term]:
+        # As in the index.
+        own_id = self._dialect.by_code_point(entries.c.session_id, native=False)
+        time = bindparam("after_time", type_=self._dialect.stored_time_type())
+        by_time = entries.c.updated_at
+        return [
+            Term("position", by_time, ordering.descending, time, [by_time]),
+            Term("id", own_id, ordering.descending, bindparam("after_id", type_=String), [own_id]),
+        ]
+
     def _of_value(self, entries: FromClause) -> list[ColumnElement[bool]]:
         return [
             entries.c.key == bindparam("walk_key", type_=String),
@@ -264,6 +278,9 @@ class WalkBuilder(Builder):
     def _with_state(
         self, inner: Statement, terms: Sequence[Term], some_keys: int | None, walked: Any
     ) -> Statement:
+        return self._with_metadata(inner, terms, some_keys, beside=self._state(walked))
+
+    def _state(self, walked: Any) -> FromClause:
         indexes = self._tables.group(ACTIVITY)["_indexes"]
         usable = select(func.count()).where(
             indexes.c.key == bindparam("walk_key", type_=String),
@@ -271,8 +288,7 @@ class WalkBuilder(Builder):
             indexes.c.lacks_ids == constant(0),
         )
         state = select(usable.scalar_subquery().label("usable"), walked.label("walked"))
-        columns = state.subquery("state")
-        return self._with_metadata(inner, terms, some_keys, beside=columns)
+        return state.subquery("state")
 
 
 async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
@@ -363,12 +379,31 @@ class Reader:
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
-    ) -> list[Found] | None:
-        """Read the sessions that were active longest ago; None if no index can tell them."""
-        plan = Plan.of(condition, self.keys)
+    ) -> list[Position] | None:
+        """Find the sessions that were active longest ago; None if no index can tell them.
+
+        They are candidates: the caller has to check the condition again under its locks. A paused
+        run is not looked for, nor a time bound checked to the end.
+        """
+        parts = [part for _, part in condition.conjunction(NAME)]
+        known = All(tuple(part for part in parts if not isinstance(part, NotPausedSince)))
+        plan = Plan.of(known, self.keys)
         if plan is None or not all(map(_is_of_activity, plan.others)):
             return None
-        return self.walk(plan, OLDEST_FIRST, limit=limit, after=after, keys=[])
+        rows = self.connection.execute(
+            *self.queries.built(
+                ("candidates", after is None),
+                plan.condition,
+                WalkBuilder,
+                lambda build: build.candidates(OLDEST_FIRST, beyond=after is not None),
+                self._parameters(plan, limit, after),
+            )
+        ).all()
+        found = [row for row in rows if row.session_id is not None]
+        # Times that are NULL have no place in the order.
+        if not rows[0].usable or any(row.updated_at is None for row in found):
+            return None
+        return [Position(row.session_id, str(row.updated_at)) for row in found]
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
         """Read the ids of sessions, most recently active first."""
@@ -399,17 +434,9 @@ class Reader:
             first = max(_FIRST_WALKED, 8 * limit)
             bounds = [first, MOST_WALKED] if first < MOST_WALKED else [MOST_WALKED]
         for bound in bounds:
-            parameters = {**plan.parameters(), "limit": limit}
+            parameters = self._parameters(plan, limit, after)
             if plan.others:
                 parameters["walk_bound"] = bound
-            for name, part in plan.condition.conjunction(NAME):
-                if isinstance(part, TimeBound) and _is_of_activity(part):
-                    high = part.operator in ("$lt", "$lte")
-                    outer = self.queries.dialect.outer_value(part.moment, high=high)
-                    parameters[f"{name}_outer"] = outer
-            if after is not None:
-                position = after.time, after.session_id
-                parameters.update(self.queries.dialect.position_parameters(*position))
             some_keys = self.queries.some_keys(keys, parameters)
             usable, walked, found = self._read(
                 ("walk", ordering.descending, after is None, bound > 0, some_keys, count_items),
@@ -428,6 +455,17 @@ class Reader:
             if len(found) == limit or walked < bound or not bound:
                 return found
         return None
+
+    def _parameters(self, plan: Plan, limit: int, after: Position | None) -> dict[str, Any]:
+        dialect = self.queries.dialect
+        parameters = {**plan.parameters(), "limit": limit}
+        for name, part in plan.condition.conjunction(NAME):
+            if isinstance(part, TimeBound) and _is_of_activity(part):
+                high = part.operator in ("$lt", "$lte")
+                parameters[f"{name}_outer"] = dialect.outer_value(part.moment, high=high)
+        if after is not None:
+            parameters.update(dialect.position_parameters(after.time, after.session_id))
+        return parameters
 
     def _few(self, plan: Plan) -> MetadataCondition | None:
         """Another condition that holds for few sessions, if there is one."""
