@@ -44,10 +44,11 @@ async def test_statements_a_call(database: Database):
     assert await statements.of(catalog.list_sessions(where, count_items=True)) == 1
     scalars = {"a": 1, "b": "x", "c": None, "d": 0.5, "e": True}
     # PostgreSQL reads in a statement what was there when it began, so it cannot lock in the same.
+    # It reads as it writes, unless it must hand the metadata over first.
     before_writing = 2 if database.kind == "postgresql" else 1
-    assert await statements.of(session.set_metadata(scalars)) == before_writing + 1
+    assert await statements.of(session.set_metadata(scalars)) == 2
     assert await statements.of(catalog.session("new").set_metadata(scalars)) <= 3
-    assert await statements.of(session.set_metadata({"tags": ["b", "c"], "more": [1]})) <= 5
+    assert await statements.of(session.set_metadata({"tags": ["b", "c"], "more": [1]})) <= 4
     edits = before_writing + 1
     assert await statements.of(session.edit_metadata(lambda stored: stored.update(a=2))) == edits
     assert await statements.of(session.edit_metadata(lambda stored: None)) == before_writing

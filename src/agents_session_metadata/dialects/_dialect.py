@@ -147,6 +147,17 @@ class Dialect:
         """Insert a row, or replace the named columns of the one with its primary key."""
         raise NotImplementedError
 
+    def upsert_reading(
+        self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
+    ) -> tuple[Statement, Sequence[str]] | None:
+        """Upsert rows of the session `of_session`, and read columns as they were before.
+
+        Returns:
+            The statement and the names of the columns that it writes: each takes a list, bound as
+            `given_` and its name. None if the database cannot read as it writes.
+        """
+        return None
+
     def insert_missing(self, table: Table) -> Any:
         """Insert rows, except those whose primary key is there."""
         raise NotImplementedError

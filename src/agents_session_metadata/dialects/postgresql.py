@@ -27,13 +27,14 @@ from sqlalchemy import (
     extract,
     func,
     null,
+    select,
     text,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from ._dialect import Dialect, Link, Triples, replacements
+from ._dialect import Dialect, Link, Statement, Triples, replacements
 from ._locks import Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
@@ -77,6 +78,20 @@ class PostgreSQL(Dialect):
             index_elements=list(table.primary_key.columns),
             set_=replacements(statement.excluded, replaced),
         )
+
+    def upsert_reading(
+        self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
+    ) -> tuple[Statement, Sequence[str]]:
+        own: Any = bindparam("of_session", type_=String)
+        stored = select(*read).where(table.c.session_id == own).cte("stored")
+        names = ["key", *replaced]
+        given = func.unnest(
+            *(bindparam(f"given_{name}", type_=ARRAY(table.c[name].type)) for name in names)
+        ).table_valued(*(column(name, table.c[name].type) for name in names))
+        rows = select(own, given.render_derived())
+        written = self.upsert(table, replaced).from_select(["session_id", *names], rows)
+        # Both parts of the statement read what was there when it began.
+        return select(stored).add_cte(written.cte("written")), names
 
     def insert_missing(self, table: Table) -> Any:
         return postgresql.insert(table).on_conflict_do_nothing()

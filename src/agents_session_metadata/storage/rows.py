@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.dialects._locks import Reader
+from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import MetadataLimitError
 from agents_session_metadata.keys import TITLE
@@ -66,11 +66,16 @@ class _Statements:
             sessions.c.session_id == of_session
         )
         self.upsert = dialect.upsert(rows, _REPLACED)
+        self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
+        self.before_upsert: Reader = self._reads_nothing if self.upsert_reading else self.read_lists
         self.insert_elements = insert(elements)
         self.delete_metadata = [
             delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
         ]
         self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
+
+    def _reads_nothing(self, connection: Connection, session_id: str) -> Found:
+        return Found({} if self.locks.existing(connection, session_id) else None)
 
 
 @lru_cache(maxsize=256)
@@ -143,6 +148,12 @@ class Rows:
         """
         return self._claim(connection, session_id, self._statements.read_lists, create=create)
 
+    def lock_for_upsert(
+        self, connection: Connection, session_id: str, *, create: bool
+    ) -> Claim | None:
+        """As `lock_lists`, for `upsert`; what is stored is read there if the database can."""
+        return self._claim(connection, session_id, self._statements.before_upsert, create=create)
+
     def lock_texts(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
         """As `lock_lists`, but reads the JSON texts of all keys."""
         return self._claim(connection, session_id, self._statements.read_texts, create=create)
@@ -178,23 +189,34 @@ class Rows:
         connection: Connection,
         session_id: str,
         encoded: Mapping[str, EncodedValue],
-        stored: Mapping[str, bool],
+        claim: Claim,
     ) -> None:
-        """Upsert keys; `stored` says which keys there are, and whether they hold a list.
+        """Upsert keys of a session that `lock_for_upsert` has locked.
+
+        The caller must roll back if it fails.
 
         Raises:
             MetadataLimitError: If the session would have too many keys.
         """
+        stored = claim.stored
+        if self._statements.upsert_reading is not None:
+            statement, names = self._statements.upsert_reading
+            rows = _rows_of(session_id, encoded)
+            given: dict[str, Any] = {f"given_{name}": [row[name] for row in rows] for name in names}
+            found: Any = connection.execute(statement, {"of_session": session_id, **given})
+            stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
-        self.write(connection, session_id, encoded, lists)
+        if self._statements.upsert_reading is None:
+            connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+        self._write_elements(connection, session_id, encoded, lists)
 
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
         """Upsert keys of a session that was locked without reading them."""
-        claim = self.lock_lists(connection, session_id, create=False)
-        self.upsert(connection, session_id, encoded, claim.stored if claim else {})
+        claim = self.lock_for_upsert(connection, session_id, create=False)
+        self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
     def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
         """Refuse to write more keys than a session may have.
@@ -218,17 +240,17 @@ class Rows:
         """Upsert values; `lists` are those of their keys that may have rows of elements."""
         if not encoded:
             return
-        rows = [
-            {
-                "session_id": session_id,
-                "key": key,
-                "value": value.text,
-                "search_key": value.search.indexed,
-                "search_rest": value.search.rest,
-            }
-            for key, value in encoded.items()
-        ]
-        connection.execute(self._statements.upsert, rows)
+        connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+        self._write_elements(connection, session_id, encoded, lists)
+
+    def _write_elements(
+        self,
+        connection: Connection,
+        session_id: str,
+        encoded: Mapping[str, EncodedValue],
+        lists: Collection[str],
+    ) -> None:
+        """Replace the rows of elements, once the values are written."""
         if lists:
             table = self._tables.elements
             stale = table.c.session_id == session_id, table.c.key.in_(sorted(lists))
@@ -278,6 +300,19 @@ class Rows:
         check_links(connection, self._tables)
         for statement in self._statements.delete_metadata:
             connection.execute(statement, {"of_session": session_id})
+
+
+def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
+    return [
+        {
+            "session_id": session_id,
+            "key": key,
+            "value": value.text,
+            "search_key": value.search.indexed,
+            "search_rest": value.search.rest,
+        }
+        for key, value in encoded.items()
+    ]
 
 
 def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = None) -> Metadata:

@@ -116,13 +116,14 @@ class SessionStore(Generic[Q]):
             return
 
         def write(connection: Connection, _: Q) -> None:
-            claim = self._enter(connection, session_id, self.rows.lock_lists, must_exist=must_exist)
+            lock = self.rows.lock_for_upsert
+            claim = self._enter(connection, session_id, lock, must_exist=must_exist)
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))
                 self.rows.check_count((), new)
                 self.rows.write(connection, session_id, new, ())
             else:
-                self.rows.upsert(connection, session_id, encoded, claim.stored)
+                self.rows.upsert(connection, session_id, encoded, claim)
 
         await self.database.write(write)
 
