@@ -18,10 +18,11 @@ from .agents import measure_calls, measure_tracker
 from .catalog import CatalogResults, Effort, measure_catalog
 from .databases import TITLES, Server, open_servers
 from .goals import table
+from .indexes import measure_indexes
 from .overhead import Overhead, measure_overhead
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "catalog")
+PARTS = ("overhead", "agents", "tracker", "catalog", "indexes")
 _HERE = Path(__file__).parent
 
 
@@ -107,6 +108,11 @@ async def _measure(
 
                     peers = peers_of(server.kind)
                 await measure_catalog(server, sizes, peers, effort, catalog, report)
+            if "indexes" in parts and not small:
+                found = await measure_indexes(
+                    server, sizes, effort, report, with_peers=not arguments.without_peers
+                )
+                kept.join_indexes(results, server.title, found)
             version = await _server_version(server)
             kept.join(results, server.title, version, overhead, catalog)
             if not small:

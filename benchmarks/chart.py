@@ -1,10 +1,12 @@
-"""The chart: how long a page of an owner's sessions takes, by the number of all sessions."""
+"""The charts: how long a page of an owner takes, by the number of all sessions, and of its own."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from . import operations as op
+from .indexes import WITH, WITHOUT
 from .results import Results
 
 _STYLES = {
@@ -15,11 +17,43 @@ _STYLES = {
     "LangGraph store, namespace per owner": ("#8cc98c", "d", 1.4),
     "agno": ("#9467bd", "v", 1.4),
 }
+_INDEX_STYLES = {
+    WITH: _STYLES[op.OURS],
+    WITHOUT: ("#e6a49c", "o", 1.4),
+    op.PLAIN: _STYLES[op.PLAIN],
+    "LangGraph store, namespace per owner": _STYLES["LangGraph store, namespace per owner"],
+}
 _SHOWN = ("SQLite", "PostgreSQL")
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the chart as SVG: a panel for SQLite and one for PostgreSQL."""
+    """Write `latency.svg`, with a panel for SQLite and one for PostgreSQL, and `indexes.svg`."""
+    by_size = {
+        title: {
+            int(size): at_size["operations"][op.NEWEST]
+            for size, at_size in results[title]["sizes"].items()
+        }
+        for title in _SHOWN
+        if results.get(title, {}).get("sizes")
+    }
+    title = "The 20 newest sessions of one owner in a hundredth of all, with metadata"
+    _draw(by_size, path, title, "sessions", _STYLES)
+    by_owner = {
+        title: {int(count): timings for count, timings in server["indexes"]["owners"].items()}
+        for title, server in results.items()
+        if server.get("indexes", {}).get("owners")
+    }
+    title = "The 20 newest sessions of one owner among 100,000, with metadata"
+    _draw(by_owner, path.with_name("indexes.svg"), title, "sessions of the owner", _INDEX_STYLES)
+
+
+def _draw(
+    shown: dict[str, dict[int, Any]],
+    path: Path,
+    heading: str,
+    counted: str,
+    styles: dict[str, tuple[str, str, float]],
+) -> None:
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -28,19 +62,14 @@ def draw(results: Results, path: Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter
 
-    shown = {title: found for title, found in results.items() if title in _SHOWN and found["sizes"]}
     if not shown:
         return
     figure, panels = plt.subplots(
         1, len(shown), figsize=(5.6 * len(shown), 4.8), sharey=True, squeeze=False
     )
-    for panel, (title, server) in zip(panels[0], shown.items(), strict=True):
-        for name, (colour, marker, width) in _STYLES.items():
-            points = [
-                (int(size), at_size["operations"][op.NEWEST][name]["ms"])
-                for size, at_size in server["sizes"].items()
-                if name in at_size["operations"][op.NEWEST]
-            ]
+    for panel, (title, at) in zip(panels[0], shown.items(), strict=True):
+        for name, (colour, marker, width) in styles.items():
+            points = [(count, found[name]["ms"]) for count, found in at.items() if name in found]
             if points:
                 panel.plot(
                     *zip(*points, strict=True),
@@ -49,13 +78,13 @@ def draw(results: Results, path: Path) -> None:
                     linewidth=width,
                     label=name,
                 )
-        panel.set(xscale="log", yscale="log", title=title, xlabel="sessions")
+        panel.set(xscale="log", yscale="log", title=title, xlabel=counted)
         panel.grid(visible=True, which="major", color="#dddddd")
         panel.spines[["top", "right"]].set_visible(False)
         for axis in (panel.xaxis, panel.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
     panels[0][0].set_ylabel("milliseconds a call")
-    figure.suptitle("The 20 newest sessions of one owner in a hundredth of all, with metadata")
+    figure.suptitle(heading)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False)
     figure.tight_layout(rect=(0, 0.12, 1, 1))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import agents
+from . import agents, indexes
 from . import operations as op
 from .databases import TITLES
 from .overhead import CREATING, KEPT, OPERATIONS, PER_CALL
@@ -15,6 +15,9 @@ from .results import Results
 
 _SIZE = 100_000
 _NAMESPACE_PER_OWNER = "LangGraph store, namespace per owner"
+
+OF_INDEXES = "indexed: "
+"""How the names of the goals of indexes begin."""
 
 Limits = tuple[float, float, float]
 """On SQLite, PostgreSQL and MariaDB."""
@@ -76,7 +79,7 @@ def goals(size: int = _SIZE) -> Iterator[Goal]:
         return Goal(f"{what} / plain EAV", limits, found, None if any_size else size)
 
     yield against_plain("get_metadata", op.GET, (1.1, 1.0, 1.1))
-    yield against_plain("set_metadata, 5 scalar keys", op.SET, (2, 2, 2))
+    yield against_plain("set_metadata, 5 scalar keys", op.SET, (1.2, 1.2, 1.2))
     yield against_plain("count by owner", op.COUNT, (1.1, 1.1, 1.2))
     yield against_plain("find by owner, newest first", op.FIND, (0.9, 1.1, 1.1))
     yield against_plain("owner and status", op.STATUS, (0.5, 0.5, 1.2))
@@ -117,6 +120,70 @@ def goals(size: int = _SIZE) -> Iterator[Goal]:
         _found("tracker", agents.UNTRACKED, "ratio"),
     )
     yield Goal("iter_sessions: megabytes more after the first 1,000", (16, 16, 16), _largest_growth)
+    yield from _of_indexes()
+
+
+def _of_indexes() -> Iterator[Goal]:
+    """Those of indexes: each is measured at sizes of its own."""
+    only = math.inf
+
+    def contest(what: str, name: str, other: str, *limits: float) -> Goal:
+        of_name = _found("indexes", "contests", name, other, "ratio")
+        return Goal(f"{OF_INDEXES}{what}", (limits[0], limits[1], limits[2]), of_name)
+
+    for size in (indexes.MEDIUM, indexes.LARGE):
+        for what, name, limit in (
+            (f"page, owner of 10,000 of {size:,} / of 100 of 10,000", indexes.GROWTH, 1.3),
+            (f"page, owner of 10,000 of {size:,} / get_metadata", indexes.ONE, 3),
+            (f"page without a filter, {size:,} / 10,000", indexes.NO_FILTER, 1.3),
+            (f"last_session of {size:,}, agent of 10,000 / of 100", indexes.LAST, 1.3),
+            (f"find the 500 oldest, {size:,} / 10,000", indexes.RETENTION, 1.5),
+        ):
+            on_mysql = limit if size == indexes.MEDIUM else only
+            yield contest(what, indexes.at_size(name, size), "small", limit, limit, on_mysql)
+    yield Goal(
+        f"{OF_INDEXES}page of an owner of 10,000 / LangGraph, namespace per owner, 100,000",
+        (0.5, 0.5, only),
+        _found("indexes", "owners", "10000", _NAMESPACE_PER_OWNER, "ratio"),
+    )
+    yield contest(
+        "tag, newest 20 / plain EAV, 100,000", indexes.TAG, op.PLAIN, 1 / 50, 1 / 50, 1 / 50
+    )
+    yield contest("add_items, five entries / plain SDK", indexes.ADD, indexes.SDK, 1, 1, 1)
+    yield contest(
+        "add_items, five entries / without", indexes.ADD, indexes.WITHOUT, 1.15, 1.15, 1.15
+    )
+    yield Goal(
+        f"{OF_INDEXES}further conditions, worst share of what may be added",
+        (1, 1, 1),
+        _worst_condition,
+    )
+    for call, most in (("page", 2), ("page with preview", 3), ("page, further conditions", 4)):
+        found = _found("indexes", "statements", call)
+        yield Goal(f"{OF_INDEXES}statements: {call}", (most, most, most), found)
+
+
+def allowance(timings: dict[str, Any]) -> tuple[float, float]:
+    """What further conditions may take with an index, in milliseconds, and the share they took.
+
+    A question that takes 10 ms or more without index may take half as long again with it, a shorter
+    one 5 ms longer.
+    """
+    without = timings[indexes.WITHOUT]["ms"]
+    if without >= 10:
+        return 1.5 * without, timings[indexes.WITHOUT]["ratio"] / 1.5
+    return without + 5, timings[indexes.WITH]["ms"] / (without + 5)
+
+
+def _worst_condition(server: dict[str, Any]) -> float | None:
+    parts = server.get("indexes", {}).items()
+    shares = [
+        allowance(timings)[1]
+        for part, contests in parts
+        if part.startswith("conditions")
+        for timings in contests.values()
+    ]
+    return max(shares, default=None)
 
 
 def table(results: Results) -> str:

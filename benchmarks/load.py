@@ -173,14 +173,18 @@ async def _load(
     for index in indexes:
         async with engine.begin() as connection:
             await connection.run_sync(index.create)
-    names = [target.table for target in targets]
+    await analyze(engine, [target.table for target in targets])
+
+
+async def analyze(engine: AsyncEngine, names: Sequence[str]) -> None:
+    """Let a server that keeps statistics gather those of some tables."""
     async with engine.connect() as plain:
         connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
-        if kind == "postgresql":
+        if engine.dialect.name == "postgresql":
             for name in names:
                 await connection.execute(text(f"VACUUM (ANALYZE) {name}"))
             await connection.execute(text("CHECKPOINT"))
-        elif kind == "mysql":
+        elif engine.dialect.name == "mysql":
             await connection.execute(text(f"ANALYZE TABLE {', '.join(names)}"))
     await engine.dispose()
 

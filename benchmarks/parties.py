@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -84,10 +82,6 @@ class Plain:
     def operations(self) -> dict[str, Operation]:
         """All of them."""
         store, read, write, owner = self._store, self._read, self._written, LARGEST_OWNER
-
-        async def newest(_: int) -> list[dict[str, Any]]:
-            return await store.newest(owner, op.PAGE)
-
         return {
             op.GET: lambda number: store.get(read[number % len(read)]),
             op.COUNT: lambda _: store.count_owner(owner),
@@ -96,9 +90,17 @@ class Plain:
             op.PRIORITY: lambda _: store.find_owner_priority(owner, op.LEAST_PRIORITY),
             op.TAGGED: lambda _: store.find_tag(op.TAG),
             op.COUNT_TAGGED: lambda _: store.count_tag(op.TAG),
-            op.NEWEST: newest,
+            op.NEWEST: self.newest_of(owner),
             op.SET: lambda number: store.set(write[number % len(write)], op.changes(number)),
         }
+
+    def newest_of(self, owner: str) -> Operation:
+        """The newest sessions of an owner."""
+        return lambda _: self._store.newest(owner, op.PAGE)
+
+    async def newest_tagged(self, _: int) -> list[str]:
+        """The ids of the newest sessions with a tag."""
+        return await self._store.find_tag(op.TAG, op.PAGE)
 
     async def close(self) -> None:
         """Let go of the database."""

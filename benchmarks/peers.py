@@ -213,6 +213,10 @@ class LangGraphByOwner(LangGraph):
     name = "LangGraph store, namespace per owner"
     by_owner = True
 
+    def newest_of(self, owner: str) -> Operation:
+        """The newest sessions of an owner."""
+        return lambda _: self._store.asearch(("sessions", owner), limit=op.PAGE)
+
 
 class Agno:
     """agno's asynchronous databases."""

@@ -167,9 +167,10 @@ class PlainEAV:
         """An owner's sessions of some priority at least, newest first."""
         return await self._ids(self._find_owner_priority, owner_id=json.dumps(owner), least=least)
 
-    async def find_tag(self, tag: str) -> list[str]:
+    async def find_tag(self, tag: str, most: int | None = None) -> list[str]:
         """Sessions with a tag, newest first."""
-        return await self._ids(self._find_tag, pattern=f"%{json.dumps(tag)}%")
+        find = self._find_tag if most is None else self._find_tag.limit(most)
+        return await self._ids(find, pattern=f"%{json.dumps(tag)}%")
 
     async def count_tag(self, tag: str) -> int:
         """The number of sessions with a tag."""

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from . import operations as op
 from .agents import TRACKED
 from .catalog import AtSize, CatalogResults
+from .indexes import IndexResults
 from .measure import Timings
 from .overhead import Overhead
 
@@ -72,6 +73,20 @@ def join_agents(results: Results, title: str, calls: dict[str, float]) -> None:
 def join_tracker(results: Results, title: str, tracker: Timings) -> None:
     """Put what a tracked run took among the results."""
     _server(results, title)["tracker"] = _timings(tracker, TRACKED)
+
+
+def join_indexes(results: Results, title: str, found: IndexResults) -> None:
+    """Put what indexes are for among the results; a smaller run leaves the rest of a larger one."""
+    indexes = _server(results, title).setdefault("indexes", {})
+    parts: dict[str, dict[Any, Timings]] = {"contests": found.contests, "owners": found.owners}
+    parts |= {f"conditions {size}": each for size, each in found.conditions.items()}
+    for part, contests in parts.items():
+        kept = indexes.setdefault(part, {})
+        kept |= {
+            str(what): _timings(timings, next(iter(timings.wall)))
+            for what, timings in contests.items()
+        }
+    indexes.setdefault("statements", {}).update(found.statements)
 
 
 def _server(results: Results, title: str) -> dict[str, Any]:

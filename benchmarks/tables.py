@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import agents
+from . import agents, goals, indexes
 from . import operations as op
 from .overhead import MODES, OPERATIONS
 
@@ -26,7 +26,8 @@ def main() -> None:
     content = json.loads((_HERE / "results.json").read_text(encoding="utf-8"))
     text = "\n\n".join(page(content)) + "\n"
     (directory / "performance.md").write_text(text, encoding="utf-8")
-    shutil.copy(_HERE / "latency.svg", directory)
+    for chart in _HERE.glob("*.svg"):
+        shutil.copy(chart, directory)
 
 
 def page(content: dict[str, Any]) -> Iterator[str]:
@@ -37,6 +38,8 @@ def page(content: dict[str, Any]) -> Iterator[str]:
         return
     yield "## Measured with"
     yield _measured_with(content, servers)
+    if any("indexes" in server for server in servers.values()):
+        yield from _indexes(servers)
     yield "## Sessions beside the SDK's own"
     yield (
         "Milliseconds per call: this package / `SQLAlchemySession`, and in brackets the ratio of "
@@ -97,6 +100,56 @@ def _operations(servers: dict[str, Any], size: str) -> str:
     shown = [title for title in servers if size in servers[title]["sizes"]]
     rows = ([each, *(cell(servers[title], each) for title in shown)] for each in op.OPERATIONS)
     return _table(["operation", *shown], rows)
+
+
+def _indexes(servers: dict[str, Any]) -> Iterator[str]:
+    yield "## Indexes"
+    yield "Ratios in the median round; in brackets the goal."
+    limits = [goal for goal in goals.goals() if goal.what.startswith(goals.OF_INDEXES)]
+    yield _table(
+        ["what", *servers],
+        (
+            [
+                goal.what.removeprefix(goals.OF_INDEXES),
+                *(str(goal.cell(title, server)) for title, server in servers.items()),
+            ]
+            for goal in limits
+        ),
+    )
+    yield "### Newest 20 of one owner among 100,000 sessions"
+    if any(server.get("indexes", {}).get("owners") for server in servers.values()):
+        yield "![Latency of the page, by the sessions of the owner](generated/indexes.svg)"
+    yield "Milliseconds a call, by the number of sessions of the owner."
+    for title, server in servers.items():
+        owners = server.get("indexes", {}).get("owners", {})
+        parties = dict.fromkeys(party for timings in owners.values() for party in timings)
+        rows = (
+            [party, *(_number(timings.get(party, {}).get("ms")) for timings in owners.values())]
+            for party in parties
+        )
+        if parties:
+            yield _table([title, *(f"{int(count):,}" for count in owners)], rows)
+    yield "### Further conditions beside an index"
+    yield "Milliseconds a call: with index / without index (ratio in the median round)."
+    of_sizes = {
+        f"{title}, {int(part.split()[1]):,}": contests
+        for title, server in servers.items()
+        for part, contests in server.get("indexes", {}).items()
+        if part.startswith("conditions")
+    }
+    yield _table(
+        ["filter", *of_sizes],
+        (
+            [
+                what,
+                *(
+                    _compared(contests.get(what, {}), indexes.WITH, indexes.WITHOUT)
+                    for contests in of_sizes.values()
+                ),
+            ]
+            for what in indexes.CONDITIONS
+        ),
+    )
 
 
 def _agents(servers: dict[str, Any]) -> str:
