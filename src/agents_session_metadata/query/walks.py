@@ -454,6 +454,8 @@ class Reader:
                 return None
             if len(found) == limit or walked < bound or not bound:
                 return found
+            if len(found) * MOST_WALKED < limit * bound:
+                break  # So few matches would not fill the page later either.
         return None
 
     def _parameters(self, plan: Plan, limit: int, after: Position | None) -> dict[str, Any]:
