@@ -179,7 +179,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
     found = await reached("/", first)
     assert [each for each in found if each in {*wanted, first}] == [*wanted, first]
     found = await reached("/waiting", "Reject refund")
-    assert found[-2] == "What the model is told if refund is rejected"
+    assert found[-2] == "Message to the model if refund is rejected"
     assert found[-3] == "Approve refund"
     await page.keyboard.press("Shift+Tab")
     await page.keyboard.press("Shift+Tab")
