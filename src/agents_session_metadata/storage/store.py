@@ -143,8 +143,9 @@ class SessionStore(Generic[Q]):
             gone = sorted(claim.stored.keys() & set(removed))
             if gone:
                 self.rows.delete_keys(connection, session_id, gone)
-            kept = {key: stored for key, stored in claim.stored.items() if key not in gone}
-            self.rows.upsert(connection, session_id, encoded, kept)
+            if encoded:
+                kept = {key: stored for key, stored in claim.stored.items() if key not in gone}
+                self.rows.upsert(connection, session_id, encoded, claim._replace(stored=kept))
 
         await self.database.write(write)
 
