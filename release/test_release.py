@@ -162,14 +162,10 @@ COMMANDS = {
     "web": ["agent-sessions", "web", "--help"],
     "chatkit": ["python", "-c", "import agents_session_metadata.chatkit"],
 }
-MODULES = {"mcp": "mcp_server", "web": "web", "chatkit": "chatkit"}
 
 
 @pytest.mark.parametrize("extra", COMMANDS)
 def test_each_extra_works_alone(extra, tmp_path) -> None:
-    module = f"agents_session_metadata/{MODULES.get(extra, 'cli')}"
-    if not any(name.startswith((f"{module}/", f"{module}.py")) for name in wheel_files()):
-        pytest.skip(f"{module} is not in this version")
     folder = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     install(folder, f"{WHEEL}[{extra}]")

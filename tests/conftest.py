@@ -10,6 +10,7 @@ import pytest
 from scaling import scale
 from servers import (
     DATABASES,
+    KNOWN_DATABASES,
     SHARED_DATABASES,
     Database,
     Servers,
@@ -37,12 +38,30 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    applies = {item: applies_to_its_database(item) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if not applies[item]])
+    items[:] = [item for item in items if applies[item]]
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
         if hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__):
             item.add_marker("scaled")
+
+
+def applies_to_its_database(item: pytest.Function) -> bool:
+    """Whether the marks `only_on` and `not_on` of a test allow the database that it uses."""
+    marks = [mark for mark in item.iter_markers() if mark.name in {"only_on", "not_on"}]
+    if not marks:
+        return True
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    name = parameters.get("database") or parameters.get("shared_database")
+    if name is None:
+        raise pytest.UsageError(f"{item.nodeid} is marked {marks[0].name}, but uses no database")
+    for prefix in (prefix for mark in marks for prefix in mark.args):
+        if not any(each.startswith(prefix) for each in KNOWN_DATABASES):
+            raise pytest.UsageError(f"{item.nodeid}: no database begins with {prefix!r}")
+    return all(name.startswith(mark.args) == (mark.name == "only_on") for mark in marks)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,7 +7,6 @@ import re
 import sqlite3
 from datetime import date
 
-import pytest
 from conformance import raw
 from servers import SHARED_DATABASES
 from sqlalchemy import insert, inspect
@@ -180,14 +179,8 @@ async def intact(catalog, sessions=("a", "b")):
 
 def of_kind(kind):
     """The names of the databases of a kind."""
-    kinds = {"sqlite-file": "sqlite", "mariadb": "mysql"}
+    kinds = {"sqlite-file": "sqlite", "mariadb": "mysql", "mariadb-url": "mysql"}
     return [name for name in SHARED_DATABASES if kinds.get(name, "postgresql") == kind]
-
-
-def only(*kinds):
-    """Collect a test for these kinds of databases only."""
-    names = [name for kind in kinds for name in of_kind(kind)]
-    return pytest.mark.parametrize("shared_database", names, indirect=True)
 
 
 async def exact_collation(engine):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from servers import missing
 
 ENVIRONMENT = Path(__file__).parents[1] / ".venv"
 
@@ -30,7 +28,7 @@ def installed(source: Path, name: str) -> tuple[str, Path]:
     """
     found = _programs()
     if found is None:
-        _give_up("node 22.18 or newer and npm are not installed")
+        missing("node 22.18 or newer and npm are not installed")
     program, npm = found
     target = ENVIRONMENT / name
     lock = (source / "package-lock.json").read_text(encoding="utf-8")
@@ -43,7 +41,7 @@ def installed(source: Path, name: str) -> tuple[str, Path]:
             command = [*npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
             result = subprocess.run(command, check=False, cwd=new, capture_output=True, text=True)
             if result.returncode:
-                _give_up(f"npm ci failed: {result.stderr[-500:]}")
+                missing(f"npm ci failed: {result.stderr[-500:]}")
             (new / "installed.json").write_text(lock, encoding="utf-8")
             # Another worker may have been faster.
             if not _is_done(target, lock):
@@ -76,9 +74,3 @@ def _programs() -> tuple[str, list[str]] | None:
         if version >= (22, 18):
             return program, command
     return None
-
-
-def _give_up(reason: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)

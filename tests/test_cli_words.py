@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -214,7 +215,6 @@ def test_output_that_nobody_reads_to_its_end(tmp_path):
 
 def at_terminal(args, answer, url):
     """Run a command with a terminal in front of it; its exit code and what was shown."""
-    pty = pytest.importorskip("pty")
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "agents_session_metadata.cli", *args],

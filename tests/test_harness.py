@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from conformance import raw
 from processes import ProcessError, run_processes
-from servers import SHARED_DATABASES, Database, Servers, empty_database
+from servers import SHARED_DATABASES, Database, Servers, empty_database, missing, program
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 SERVERS = [name for name in SHARED_DATABASES if name != "sqlite-file"]
+SKIPS = {"skip", "skipif", "importorskip", "xfail", "skipTest", "SkipTest", "skipIf", "skipUnless"}
+
+
+def test_only_what_is_missing_is_skipped() -> None:
+    found = [
+        (path.name, node.lineno)
+        for path in Path(__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Attribute) and node.attr in SKIPS)
+        or (isinstance(node, ast.Name) and node.id in SKIPS)
+        or (isinstance(node, ast.ImportFrom) and any(each.name in SKIPS for each in node.names))
+    ]
+    here = [file for file in found if file[0] != "test_harness.py"]
+    lines, first = inspect.getsourcelines(missing)
+    assert [name for name, _ in here] == ["servers.py"], here
+    assert here[0][1] in range(first, first + len(lines))
+
+
+def test_missing_program_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    with pytest.raises(pytest.fail.Exception, match="nothing-such is not installed"):
+        program("nothing-such")
+    monkeypatch.delenv("CI")
+    with pytest.raises(pytest.skip.Exception, match="nothing-such is not installed"):
+        program("nothing-such")
+
+
+MARKED = """
+@pytest.mark.only_on("sqlite")
+def test_sqlite(database): ...
+
+@pytest.mark.not_on("postgresql", "mariadb")
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.not_on("sqlite-file"))])
+def test_others(n, database): ...
+"""
+WRONG = {
+    "no database begins with 'sqlight'": "@pytest.mark.only_on('sqlight')\ndef test(database): ...",
+    "uses no database": "@pytest.mark.not_on('sqlite')\ndef test(): ...",
+    "Empty parameter set": "@pytest.mark.parametrize('n', [])\ndef test(n): ...",
+}
+
+
+def collected(directory: Path, tests: str) -> str:
+    """What pytest says when it collects a module."""
+    module, here = directory / "test_marked.py", Path(__file__).parent
+    module.write_text(f"import pytest\n{tests}", encoding="utf-8")
+    options = ["-c", here.parent / "pyproject.toml", "--rootdir", directory, "-p", "conftest"]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, module],
+        check=False,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(here)},
+        text=True,
+    )
+    return result.stdout + result.stderr
+
+
+def test_marks_deselect_where_a_test_does_not_apply(tmp_path: Path) -> None:
+    lines = collected(tmp_path, MARKED).splitlines()
+    assert {line.partition("::")[2] for line in lines if "::" in line} == {
+        "test_sqlite[sqlite-file]",
+        "test_sqlite[sqlite-memory]",
+        "test_others[sqlite-file-1]",
+        "test_others[sqlite-memory-1]",
+        "test_others[sqlite-memory-2]",
+    }
+
+
+@pytest.mark.parametrize("error", WRONG)
+def test_marks_that_cannot_apply_are_refused(tmp_path: Path, error: str) -> None:
+    assert error in collected(tmp_path, WRONG[error])
 
 
 async def test_database_is_empty_and_of_its_kind(database: Database) -> None:

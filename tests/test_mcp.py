@@ -21,7 +21,6 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from conformance.approving import Deployer, call
 from mcp import Client, StdioServerParameters
 from proxy import proxy_to
-from servers import SHARED_DATABASES
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -42,12 +41,10 @@ from agents_session_metadata.mcp_server.answers import (
 )
 from agents_session_metadata.mcp_server.tools import TOOLS
 
-sqlite_only = pytest.mark.parametrize("shared_database", ["sqlite-file"], indirect=True)
+sqlite_only = pytest.mark.only_on("sqlite")
 """For what is the same on every database."""
 
-on_servers = pytest.mark.parametrize(
-    "shared_database", [name for name in SHARED_DATABASES if name != "sqlite-file"], indirect=True
-)
+on_servers = pytest.mark.not_on("sqlite")
 """For what only a connection to a server can do."""
 
 DOCS = Path(__file__).parent.parent / "docs" / "mcp.md"

@@ -147,7 +147,7 @@ async def test_pages_and_walks_go_past_bad_values(catalog, engine):
         await catalog.list_sessions(on_corrupt=give_up)
 
 
-sqlite = pytest.mark.parametrize("database", ["sqlite-memory", "sqlite-file"], indirect=True)
+sqlite = pytest.mark.only_on("sqlite")
 
 
 @sqlite

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from proxy import proxy_to
-from servers import DATABASES, SHARED_DATABASES
+from servers import SHARED_DATABASES
 from sqlalchemy import event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -21,15 +21,12 @@ from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 from conformance import raw
 
 ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
-ON_SQLITE = [name for name in DATABASES if name.startswith("sqlite")]
 
 through_proxy = pytest.mark.parametrize(
     ("database", "driver"),
     [(name, None) for name in ON_SERVERS] + [("postgresql", "postgresql+psycopg")],
     indirect=["database"],
 )
-on_servers = pytest.mark.parametrize("database", ON_SERVERS, indirect=True)
-on_sqlite = pytest.mark.parametrize("database", ON_SQLITE, indirect=True)
 
 
 class Counting:
@@ -141,9 +138,7 @@ async def test_a_server_that_has_gone_leaves_the_first_error(proxied):
     assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize(
-    "database", [name for name in ON_SERVERS if name.startswith("postgresql")], indirect=True
-)
+@pytest.mark.only_on("postgresql")
 async def test_a_pooler_that_mixes_up_prepared_statements(database):
     # Outside a transaction, PgBouncer may prepare on one connection and run on another. PostgreSQL
     # says here what it says then; `make stress` shows it with PgBouncer.
@@ -172,7 +167,7 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database):
     assert levels == [None]
 
 
-@on_servers
+@pytest.mark.not_on("sqlite")
 async def test_killed_connections_during_edits(database):
     engine = database.engine(pool_size=5)
     session = await prepared(engine)
@@ -243,7 +238,7 @@ async def kill_others(engine) -> None:
             await raw.execute(engine, f"KILL {connection}")
 
 
-@on_sqlite
+@pytest.mark.only_on("sqlite")
 async def test_a_full_disk(database):
     room = 200  # pages of 4 KiB
 

@@ -127,17 +127,17 @@ async def test_neither_reading_nor_metadata_is_activity(catalog, engine):
     assert await catalog.delete_sessions(inactive_for=timedelta(hours=1)) == 1
 
 
+@pytest.mark.not_on("sqlite")
 async def test_the_zone_of_the_database_session(database):
     zone = {"postgresql": "SET TIME ZONE 'Asia/Kolkata'", "mysql": "SET time_zone = '+05:30'"}
     engine = database.engine()
 
     @event.listens_for(engine.sync_engine, "connect")
     def connect(connection, record):
-        if database.kind in zone:
-            cursor = connection.cursor()
-            cursor.execute(zone[database.kind])
-            cursor.close()
-            connection.commit()
+        cursor = connection.cursor()
+        cursor.execute(zone[database.kind])
+        cursor.close()
+        connection.commit()
 
     catalog = SessionCatalog(engine, create_tables=True)
     for name, seconds in (("new", 3540), ("old", 3660)):

@@ -172,7 +172,7 @@ async def test_triggers_of_all_events(database: Database, table):
     await check_everything(engine)
 
 
-@pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # It has such a function.
+@pytest.mark.only_on("postgresql")  # It has such a function.
 async def test_a_trigger_that_suppresses_redundant_updates(database: Database):
     engine = database.engine()
     assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0

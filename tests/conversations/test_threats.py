@@ -19,7 +19,7 @@ from . import test_routes
 from .scenarios import user
 from .serving import mounted, openai_client, raw_client, served
 
-SQLITE = pytest.mark.parametrize("database", ["sqlite-memory"], indirect=True)
+SQLITE = pytest.mark.only_on("sqlite-memory")
 """For what has nothing to do with the database."""
 JSON = {"content-type": "application/json"}
 

@@ -46,7 +46,7 @@ async def run(node: tuple[str, Path], *arguments: str) -> dict:
     return json.loads(output)
 
 
-@pytest.mark.parametrize("database", ["sqlite-memory"], indirect=True)
+@pytest.mark.only_on("sqlite-memory")
 async def test_sessions(node, database):
     catalog = SessionCatalog(database.engine(), create_tables=True)
     local = await catalog.create_session("shared", metadata={"owner_id": "u1"})
@@ -80,7 +80,7 @@ async def test_sessions(node, database):
     assert await catalog.count_sessions() == 1
 
 
-@pytest.mark.parametrize("database", ["sqlite-memory"], indirect=True)
+@pytest.mark.only_on("sqlite-memory")
 async def test_the_thread_list_of_assistant_ui(node, database):
     catalog = SessionCatalog(database.engine(), create_tables=True)
     for number in range(60):

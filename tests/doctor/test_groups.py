@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance import raw
-from doctoring import GROUPS, OPTIONAL, explained, mended, only, printed, problems, run
+from doctoring import GROUPS, OPTIONAL, explained, mended, printed, problems, run
 from sqlalchemy import inspect
 
 PREFIX = "agent_sessions_metadata"
@@ -127,7 +127,7 @@ async def test_a_missing_trigger_of_the_text_index_is_explained(whole, shared_da
     assert await problems(whole.engine) == []
 
 
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_a_trigger_of_an_index_that_is_switched_off_is_replaced(whole, shared_database):
     name = f"{PREFIX}_activity_session_time"
     await raw.execute(whole.engine, f"ALTER TABLE agent_sessions DISABLE TRIGGER {name}")
@@ -136,7 +136,7 @@ async def test_a_trigger_of_an_index_that_is_switched_off_is_replaced(whole, sha
     assert await mended(whole.engine) == []
 
 
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_table_without_a_key_gets_it_once_or_is_explained(whole, shared_database):
     engine, table = whole.engine, f"{PREFIX}_thread_items"
     drop = "PRIMARY KEY" if shared_database.kind == "mysql" else f"CONSTRAINT {table}_pkey"
@@ -152,7 +152,7 @@ async def test_a_table_without_a_key_gets_it_once_or_is_explained(whole, shared_
         assert await mended(engine) == []
 
 
-@only("sqlite")
+@pytest.mark.only_on("sqlite")
 async def test_hand_made_tables_without_keys_are_explained(engine, shared_database):
     text, time = "VARCHAR NOT NULL", "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
     for statement in (
@@ -168,7 +168,7 @@ async def test_hand_made_tables_without_keys_are_explained(engine, shared_databa
     assert "the primary key of agent_messages is not (id)" in problem
 
 
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_hand_made_tables_without_keys_become_healthy(engine, shared_database):
     mysql = shared_database.kind == "mysql"
     text = "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin" if mysql else "VARCHAR"

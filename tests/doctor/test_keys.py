@@ -8,7 +8,6 @@ from doctoring import (
     FOREIGN_KEYS,
     explained,
     intact,
-    only,
     parent_of,
     printed,
     problems,
@@ -21,7 +20,7 @@ from doctoring import (
 from sqlalchemy import inspect
 
 
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_missing_primary_key_is_added(filled, shared_database):
     engine = filled.engine
     await without_foreign_keys(engine, "agent_sessions_metadata_elements")
@@ -35,7 +34,7 @@ async def test_a_missing_primary_key_is_added(filled, shared_database):
     await intact(filled)
 
 
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_another_primary_key_is_explained(filled, shared_database):
     engine, table = filled.engine, "agent_sessions_metadata_elements"
     drop = "PRIMARY KEY" if shared_database.kind == "mysql" else f"CONSTRAINT {table}_pkey"
@@ -53,7 +52,7 @@ async def test_another_primary_key_is_explained(filled, shared_database):
 
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_missing_foreign_key_waits_for_orphans(filled, shared_database, table):
     engine, parent = filled.engine, parent_of(table)
     await without_foreign_keys(engine, table)
@@ -76,7 +75,7 @@ async def test_a_missing_foreign_key_waits_for_orphans(filled, shared_database, 
     assert {info.session_id async for info in filled.iter_sessions()} == {"a", "b"}
 
 
-@only("sqlite")
+@pytest.mark.only_on("sqlite")
 async def test_orphans_get_their_session_row_back(filled, shared_database):
     engine = filled.engine
     triggers = await raw.execute(engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger'")
@@ -108,7 +107,7 @@ async def test_orphans_get_their_session_row_back(filled, shared_database):
 
 @pytest.mark.parametrize("way", ["DISABLE TRIGGER ALL", "on replicas only", "on the parent"])
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_a_foreign_key_that_is_switched_off_is_explained(filled, shared_database, table, way):
     engine, parent = filled.engine, parent_of(table)
     query = (
@@ -129,7 +128,8 @@ async def test_a_foreign_key_that_is_switched_off_is_explained(filled, shared_da
 
 
 # New in PostgreSQL 18, which is what the tests start; another server may be older.
-@pytest.mark.parametrize("shared_database", ["postgresql"], indirect=True)
+@pytest.mark.only_on("postgresql")
+@pytest.mark.not_on("postgresql-url")
 async def test_a_foreign_key_that_is_not_enforced_is_explained(filled, shared_database):
     table = "agent_sessions_metadata"
     change = "ALTER CONSTRAINT agent_sessions_metadata_session_fk NOT ENFORCED"
@@ -139,7 +139,7 @@ async def test_a_foreign_key_that_is_not_enforced_is_explained(filled, shared_da
 
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_a_foreign_key_that_was_never_checked_is_explained(filled, shared_database, table):
     engine = filled.engine
     query = (
@@ -157,7 +157,7 @@ async def test_a_foreign_key_that_was_never_checked_is_explained(filled, shared_
 
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_database, table):
     engine = filled.engine
     async with engine.connect() as connection:
@@ -176,7 +176,7 @@ async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_da
     assert "does not delete with its parent (constraint wrong)" in finding.problem
 
 
-@only("sqlite")
+@pytest.mark.only_on("sqlite")
 async def test_a_trigger_that_does_something_else_is_replaced(filled, shared_database):
     engine = filled.engine
     name = "agent_sessions_metadata_after_delete"
@@ -189,7 +189,7 @@ async def test_a_trigger_that_does_something_else_is_replaced(filled, shared_dat
     await intact(filled)
 
 
-@only("sqlite")
+@pytest.mark.only_on("sqlite")
 async def test_no_trigger_is_printed_for_a_table_that_is_missing(filled, shared_database):
     engine = filled.engine
     await raw.execute(engine, "DROP TRIGGER agent_sessions_metadata_elements_after_delete")
@@ -232,7 +232,7 @@ async def test_a_missing_index_is_created_beside_others(filled, shared_database,
     await intact(filled)
 
 
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_an_index_that_was_left_incomplete(filled, shared_database):
     engine, index = filled.engine, "agent_sessions_metadata_search_idx"
     # As CREATE INDEX CONCURRENTLY leaves it when it is cancelled.

@@ -17,7 +17,6 @@ from doctoring import (
     complete,
     exact_collation,
     explained,
-    only,
     printed,
     problems,
     run,
@@ -211,7 +210,7 @@ async def test_tables_of_two_sets_are_not_joined(engine, shared_database):
 # ---- single dangers ----
 
 
-@only("sqlite")
+@pytest.mark.only_on("sqlite")
 async def test_sqlite_tables_are_never_rebuilt(engine, shared_database):
     await create(engine)
     await sqlite_retyped(engine, D, "value TEXT NOT NULL", "value TEXT")
@@ -221,7 +220,7 @@ async def test_sqlite_tables_are_never_rebuilt(engine, shared_database):
     assert {each.check for each in found} == {"columns", "foreign keys", "values"}
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_long_ids_are_never_shortened(engine, shared_database):
     await create(engine)
     collation = await exact_collation(engine)

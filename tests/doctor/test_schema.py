@@ -13,7 +13,6 @@ from doctoring import (
     explained,
     intact,
     of_kind,
-    only,
     printed,
     problems,
     repair,
@@ -21,7 +20,6 @@ from doctoring import (
     sqlite_retyped,
     without_foreign_keys,
 )
-from servers import SHARED_DATABASES
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.storage.tables import table_names
@@ -187,7 +185,7 @@ async def test_altered_columns_are_widened_or_explained(filled, case):
     assert len(page.sessions) == 2
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_widening_keeps_what_else_a_column_has(filled, shared_database):
     engine = filled.engine
     change = "MODIFY message_data TEXT CHARACTER SET latin1 NOT NULL COMMENT 'It''s ours, %d'"
@@ -199,7 +197,7 @@ async def test_widening_keeps_what_else_a_column_has(filled, shared_database):
     assert line.endswith("NOT NULL COMMENT 'It''s ours, %d',")
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_longer_columns_are_left_alone(engine, shared_database):
     collation = await exact_collation(engine)
     await raw.create_sdk_tables(engine, length=400, collation=collation)
@@ -228,7 +226,7 @@ async def test_longer_columns_are_left_alone(engine, shared_database):
         ("agent_sessions_metadata", "created_at"),
     ],
 )
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_missing_default_is_added(filled, shared_database, table, column):
     engine = filled.engine
     change = f"ALTER COLUMN {column} DROP DEFAULT"
@@ -246,7 +244,7 @@ async def test_a_missing_default_is_added(filled, shared_database, table, column
     await intact(filled)
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_no_default_is_printed_that_would_change_an_id(filled, shared_database):
     engine = filled.engine
     await raw.execute(engine, "ALTER TABLE agent_messages MODIFY id INTEGER NOT NULL")
@@ -255,7 +253,7 @@ async def test_no_default_is_printed_that_would_change_an_id(filled, shared_data
     assert "agent_messages.id has no default; doctor prints no statement for it" in finding.problem
 
 
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_an_added_column_does_no_harm_unless_it_needs_a_value(filled, shared_database):
     engine = filled.engine
     for table in ("agent_sessions_metadata", "agent_messages"):
@@ -275,7 +273,7 @@ async def test_an_added_column_does_no_harm_unless_it_needs_a_value(filled, shar
 # ---- ids and collations ----
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_a_sessions_table_of_another_collation_is_explained(engine, shared_database):
     await raw.create_sdk_tables(engine, length=190, charset="latin1", collation="latin1_swedish_ci")
     await repair_tables(engine)
@@ -297,11 +295,7 @@ async def repair_tables(engine):
 
 
 # Only ICU can do it on PostgreSQL; the server of the tests has none.
-@pytest.mark.parametrize(
-    "shared_database",
-    [name for name in SHARED_DATABASES if name in ("postgresql-url", "mariadb")],
-    indirect=True,
-)
+@pytest.mark.only_on("postgresql-url", "mariadb")
 async def test_a_collation_that_ignores_differences_is_explained(filled, shared_database):
     engine = filled.engine
     if shared_database.kind == "postgresql":
@@ -336,7 +330,7 @@ OTHER_COLLATIONS = [
 
 @pytest.mark.parametrize("loose", [False, True], ids=["deterministic", "nondeterministic"])
 @pytest.mark.parametrize(("table", "column"), OTHER_COLLATIONS)
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_another_collation_is_explained(filled, shared_database, table, column, loose):
     engine = filled.engine
     is_private = shared_database.name == "postgresql"
@@ -375,7 +369,7 @@ async def test_another_collation_is_explained(filled, shared_database, table, co
         assert "nondeterministic" not in words
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_ids_of_another_collation_than_their_parents_are_explained(filled, shared_database):
     engine, table = filled.engine, "agent_sessions_metadata"
     await without_foreign_keys(engine, table)
@@ -390,7 +384,7 @@ async def test_ids_of_another_collation_than_their_parents_are_explained(filled,
 
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_ids_shorter_than_their_parents_are_widened(filled, shared_database, table):
     engine = filled.engine
     await without_foreign_keys(engine, table)
@@ -409,7 +403,7 @@ async def test_ids_shorter_than_their_parents_are_widened(filled, shared_databas
     await intact(filled)
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_ids_that_a_foreign_key_keeps_from_being_widened(engine, shared_database):
     await raw.create_sdk_tables(engine, length=190, collation=await exact_collation(engine))
     catalog = SessionCatalog(engine, create_tables=True)
@@ -419,7 +413,7 @@ async def test_ids_that_a_foreign_key_keeps_from_being_widened(engine, shared_da
     assert "holds 190 characters, not 255; doctor prints no statement" in found[0].problem
 
 
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_ids_as_long_as_metadata_needs_are_healthy(filled, shared_database):
     for table in FOREIGN_KEYS[1:]:
         change = 'ALTER session_id TYPE VARCHAR(255) COLLATE "C"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import pytest
@@ -12,8 +11,6 @@ from doctoring import (
     ddl_dialect,
     explained,
     intact,
-    of_kind,
-    only,
     problems,
     run,
     without_foreign_keys,
@@ -32,7 +29,7 @@ async def test_a_healthy_database_gives_the_versions_alone(filled, shared_databa
     assert versions.repair == ()
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_engines_without_transactions_are_explained(filled, shared_database):
     engine = filled.engine
     for table in reversed(FOREIGN_KEYS):
@@ -45,7 +42,7 @@ async def test_engines_without_transactions_are_explained(filled, shared_databas
     assert not [each for each in await problems(engine) if each.check == "engine"]
 
 
-@only("postgresql")
+@pytest.mark.only_on("postgresql")
 async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
     name = make_url(shared_database.url).database
     await raw.execute(filled.engine, f"ALTER DATABASE {name} SET timezone = 'Asia/Kolkata'")
@@ -61,14 +58,14 @@ async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
 
 
 @pytest.mark.parametrize(("shift", "words"), [(-60, "60 s ahead of"), (60, "60 s behind")])
-@only("postgresql", "mysql")
+@pytest.mark.only_on("postgresql", "mariadb")
 async def test_clocks_that_differ_are_a_warning(filled, shared_database, monkeypatch, shift, words):
     monkeypatch.setattr(checks, "now", lambda: time.time() + shift)
     (finding,) = await explained(filled.engine, "clock", ["warning"])
     assert words in finding.problem
 
 
-@only("mysql")
+@pytest.mark.only_on("mariadb")
 async def test_a_client_that_switches_foreign_keys_off(filled, shared_database):
     off = {"init_command": "SET foreign_key_checks = 0"}
     engine = create_async_engine(shared_database.url, connect_args=off)
@@ -78,11 +75,8 @@ async def test_a_client_that_switches_foreign_keys_off(filled, shared_database):
 
 
 # Not on a server that others use meanwhile.
-@pytest.mark.parametrize(
-    "shared_database",
-    [] if os.environ.get("TEST_MYSQL_URL") else of_kind("mysql"),
-    indirect=True,
-)
+@pytest.mark.only_on("mariadb")
+@pytest.mark.not_on("mariadb-url")
 async def test_a_server_that_switches_foreign_keys_off(filled, shared_database):
     await raw.execute(filled.engine, "SET GLOBAL foreign_key_checks = 0")
     try:
