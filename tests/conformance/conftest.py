@@ -12,6 +12,16 @@ def engine(database):
 
 
 @pytest.fixture
+def catalog(engine):
+    return SessionCatalog(engine, create_tables=True)
+
+
+@pytest.fixture
+async def session(catalog):
+    return await catalog.create_session("chat", metadata={"owner_id": "u1"})
+
+
+@pytest.fixture
 async def everyone(engine):
     """A catalog of four sessions, two of each owner, alike but for the owner."""
     catalog = SessionCatalog(engine, create_tables=True)

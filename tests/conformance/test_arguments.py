@@ -25,11 +25,6 @@ class Key(str, Enum):
     TITLE = "title"
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 @pytest.mark.parametrize(
     ("engine", "said"),
     [

@@ -30,11 +30,6 @@ def record(number: int, **changed) -> dict:
     }
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 async def numbers(catalog) -> list[int]:
     return [info.metadata["number"] async for info in catalog.iter_sessions()]
 

@@ -14,7 +14,6 @@ from scaling import examples
 from agents_session_metadata import (
     InvalidMetadataError,
     MetadataLimitError,
-    SessionCatalog,
     SessionMetadataError,
 )
 from conformance import raw
@@ -88,11 +87,6 @@ def broken(path: tuple[Any, ...], value: Any) -> Any:
     else:
         place[path[-1]] = value
     return found
-
-
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
 
 
 async def check(catalog, wrong, kinds: Any = InvalidMetadataError, name: str = "broken"):

@@ -70,16 +70,6 @@ def look() -> str:
     return "done"
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat", metadata={"owner_id": "u1"})
-
-
 def looking(turns: int):
     return agent("a", *(calls("look", first=n) for n in range(turns)), "done", tools=[look])
 

@@ -21,11 +21,6 @@ from agents_session_metadata import (
 from conformance import raw
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 async def test_create(catalog, engine):
     session = await catalog.create_session("chat", metadata={"owner_id": "u1", "tags": ["x"]})
     assert type(session) is SQLAlchemyMetadataSession

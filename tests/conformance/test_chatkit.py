@@ -158,11 +158,6 @@ def text_of(item):
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
 def store(catalog):
     return CatalogStore(catalog, scope=lambda user: {"owner_id": user.user_id})
 

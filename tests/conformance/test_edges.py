@@ -25,11 +25,6 @@ IMPOSSIBLE_IDS = ["", "\0", "chat\0", "\ud800", "i" * 256, "i" * 100_000]
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
 async def session(catalog):
     return await catalog.create_session("chat", metadata={"a": 1, "tags": ["x"]})
 

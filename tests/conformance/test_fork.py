@@ -22,11 +22,6 @@ METADATA = {"owner_id": "u1", "title": "one", "tags": ["work", 1, None], "n": 10
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
 async def session(catalog):
     session = await catalog.create_session("chat", metadata=METADATA)
     await session.add_items([raw.message(f"{number} 😀\0") for number in range(25)])

@@ -30,11 +30,6 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "done"}
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 async def all_items(catalog, session_id="chat", **options):
     """Every item of a history, by walking through its pages, and the sizes of the pages."""
     items, sizes, cursor = [], [], None

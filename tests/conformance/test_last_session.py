@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-import pytest
 from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
 
@@ -41,11 +40,6 @@ async def main():
 start()
 asyncio.run(main())
 """
-
-
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
 
 
 async def talk(catalog, agent, session_id, items=1):

@@ -93,11 +93,6 @@ def clock():
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
 def session(catalog):
     return catalog.session("chat")
 

@@ -16,11 +16,6 @@ def retitle(metadata) -> None:
     metadata["title"] = "changed"
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 async def assert_refused(awaitable, session_id: str = "chat") -> None:
     with pytest.raises(SessionNotFoundError) as caught:
         await awaitable

@@ -9,7 +9,6 @@ import pytest
 from agents_session_metadata import (
     ResumeDecision,
     ResumePolicy,
-    SessionCatalog,
     SessionLifecycle,
     keys,
 )
@@ -17,11 +16,6 @@ from conformance import raw
 
 LONG_AGO = "2020-02-02 00:00:00"
 LIMIT = timedelta(minutes=30)
-
-
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
 
 
 @pytest.fixture

@@ -23,11 +23,6 @@ async def work(catalog, arguments):
 """
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
 async def add(catalog, session_id, **metadata):
     session = await catalog.create_session(
         session_id, metadata={"tags": ["x", session_id], **metadata}

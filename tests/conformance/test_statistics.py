@@ -14,7 +14,6 @@ from sqlalchemy import event
 
 from agents_session_metadata import (
     InvalidFilterError,
-    SessionCatalog,
     Statistics,
     ToolStatistics,
     keys,
@@ -135,11 +134,6 @@ def random_metadata(chance: random.Random) -> dict[str, Any]:
         else:
             metadata[key] = chance.choice(tokens)
     return metadata
-
-
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
 
 
 async def check(catalog, where=None):

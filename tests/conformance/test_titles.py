@@ -11,7 +11,7 @@ from agents import Runner
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 
-from agents_session_metadata import SessionCatalog, SessionTitler, SessionTracker, keys
+from agents_session_metadata import SessionTitler, SessionTracker, keys
 from conformance import raw
 from conformance.running import agent
 
@@ -21,16 +21,6 @@ RACES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 10
 def titler(*answers):
     steps = [[assistant_message(each)] if isinstance(each, str) else each for each in answers]
     return SessionTitler(model=ScriptedModel(steps))
-
-
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat")
 
 
 async def run(session, answer, title):

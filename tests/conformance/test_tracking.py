@@ -52,16 +52,6 @@ def clock():
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat", metadata={"owner_id": "u1"})
-
-
-@pytest.fixture
 def tools(clock):
     return [waiting_tool(clock, "look", 0.25), waiting_tool(clock, "write", 1.5)]
 

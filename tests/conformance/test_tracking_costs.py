@@ -50,16 +50,6 @@ def usage(tokens: int, output: int, cached: int = 0) -> Usage:
     )
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat")
-
-
 async def run(session, one, prices, **arguments):
     async with SessionTracker(session, prices=prices) as hooks:
         await Runner.run(one, "hello", hooks=hooks, **arguments)

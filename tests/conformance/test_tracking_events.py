@@ -24,16 +24,6 @@ async def look() -> str:
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat")
-
-
-@pytest.fixture
 def tracing(monkeypatch):
     """Traces that are made and go nowhere."""
     monkeypatch.delenv("OPENAI_AGENTS_DISABLE_TRACING", raising=False)
@@ -76,7 +66,7 @@ async def test_events_outside_the_block(session, caplog):
             await Runner.run(agent("a", calls("look"), "done", tools=[look]), "hi", hooks=tracker)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "inside the block" in caplog.text
-    assert await session.get_metadata() == {}
+    assert await session.get_metadata() == {"owner_id": "u1"}
     assert len(own.seen) == 16
     async with tracker as hooks:
         await Runner.run(agent("a", "done"), "hello", hooks=hooks)
@@ -91,7 +81,7 @@ async def test_a_stream_that_is_not_read_to_its_end(session, caplog):
         pass
     assert result.final_output == "done"
     assert "inside the block" in caplog.text
-    assert await session.get_metadata() == {}
+    assert await session.get_metadata() == {"owner_id": "u1"}
 
 
 async def test_what_is_no_session(catalog, engine):

@@ -60,11 +60,6 @@ ODD_ROWS = [
 
 
 @pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
 def source(shared_database):
     return SessionCatalog(shared_database.engine(), create_tables=True)
 

@@ -111,16 +111,6 @@ def today() -> date:
     return datetime.now(timezone.utc).date()
 
 
-@pytest.fixture
-def catalog(engine):
-    return SessionCatalog(engine, create_tables=True)
-
-
-@pytest.fixture
-async def session(catalog):
-    return await catalog.create_session("chat", metadata={"owner_id": "u1"})
-
-
 async def run(session, model="big", name="engineer", **options):
     async with SessionTracker(session, **options) as hooks:
         await Runner.run(Agent(name=name, model=model), "hello", hooks=hooks, run_config=PROVIDED)
