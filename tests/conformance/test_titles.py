@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 import pytest
 from agents import Runner
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
+from scaling import scale
 
 from agents_session_metadata import SessionTitler, SessionTracker, keys
 from conformance import raw
 from conformance.running import agent
 
-RACES = 100 if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else 10
+RACES = scale(10, 100)
 
 
 def titler(*answers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +15,7 @@ from agents.testing import ScriptedModel, assistant_message
 from agents.usage import Usage
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from processes import run_processes
+from scaling import scale
 
 from agents_session_metadata import (
     MetadataLimits,
@@ -47,7 +47,7 @@ COUNTS = {
     "reasoning_tokens": 30,
     "total_tokens": 1100,
 }
-RUNS, PROCESSES = (50, 4) if os.environ.get("HYPOTHESIS_PROFILE") == "thorough" else (6, 2)
+RUNS, PROCESSES = scale((6, 2), (50, 4))
 
 RUN_OVERLAPPING = """
 import asyncio, random, sys
