@@ -7,13 +7,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from agents import Agent, HostedMCPTool, RunContextWrapper, Runner, function_tool
-from agents.exceptions import UserError
+from agents.exceptions import ModelBehaviorError, UserError
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
 from cryptography.fernet import Fernet
 from openai.types.responses.response_output_item import McpApprovalRequest
 from scaling import scale
+from sqlalchemy import event
 
 from agents_session_metadata import (
     InvalidCursorError,
@@ -269,6 +270,78 @@ async def test_nested_agents_and_handoffs(engine):
     assert await paused.get("chat") is None
 
 
+async def test_a_nested_agent_that_fails_repeats_no_tool(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    down = ModelStep.raise_error(RuntimeError("model down"))
+    inner = deployer.agent(deploys("i1"), down, "inner done", name="inner")
+    ask = inner.as_tool("ask", "Asks.", failure_error_function=None)
+    outer = Agent(
+        name="outer",
+        model=ScriptedModel([[call("ask", "o1", input="go")], [assistant_message("Done")]]),
+        tools=[ask],
+    )
+    await pause(paused, outer)
+    await paused.decide("chat", "i1", approve=True)
+    for error, message in ((UserError, "model down"), (ModelBehaviorError, "already executed")):
+        with pytest.raises(error, match=message):
+            async with paused.claim("chat", outer) as run:
+                await run.resume()
+        assert deployer.calls == ["deploy i1"]
+        assert (await paused.get("chat")).claimed_until is None
+
+
+async def test_decisions_made_at_once_are_all_stored(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    call_ids = [f"c{number}" for number in range(scale(12, 50))]
+    await pause(paused, deployer.agent(deploys(*call_ids)))
+    await asyncio.gather(
+        *(paused.decide("chat", each, approve=True, by=f"by {each}") for each in call_ids)
+    )
+    decided = (await paused.get("chat")).pending
+    assert [each.decision.by for each in decided] == [f"by {each}" for each in call_ids]
+
+
+ZONES = {
+    "postgresql": ("SET TIME ZONE 'Etc/GMT+12'", "SET TIME ZONE 'Etc/GMT-14'"),
+    "mysql": ("SET time_zone = '-12:00'", "SET time_zone = '+13:00'"),
+}
+
+
+def in_zone(engine, statement):
+    """The engine, with connections in another time zone."""
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def connect(connection, _):
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+        connection.commit()
+
+    return engine
+
+
+async def test_leases_do_not_depend_on_time_zones(shared_database):
+    """The connections of two claimers are a day apart."""
+    zones = ZONES.get(shared_database.kind, ("SELECT 1", "SELECT 1"))
+    engines = [in_zone(shared_database.engine(), zone) for zone in zones]
+    west, east = map(paused_runs, engines)
+    agent = Deployer().agent(deploys("c1"), "Done")
+    run = await pause(west, agent)
+    assert abs(run.paused_at - datetime.now(timezone.utc)) < timedelta(minutes=5)
+    for holder, other in ((west, east), (east, west)):
+        async with holder.claim("chat", agent):
+            with pytest.raises(RunClaimedError) as caught:
+                await claimed_by(other, agent, after_crash=True)
+            assert not caught.value.crashed
+        # The same lease, a second after its end, as if the holder had died.
+        await raw.execute(
+            engines[0],
+            f"UPDATE {PAUSED} SET token = 'gone', claimed_until = paused_at - 1000000",
+        )
+        assert (await other.get("chat")).crashed
+        await raw.execute(engines[0], f"UPDATE {PAUSED} SET token = NULL, claimed_until = NULL")
+
+
 async def test_one_of_many_claims(engine):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done")
@@ -396,7 +469,8 @@ async def test_a_run_that_has_lost_its_lease_is_cancelled(engine, streamed):
     assert [each.decision.approve for each in stored.pending] == [True]
 
 
-async def test_approvals_of_a_hosted_server(engine):
+@pytest.mark.parametrize("approve", [True, False])
+async def test_approvals_of_a_hosted_server(engine, approve):
     paused = paused_runs(engine)
     config = {"type": "mcp", "server_label": "files", "require_approval": "always"}
     request = McpApprovalRequest(
@@ -418,12 +492,12 @@ async def test_approvals_of_a_hosted_server(engine):
         "delete",
         '{"path": "/x"}',
     )
-    await paused.decide("chat", "mcpr_1", approve=True)
+    await paused.decide("chat", "mcpr_1", approve=approve)
     async with paused.claim("chat", agent) as claimed:
         assert (await claimed.resume()).final_output == "Done"
     items = await paused.catalog.session("chat").get_items()
     [answer] = [each for each in items if each.get("type") == "mcp_approval_response"]
-    assert (answer["approval_request_id"], answer["approve"]) == ("mcpr_1", True)
+    assert (answer["approval_request_id"], answer["approve"]) == ("mcpr_1", approve)
 
 
 async def test_the_history_must_not_have_moved(engine):
