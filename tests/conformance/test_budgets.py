@@ -20,6 +20,8 @@ from agents_session_metadata import (
     TablesMissingError,
     keys,
 )
+from agents_session_metadata.runs import budget as budgets
+from agents_session_metadata.runs import tracking
 from agents_session_metadata.runs.budget import first_day
 from conformance import raw
 from conformance.running import agent, calls
@@ -140,6 +142,33 @@ def test_windows():
     today = date(2024, 2, 29)
     starts = [first_day(window, today) for window in (None, "day", "month")]
     assert starts == [None, today, date(2024, 2, 1)]
+
+
+@pytest.mark.parametrize("window", ["day", "month"])
+async def test_windows_begin_at_midnight_utc(session, catalog, monkeypatch, window):
+    class Clock(datetime):
+        """The clock of a server 14 hours ahead of UTC."""
+
+        moment = datetime(2024, 2, 29, 23, 59, 59, tzinfo=timezone.utc)
+
+        @classmethod
+        def now(cls, tz=None):
+            if tz is None:
+                return cls.moment.astimezone(timezone(timedelta(hours=14))).replace(tzinfo=None)
+            return cls.moment.astimezone(tz)
+
+    for module in (tracking, budgets):
+        monkeypatch.setattr(module, "datetime", Clock)
+    budget = Budget(tokens=110, window=window)
+    await run(session, budget)
+    with pytest.raises(BudgetExceededError):
+        await run(session, budget)
+    Clock.moment += timedelta(seconds=1)
+    await run(session, budget)
+    with pytest.raises(BudgetExceededError):
+        await run(session, budget)
+    days = [(row.day, row.requests) for row in await catalog.usage(by=("day",))]
+    assert days == [(date(2024, 2, 29), 1), (date(2024, 3, 1), 1)]
 
 
 async def test_agents_in_tools(session):
