@@ -8,8 +8,10 @@ import pytest
 from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
+from agents.testing import assistant_message
+from agents.testing.model import ModelStep
 
-from agents_session_metadata import SessionCatalog, SessionPausedError
+from agents_session_metadata import SessionCatalog, SessionNotFoundError, SessionPausedError
 from conformance import raw
 from conformance.approving import Deployer, deploys, kinds, paused_runs
 from conformance.compaction import Client
@@ -106,6 +108,36 @@ async def test_it_ends_with_the_history(paused, engine, ending):
         assert kinds(await catalog.session("chat").get_items()) == CALLED
     assert await raw.count_rows(engine, PAUSED) == 0
     assert await paused.get("chat") is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ending", ["clear", "delete"])
+async def test_it_ends_with_the_history_while_it_is_resumed(engine, ending, streamed, caplog):
+    paused, deployer = paused_runs(engine), Deployer()
+    catalog = paused.catalog
+
+    async def end(*_):
+        if ending == "clear":
+            await catalog.session("chat").clear_session()
+        else:
+            await catalog.delete_session("chat")
+        return [assistant_message("Done")]
+
+    async def resume():
+        async with paused.claim("chat", deployer.agent(ModelStep.respond(end))) as run:
+            if not streamed:
+                await run.resume()
+            async for _ in run.resume_streamed().stream_events():
+                pass
+
+    await pause(paused)
+    await paused.decide("chat", "c1", approve=True)
+    with pytest.raises(SessionNotFoundError):
+        await resume()
+    assert deployer.calls == ["deploy c1"]
+    assert await catalog.get_session("chat") is None
+    assert await raw.count_rows(engine, PAUSED) == 0
+    assert caplog.records == []
 
 
 async def test_retention_spares_it(paused, engine):

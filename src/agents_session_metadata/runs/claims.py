@@ -241,12 +241,16 @@ class ClaimedRun:
 
     async def _store_result(self, result: RunResult | RunResultStreaming) -> None:
         if result.interruptions:
-            await self._replace(result.to_state(), result.last_agent.name)
+            if not await self._replace(result.to_state(), result.last_agent.name):
+                raise nothing_paused(self.session_id)
         else:
             await self._store.finish(self.session_id, self._token)
 
     async def _keep(self) -> None:
-        """Store the state of a run that raised; the caller raises what the run has raised."""
+        """Store the state of a run that raised; the caller raises what the run has raised.
+
+        If the session was deleted or its history cleared in the meantime, nothing is stored.
+        """
         try:
             await self._replace(self.state, None)
         except RunClaimedError:
@@ -259,7 +263,8 @@ class ClaimedRun:
                 exc_info=True,
             )
 
-    async def _replace(self, state: RunState[Any, Any], agent: str | None) -> None:
+    async def _replace(self, state: RunState[Any, Any], agent: str | None) -> bool:
+        """Store a state in place of the claimed one; give whether the run was not deleted."""
         written = serialize(state, self._context)
         calls = pending_as_stored(pending_calls(state.get_interruptions()), self._encryption)
         encrypted = self._encryption.encrypt is not None
@@ -270,7 +275,7 @@ class ClaimedRun:
             )
 
         text = self._encryption.encrypted(json.dumps(written))
-        await self._store.replace(self.session_id, self._token, text, change)
+        return await self._store.replace(self.session_id, self._token, text, change)
 
     async def _close_stream(self, stream: RunResultStreaming) -> None:
         task = stream.run_loop_task

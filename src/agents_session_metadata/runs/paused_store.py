@@ -237,11 +237,10 @@ class PausedStore:
         token: str,
         state: str,
         details: Callable[[Details], Details],
-    ) -> None:
-        """Store another state of a run and give back the claim.
+    ) -> bool:
+        """Store another state of a run and give back the claim; give whether it was not deleted.
 
         Raises:
-            LookupError: If the paused run was deleted.
             RunClaimedError: If the lease is lost.
         """
 
@@ -260,7 +259,11 @@ class PausedStore:
             }
             self.rows.change(connection, session_id, values)
 
-        await self._change(session_id, store)
+        try:
+            await self._change(session_id, store)
+        except LookupError:
+            return False
+        return True
 
     async def finish(self, session_id: str, token: str) -> None:
         """Delete a run that has finished, and restore the phase from before the pause.
