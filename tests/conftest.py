@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from scaling import scale
+from scaling import IS_FULL, scale
 from servers import (
     DATABASES,
     KNOWN_DATABASES,
@@ -39,14 +39,28 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    applies = {item: applies_to_its_database(item) for item in items}
-    config.hook.pytest_deselected(items=[item for item in items if not applies[item]])
-    items[:] = [item for item in items if applies[item]]
+    applying = [item for item in items if applies_to_its_database(item)]
+    names = {item.nodeid for item in applying}
+    repeated = {item for item in applying if repeats_in_memory(item, names)}
+    kept = [item for item in applying if IS_FULL or item not in repeated]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
-        if hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__):
+        is_scalable = hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__)
+        if is_scalable or item in repeated:
             item.add_marker("scaled")
+
+
+def repeats_in_memory(item: pytest.Function, names: set[str]) -> bool:
+    """Whether a test on a SQLite file is the same test as one on SQLite in memory.
+
+    Those run in `make fuzz` only. Tests of several connections or processes run on a file always.
+    """
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    is_on_file = parameters.get("database") == "sqlite-file"
+    return is_on_file and item.nodeid.replace("sqlite-file", "sqlite-memory") in names
 
 
 def applies_to_its_database(item: pytest.Function) -> bool:

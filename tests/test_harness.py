@@ -64,7 +64,7 @@ WRONG = {
 }
 
 
-def collected(directory: Path, tests: str) -> str:
+def collected(directory: Path, tests: str, scale: str = "full") -> str:
     """What pytest says when it collects a module."""
     module, here = directory / "test_marked.py", Path(__file__).parent
     module.write_text(f"import pytest\n{tests}", encoding="utf-8")
@@ -73,7 +73,7 @@ def collected(directory: Path, tests: str) -> str:
         [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, module],
         check=False,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(here)},
+        env={**os.environ, "PYTHONPATH": str(here), "TEST_SCALE": scale},
         text=True,
     )
     return result.stdout + result.stderr
@@ -88,6 +88,19 @@ def test_marks_deselect_where_a_test_does_not_apply(tmp_path: Path) -> None:
         "test_others[sqlite-memory-1]",
         "test_others[sqlite-memory-2]",
     }
+
+
+def test_a_file_is_used_where_memory_does_not_show_the_same(tmp_path: Path) -> None:
+    lines = collected(tmp_path, MARKED, scale="").splitlines()
+    assert not any("sqlite-file" in line for line in lines)
+    only_on_file = """
+@pytest.mark.not_on("sqlite-memory")
+def test_file(database): ...
+
+def test_shared(shared_database): ...
+"""
+    lines = collected(tmp_path, only_on_file, scale="").splitlines()
+    assert sum("sqlite-file" in line for line in lines) == 2
 
 
 @pytest.mark.parametrize("error", WRONG)
