@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
+from agents_session_metadata import installing
 from agents_session_metadata.installing import install_advice
 
 INDEX = "'agents-session-metadata[cli]'"
@@ -44,3 +46,13 @@ def test_a_package_that_was_not_installed(monkeypatch):
 
     monkeypatch.setattr("agents_session_metadata.installing.distribution", missing)
     assert install_advice("cli").endswith(f"pip install {INDEX}")
+
+
+def test_no_other_module_names_an_install_command() -> None:
+    source = Path(installing.__file__).parent
+    named = [
+        str(path.relative_to(source))
+        for path in source.rglob("*.py")
+        if "pip install" in path.read_text(encoding="utf-8")
+    ]
+    assert named == ["installing.py"]

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import typer
 
+from agents_session_metadata.installing import install_advice
+
 from .command import command, place_of
 from .connection import Place
 from .options import Failure, usage
@@ -51,12 +53,10 @@ def web(
     except ImportError as error:
         if error.name not in {"jinja2", "uvicorn"}:
             raise
-        raise Failure(
-            f"agent-sessions web needs {error.name}; "
-            "install it with: pip install 'agents-session-metadata[web]'"
-        ) from None
+        message = f"agent-sessions web requires {error.name}; {install_advice('web')}"
+        raise Failure(message) from None
     if by is not None and not allow_write:
-        usage("--by needs --allow-write")
+        usage("--by requires --allow-write")
     with _place(place_of(ctx), demo=demo) as place, place.open(pool_pre_ping=True) as opened:
         catalog, wait = opened
         if demo:

@@ -8,10 +8,10 @@ from __future__ import annotations
 try:
     import jinja2 as _jinja2  # noqa: F401
 except ImportError:
+    from agents_session_metadata.installing import install_advice
+
     raise ImportError(
-        "the browser pages require Jinja2; install it with: "
-        "pip install 'agents-session-metadata[web]'",
-        name="jinja2",
+        f"the browser pages require Jinja2; {install_advice('web')}", name="jinja2"
     ) from None
 
 from agents_session_metadata.asgi import GetScope
