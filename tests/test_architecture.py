@@ -23,6 +23,8 @@ from agents.memory import OpenAIResponsesCompactionSession
 import agents_session_metadata
 from agents_session_metadata import _sdk, session_tables
 from agents_session_metadata.dialects import sqltypes
+from agents_session_metadata.dialects.names import DIALECTS
+from agents_session_metadata.dialects.urls import EXTRAS
 
 NAME = "agents_session_metadata"
 PACKAGE = Path(agents_session_metadata.__file__).parent
@@ -60,9 +62,9 @@ ONLY_IN = {
     "chatkit": {"chatkit"},
     "pydantic": {"maintenance", "mcp_server", "http", "chatkit"},
 }
-DRIVERS = ["aiosqlite", "asyncpg", "psycopg", "asyncmy", "aiomysql"]
+DRIVERS = [*EXTRAS, "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.
-DATABASE = re.compile(rf"(sqlite|postgresql|mysql|mariadb)(\+\w+)?|{'|'.join(DRIVERS)}")
+DATABASE = re.compile(rf"({'|'.join(DIALECTS)})(\+\w+)?|{'|'.join(DRIVERS)}")
 
 
 def module_name(path: Path) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from agents_session_metadata.query.filters import OPERATORS as FILTER_OPERATORS
 from conformance.strategies import one_of
 
 # What has a meaning to some parser: of SQL, of its parameters, of JSON, of the filter language.
@@ -48,7 +49,7 @@ NASTY = [
     "\n",
 ]
 OPERATORS = [
-    *["$eq", "$ne", "$in", "$nin", "$gt", "$gte", "$lt", "$lte", "$exists", "$contains", "$prefix"],
+    *FILTER_OPERATORS,
     *["$and", "$or", "$not", "$session_id", "$created_at", "$updated_at", "$where", "$regex"],
 ]
 TIMES = ["2020-01-03T00:00:00+00:00", "2020-02-05T12:00:00Z", "2020-01-03", "0001-01-01T00+14:00"]

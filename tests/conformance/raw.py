@@ -103,7 +103,7 @@ async def create_sdk_tables(
     collation: str = "utf8mb4_bin",
 ) -> None:
     """The SDK's own two tables and nothing else, as its users have them."""
-    if engine.dialect.name == "sqlite" or engine.dialect.name == "postgresql":
+    if engine.dialect.name not in ("mysql", "mariadb"):
         await SQLAlchemySession("anyone", engine=engine, create_tables=True).get_items()
         return
     for statement in SDK_TABLES_ON_MYSQL.split(";"):

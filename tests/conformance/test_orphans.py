@@ -20,10 +20,10 @@ async def leave(engine, *session_ids: str) -> list[str]:
     """Delete sessions so that their metadata stays; gives the triggers that were dropped."""
     triggers = await drop_triggers(engine)
     async with engine.begin() as connection:
-        if engine.dialect.name == "postgresql":
-            await connection.execute(text("SET LOCAL session_replication_role = replica"))
-        elif engine.dialect.name != "sqlite":
+        if engine.dialect.name in ("mysql", "mariadb"):
             await connection.execute(text("SET foreign_key_checks = 0"))
+        elif engine.dialect.name != "sqlite":
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))
         for session_id in session_ids:
             for table in ("agent_messages", "agent_sessions"):
                 await connection.execute(

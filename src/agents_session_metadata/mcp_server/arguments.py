@@ -17,6 +17,8 @@ from pydantic import (
     create_model,
 )
 
+from agents_session_metadata.query.filters import OPERATORS
+
 _SHOWN_CHARACTERS = 80
 _SHOWN_ERRORS = 3
 _UNPUBLISHED = ("title", "default", "minLength", "maxLength")
@@ -82,8 +84,8 @@ Where = Annotated[
     Field(
         description=(
             "A filter: a JSON object or its JSON text, such as "
-            '{"status": "active", "priority": {"$gte": 7}}. Operators: $eq $ne $in $nin $gt $gte '
-            "$lt $lte $exists $contains $prefix; $and, $or and $not combine filters; $created_at, "
+            '{"status": "active", "priority": {"$gte": 7}}. Operators: '
+            f"{' '.join(OPERATORS)}; $and, $or and $not combine filters; $created_at, "
             "$updated_at and $session_id can be used in place of a key. Default: every session."
         )
     ),

@@ -142,10 +142,10 @@ class _Parser:
 
 def _condition(key: str, operator: str, operand: object, path: str) -> Condition:
     try:
-        build = _OPERATORS[operator]
+        build = OPERATORS[operator]
     except KeyError:
         raise InvalidFilterError(
-            f"unknown operator; expected one of {', '.join(_OPERATORS)}", path=path
+            f"unknown operator; expected one of {', '.join(OPERATORS)}", path=path
         ) from None
     return build(key, operand, path)
 
@@ -195,7 +195,7 @@ def _prefix(key: str, operand: object, path: str) -> Condition:
     return HasPrefix(key, prefix_key(_check_string(operand, path)))
 
 
-_OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
+OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
     "$eq": _eq,
     "$ne": lambda key, operand, path: Not(_eq(key, operand, path)),
     "$in": _in,
