@@ -1,7 +1,7 @@
-"""Which databases are supported.
+"""The supported databases.
 
-Everything that differs between them is asked of a `Dialect`: a statement, an expression or a flag.
-Only the `dialect` modules name a database.
+A `Dialect` has everything that differs between databases: statements, expressions and flags. Only
+the modules of this package name a database.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SUPPORTED = {
     "mysql": "mysql.MySQL",
     "mariadb": "mysql.MySQL",
 }
-"""The class of each database. Its module is imported with the first engine for the database."""
+"""The class of each database, whose module is imported with the first engine for the database."""
 
 
 def dialect_of(sa_dialect: SADialect) -> Dialect:
-    """The ways of the database that an SQLAlchemy dialect speaks to.
+    """Returns the `Dialect` for an SQLAlchemy dialect.
 
     Raises:
-        UnsupportedDialectError: If it is none of the supported ones.
+        UnsupportedDialectError: If the database is not supported.
     """
     if sa_dialect.name not in SUPPORTED:
         raise UnsupportedDialectError(sa_dialect.name)

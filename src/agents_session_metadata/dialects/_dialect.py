@@ -1,4 +1,4 @@
-"""What the package asks of a database: statements, expressions, flags; as in standard SQL."""
+"""The base class of all dialects: statements, expressions and flags, in standard SQL."""
 
 from __future__ import annotations
 
@@ -53,84 +53,92 @@ class Link(NamedTuple):
 
 
 class Dialect:
-    """One database's ways. The methods of this class are those of standard SQL."""
+    """The SQL, error codes and flags of one database. This class uses standard SQL."""
 
     name: ClassVar[str]
     triggers: ClassVar[TriggerSQL] = TriggerSQL()
-    """How it spells triggers."""
+    """The SQL of triggers."""
     autocommit_reads: ClassVar[bool] = False
-    """Whether a lone SELECT is faster outside a transaction."""
+    """Whether a single SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
-    """Errors of a statement that was prepared on another connection than it is run on."""
+    """Error codes for running a statement that was prepared on another connection."""
     locks_metadata: ClassVar[bool] = False
-    """Whether reading metadata before writing it has to lock its rows, not the session's alone."""
-    write_isolation: ClassVar[str | None] = None
-    """The isolation level of write transactions, where setting it costs no statement."""
-    bounded_ids: ClassVar[bool] = False
-    """Whether the sessions table cuts or refuses ids of more than 255 characters."""
-    single_writer: ClassVar[bool] = False
-    """Whether the first write of a transaction shuts out all others, before it reads."""
-    uses_triggers: ClassVar[bool] = False
-    """Whether triggers, not foreign keys, delete metadata with its session."""
-    nests_correlated: ClassVar[bool] = True
-    """Whether a subquery in FROM may refer to the query around the one that it is in."""
-    probes_by_range: ClassVar[bool] = False
-    """Whether a row is found in the covering index by a range of one id.
+    """Whether reading metadata before writing it must lock the metadata rows too.
 
-    By equality with the id, the primary key would be taken, and the row fetched after it.
+    The session's row is always locked.
+    """
+    write_isolation: ClassVar[str | None] = None
+    """The isolation level of write transactions, if setting it requires no extra statement."""
+    bounded_ids: ClassVar[bool] = False
+    """Whether the sessions table truncates or rejects ids of more than 255 characters."""
+    single_writer: ClassVar[bool] = False
+    """Whether the first write of a transaction blocks all other writers, before it reads."""
+    uses_triggers: ClassVar[bool] = False
+    """Whether triggers, instead of foreign keys, delete metadata with its session."""
+    nests_correlated: ClassVar[bool] = True
+    """Whether a subquery in FROM can refer to the query outside the one that contains it."""
+    probes_by_range: ClassVar[bool] = False
+    """Whether to look up an id by a range that contains only this id.
+
+    The planner then uses the covering index. For equality it would use the primary key and fetch
+    the row as well.
     """
     transactional_ddl: ClassVar[bool] = True
-    """Whether a table and its rows can be made in one transaction."""
+    """Whether one transaction can create a table and insert its rows."""
     many: ClassVar[int] = 200
-    """Above so many values, a list may be bound in another way."""
+    """Lists with more values than this may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
-    """Bytes of a long binary value that ORDER BY takes into account."""
+    """The number of leading bytes of a binary value that ORDER BY compares."""
     rows_per_insert: ClassVar[int] = 1
-    """Rows with computed columns that one INSERT takes, where the driver sends each by itself."""
+    """How many rows with computed columns to insert per statement.
+
+    Greater than 1 if the driver would otherwise send one statement per row.
+    """
     warns_of_missing: ClassVar[bool] = False
-    """Whether dropping what does not exist, `IF EXISTS`, gives a warning."""
+    """Whether `DROP … IF EXISTS` raises a warning if there is nothing to drop."""
     index_if_not_exists: ClassVar[bool] = True
+    """Whether `CREATE INDEX IF NOT EXISTS` is supported."""
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
-    """Errors of a CREATE that another process won."""
+    """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
-    """Errors of a transaction that may succeed when it is run again."""
+    """Error codes of transactions that may succeed if they are retried."""
 
     def configure(self, engine: Engine) -> None:
-        """Configure an engine's connections as the SDK does, where it does."""
+        """Configures connections as the SDK does, if the SDK configures them."""
 
     def error_code(self, error: DBAPIError) -> object:
-        """The database's own code of an error."""
+        """Returns the database's code for an error."""
         raise NotImplementedError
 
     def is_transient(self, error: DBAPIError) -> bool:
-        """Whether running the transaction again may succeed."""
+        """Whether the transaction may succeed if it is retried."""
         return self.error_code(error) in self.transient_codes
 
     def lost_its_statement(self, error: DBAPIError) -> bool:
-        """Whether a pooler gave the steps of one statement to different connections."""
+        """Whether a pooler ran a prepared statement on another connection than prepared it."""
         return self.error_code(error) in self.lost_statement_codes
 
     def is_creation_race(self, error: DBAPIError) -> bool:
-        """Whether a table or index could not be created because somebody else just did."""
+        """Whether a CREATE failed because another process ran the same one first."""
         return self.error_code(error) in self.creation_race_codes
 
     def commits_each(self, connection: Connection) -> bool:
-        """Whether a connection commits every statement by itself."""
+        """Whether a connection is in autocommit mode."""
         fairy: Any = connection.connection
         return connection.dialect.detect_autocommit_setting(fairy.dbapi_connection)
 
     def begin_snapshot(self, connection: Connection) -> None:
-        """Begin a transaction whose statements all read the same state of the database."""
+        """Begins a transaction whose statements all read the same snapshot."""
         connection.execution_options(isolation_level="REPEATABLE READ")
 
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
-        """The statements that lock one session's row."""
+        """Returns the statements that lock one session's row."""
         raise NotImplementedError
 
     def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
-        """Lock the rows of several sessions, in the order of their ids; it yields the ids found.
+        """Locks the rows of several sessions in the order of their ids, and selects the ids found.
 
-        The ids are bound by `list_parameters`.
+        `list_parameters` binds the ids.
         """
         return (
             select(sessions.c.session_id)
@@ -140,11 +148,11 @@ class Dialect:
         )
 
     def locking(self, statement: Statement) -> Statement:
-        """A read of metadata before writing it, under the lock of the session's row."""
+        """Adapts a SELECT of metadata that is then written, while the session's row is locked."""
         return statement.with_for_update() if self.locks_metadata else statement
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
-        """Insert a row, or replace the named columns of the one with its primary key."""
+        """Inserts a row, or updates the given columns of the row with the same primary key."""
         raise NotImplementedError
 
     def upsert_reading(
@@ -159,42 +167,48 @@ class Dialect:
         return None
 
     def insert_missing(self, table: Table) -> Any:
-        """Insert rows, except those whose primary key is there."""
+        """Inserts rows and skips those whose primary key exists."""
         raise NotImplementedError
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
-        """Whether a column has one of so many values, within the driver's count of parameters.
+        """Whether a column has one of `count` values.
 
-        The values are bound by `list_parameters` under the same name.
+        `list_parameters` binds the values under the same name. Any count stays within the number of
+        parameters that the driver allows.
         """
         return column.in_(bindparam(name, expanding=True, type_=column.type))
 
     def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
-        """The parameters of a `one_of`."""
+        """Returns the parameters of `one_of`."""
         return {name: list(values)}
 
     def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
-        """A join by primary key that looks up what belongs to each value, and never reads all."""
+        """Joins by primary key, so that each value is looked up and no table is read whole."""
         return key == value
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
-        """A session id as it sorts by code point; `native` says that the column does so itself."""
+        """A session id in a form that sorts by code point.
+
+        Args:
+            column: The column with the id.
+            native: Whether the column itself sorts by code point.
+        """
         return column
 
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
-        """The bytes of a text in UTF-8."""
+        """The number of bytes of a text in UTF-8."""
         return func.octet_length(column)
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """A stored JSON text, or its bytes; None if it is no text."""
+        """A stored JSON text, or its bytes. None if the stored value is not text."""
         return column
 
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A `stored_time` to order by, whatever is stored."""
+        """A `stored_time` to sort by, even if the stored value is not a valid time."""
         return self.stored_time(column)
 
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A time of the SDK's tables in a form that sorts and fits into a cursor."""
+        """A time of the SDK's tables in a form that sorts and that a cursor can contain."""
         raise NotImplementedError
 
     def stored_time_type(self) -> TypeEngine[Any]:
@@ -202,20 +216,20 @@ class Dialect:
         raise NotImplementedError
 
     def stored_time_value(self, stored: str) -> Any:
-        """A stored time out of a cursor, as a parameter.
+        """Converts the text of a stored time in a cursor to a parameter.
 
         Raises:
-            ArithmeticError: If it is no number where one is needed.
-            ValueError: If it is no stored time.
+            ArithmeticError: If the database stores times as numbers and the text is not a number.
+            ValueError: If the text is not a stored time.
         """
         raise NotImplementedError
 
     def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
-        """Where a page ended, as parameters.
+        """Returns the parameters for the position where a page ended.
 
         Raises:
             ArithmeticError: As `stored_time_value`.
-            ValueError: If no page ends there.
+            ValueError: If no page can end there.
         """
         session_id.encode()
         after_id = {"after_id": session_id}
@@ -224,19 +238,19 @@ class Dialect:
         return {**after_id, "after_time": self.stored_time_value(stored)}
 
     def local_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A time of our tables, as the SDK's tables would have it."""
+        """Converts a time of the package's tables to the form of the SDK's tables."""
         return column
 
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A time of the SDK's tables, as `to_datetime` takes it."""
+        """A time of the SDK's tables in the form that `to_datetime` requires."""
         raise NotImplementedError
 
     def to_datetime(self, value: Any) -> datetime:
-        """A selected `utc` as an aware datetime in UTC."""
+        """Converts a value selected by `utc` to an aware datetime in UTC."""
         raise NotImplementedError
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A time of the SDK's tables, as it compares with a `moment_value`."""
+        """A time of the SDK's tables in a form that compares with a `moment_value`."""
         raise NotImplementedError
 
     def moment_type(self) -> TypeEngine[Any]:
@@ -244,95 +258,95 @@ class Dialect:
         raise NotImplementedError
 
     def moment_value(self, moment: datetime) -> Any:
-        """An aware datetime, as a parameter that compares with `moment`."""
+        """Converts an aware datetime to a parameter that compares with `moment`."""
         raise NotImplementedError
 
     def outer_limit(self, name: str, *, high: bool) -> ColumnElement[Any]:
-        """A limit for stored times, of a limit for moments.
+        """A wider limit on stored times for a given limit on moments.
 
-        Every stored time whose moment is within the limit is within this one; it is there to read
-        fewer, and need not be exact. The parameter is `<name>_outer`, an `outer_value`.
+        It contains every stored time whose moment is within the given limit. It need not be exact:
+        it only reduces the number of rows read. Its parameter is `<name>_outer`, an `outer_value`.
         """
         return bindparam(f"{name}_outer", type_=self.stored_time_type())
 
     def outer_value(self, moment: datetime, *, high: bool) -> Any:
-        """An aware datetime, as a parameter for `outer_limit`."""
+        """Converts an aware datetime to the parameter of `outer_limit`."""
         return self.moment_value(moment)
 
     def time_to_store(self, moment: datetime) -> Any:
-        """An aware datetime, as `stored_by` takes it as a parameter.
+        """Converts an aware datetime to the parameter of `stored_by`.
 
         Raises:
-            ValueError: If the SDK's tables cannot hold it.
+            ValueError: If the SDK's tables cannot store the time.
         """
         raise NotImplementedError
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        """What puts the time of a named parameter into a column of the SDK's tables."""
+        """The expression that stores the time in a parameter in a column of the SDK's tables."""
         raise NotImplementedError
 
     def now(self) -> ColumnElement[int]:
-        """The present time by the database's clock: microseconds since 1970, UTC."""
+        """The current time by the database's clock, in microseconds since 1970 in UTC."""
         raise NotImplementedError
 
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """The sum of whole numbers, given as JSON text: its billions, and the rest."""
+        """The sum of integers in JSON text, as the number of billions and the remainder."""
         raise NotImplementedError
 
     def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """The sum of numbers, given as JSON text, and what it lacks in parts of 10 ** -12."""
+        """The sum of numbers in JSON text, and the part missing from it in units of 10 ** -12."""
         raise NotImplementedError
 
     def triples(self, text: ColumnElement[str]) -> Triples:
-        """The entries of a JSON list of `[name, number, number]`, as rows to join with.
+        """The entries of a JSON list of `[name, number, number]`, as rows to join.
 
-        The text must be a list. An entry of another form gives a row without a name.
+        The text must be a list. An entry of another form becomes a row without a name.
         """
         raise NotImplementedError
 
     def schema_of(self, connection: Connection, table: Table) -> str:
-        """The schema where a table is found, quoted and with its point; or nothing."""
+        """Returns the quoted schema of a table and a dot, or an empty string without a schema."""
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
     def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
-        """The names of the triggers on a table."""
+        """Returns the names of the triggers on a table."""
         raise NotImplementedError
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
-        """The foreign keys of the column `session_id` in some tables, in one statement."""
+        """Returns the foreign keys of the column `session_id` in tables, with one statement."""
         raise NotImplementedError
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
-        """Let nobody else write to some tables until the transaction ends, if DDL is part of it.
+        """Locks tables against other writers until the transaction ends, if DDL is transactional.
 
         Returns:
-            Whether that is so. If not, others write in between.
+            Whether the tables are locked. If not, others can write in the meantime.
         """
         return False
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
-        """Whether an error says that the user may not create triggers."""
+        """Whether an error means that the user lacks the privilege to create triggers."""
         return False
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
-        """Within it, a statement waits five seconds at most for a table."""
+        """Limits to five seconds how long a statement in the block waits for a table."""
         yield
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
-        """The type of ids in a sessions table that exists, and whether it sorts by code point."""
+        """Returns the type of ids in a sessions table, and whether it sorts by code point."""
         return SessionId(), True
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
-        """The type of ids in our tables, beside a sessions table with ids of this type."""
+        """Returns the type of ids in the package's tables, given that of the sessions table."""
         return parent
 
 
 def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
-    """What an upsert sets: the new values, and the time."""
+    """Returns the columns that an upsert sets: the new values and `updated_at`."""
     values: dict[str, Any] = {name: new[name] for name in replaced}
     values["updated_at"] = func.current_timestamp()
     return values

@@ -1,7 +1,7 @@
-"""Locking the row of one session: how every write begins.
+"""Locks the row of one session, which every write does first.
 
-Whether a row is there, or was created, is always read from the rows themselves. Row counts, last
-insert ids and the like also reflect what an application's own triggers do.
+Whether a row exists or was created is always read from the rows themselves. Row counts and last
+insert ids also reflect the effects of an application's own triggers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sqlalchemy import (
 from agents_session_metadata.quoting import quoted
 
 ROUNDS = 10
-"""How often a row may be created and deleted by others while one caller wants to lock it."""
+"""How many times to retry if others create and delete the row before it is locked."""
 
 
 class Found(NamedTuple):
-    """What a lock found of a session.
+    """The result of locking a session's row.
 
     Attributes:
-        stored: What was read of its metadata by key; None if there is no session, and no lock.
-        has_leftovers: Whether metadata of an earlier session with this id exists, where that is
-            known before the session is created.
+        stored: The column that was read, by key. None if there is no session, so nothing is locked.
+        has_leftovers: Whether metadata of an earlier session with this id exists. None if that is
+            not known before the session is created.
     """
 
     stored: dict[str, Any] | None
@@ -45,7 +45,7 @@ Reader = Callable[[Connection, str], Found]
 
 
 class Locks:
-    """The statements that lock one session's row; this class works where `RETURNING` does.
+    """The statements that lock one session's row. This class requires `RETURNING`.
 
     Args:
         sessions: The sessions table.
@@ -61,7 +61,7 @@ class Locks:
             exists().where(metadata.c.session_id == of_session),
             exists().where(elements.c.session_id == of_session),
         )
-        """Whether metadata exists under the id."""
+        """Whether metadata with the id exists."""
         self.read_leftovers: Any = select(self.leftovers)
         self._lock: Any = (
             select(sessions.c.session_id)
@@ -72,37 +72,37 @@ class Locks:
         self._create = self._insert_new(self.leftovers)
 
     def existing(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session's row; give whether there is one."""
+        """Locks a session's row and returns whether it exists."""
         return connection.execute(self._lock, {"of_session": session_id}).first() is not None
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session's row, creating it if need be; give whether it was created.
+        """Locks a session's row, creates it if it is missing, and returns whether it was created.
 
-        It uses the sessions table only, and may be part of somebody else's transaction.
+        Uses only the sessions table, so it can be part of another transaction.
         """
         return self._created(connection, session_id, self._create_in_any) is not None
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        """Create a session's row at the beginning of a transaction.
+        """Creates a session's row at the beginning of a transaction.
 
         Args:
             connection: The connection.
             session_id: The session's id.
-            has_leftovers: What is known of leftovers already.
+            has_leftovers: Whether leftovers exist, if that is already known.
 
         Returns:
-            Whether metadata exists under the id although the session did not; None if the session
-            exists, and then it is locked.
+            Whether metadata of an earlier session with this id exists. None if the session exists;
+            its row is then locked.
         """
         return self._created(connection, session_id, self._create)
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
-        """What locks a session's row and reads a column of its metadata as of then, by key."""
+        """Returns a function that locks a session's row, then reads a metadata column by key."""
         metadata = self._metadata
         own = metadata.c.session_id == bindparam("of_session")
-        # A statement of its own: PostgreSQL reads what was there when the statement began.
+        # A separate statement, because PostgreSQL reads a snapshot from the start of a statement.
         statement: Any = select(metadata.c.key, column).where(own)
 
         def read(connection: Connection, session_id: str) -> Found:
@@ -114,7 +114,7 @@ class Locks:
         return read
 
     def _insert_new(self, told: ColumnElement[Any]) -> Any:
-        """Insert a row, unless it is there; only a new row is returned."""
+        """Inserts a row if it is missing. Only a new row is returned."""
         raise NotImplementedError
 
     def _new_row(self) -> Insert:

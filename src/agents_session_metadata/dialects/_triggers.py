@@ -1,4 +1,4 @@
-"""Triggers that keep a table of ours up to date, as each database spells them."""
+"""The SQL of triggers that keep the package's tables up to date, per database."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class RowTrigger(NamedTuple):
 
 
 class TriggerSQL:
-    """The words that triggers of one database are written with; as SQLite has them."""
+    """The SQL of triggers on one database. This class has that of SQLite."""
 
     inlines_keys = False
-    """Whether a trigger has the indexed keys in its text, and does not look them up.
+    """Whether the text of a trigger contains the indexed keys, so that it need not look them up.
 
     A writer whose snapshot is older than the index would not find them.
     """
@@ -42,13 +42,13 @@ class TriggerSQL:
     enforces_foreign_keys = False
     fires_on_truncate = False
     locks_index = ""
-    """Ends a SELECT that looks up whether a key is indexed."""
+    """The end of a SELECT that looks up whether a key is indexed."""
     locks_session = ""
-    """Ends a SELECT that reads the session's time."""
+    """The end of a SELECT that reads the session's time."""
     empty_bytes = "x''"
 
     def time(self, column: str) -> str:
-        """A time of the sessions table in its stored form."""
+        """A time of the sessions table in the form in which the index stores it."""
         return column
 
     def differ(self, one: str, other: str) -> str:
@@ -56,19 +56,19 @@ class TriggerSQL:
         return f"{one} IS NOT {other}"
 
     def fits(self, session_id: str) -> str:
-        """Whether an id is one that may carry metadata."""
+        """Whether a session with this id can have metadata."""
         return f"length({session_id}) <= {ID_LENGTH}"
 
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
-        """A statement that inserts a row unless it is there; it never fails for a duplicate."""
-        # What a trigger says about conflicts yields to what the statement says that fires it.
+        """A statement that inserts a row if it is missing. It never fails for a duplicate."""
+        # The conflict clause of the statement that fires a trigger overrides the trigger's own.
         same = " AND ".join(f"{column} = {value}" for column, value in values.items())
         missing = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"  # noqa: S608  # names
         columns, row = ", ".join(values), ", ".join(values.values())
         return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
 
     def delete_existing(self, table: str, condition: str) -> str:
-        """A statement that deletes rows; if there are none, it locks nothing."""
+        """A statement that deletes rows, and locks nothing if there are none."""
         return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
 
     def too_long(self, session_id: str) -> str:
@@ -77,7 +77,7 @@ class TriggerSQL:
 
     def create(self, trigger: RowTrigger) -> list[str]:
         """The statements that create a trigger."""
-        # SQLite finds the tables in the trigger's own schema, and takes no other.
+        # SQLite looks for the tables in the trigger's own schema, and allows no other.
         table = trigger.table.removeprefix(trigger.schema)
         when = f" WHEN {trigger.condition}" if trigger.condition else ""
         body = "; ".join(trigger.statements)
@@ -93,7 +93,7 @@ class TriggerSQL:
 
 
 class MySQLTriggerSQL(TriggerSQL):
-    """MySQL's and MariaDB's."""
+    """The SQL of triggers on MySQL and MariaDB."""
 
     bounded_ids = True
     enforces_foreign_keys = True
@@ -113,7 +113,7 @@ class MySQLTriggerSQL(TriggerSQL):
         return f"INSERT IGNORE INTO {table} ({columns}) VALUES ({row})"  # noqa: S608  # names
 
     def delete_existing(self, table: str, condition: str) -> str:
-        # Deleting what is not there locks the gap where it would be.
+        # Deleting a missing row locks the gap where it would be.
         exists = f"EXISTS (SELECT 1 FROM {table} WHERE {condition})"  # noqa: S608  # names
         return f"IF {exists} THEN {super().delete_existing(table, condition)}; END IF"
 
@@ -132,7 +132,7 @@ class MySQLTriggerSQL(TriggerSQL):
 
 
 class PostgreSQLTriggerSQL(TriggerSQL):
-    """PostgreSQL's."""
+    """The SQL of triggers on PostgreSQL."""
 
     inlines_keys = True
     bounded_ids = True
@@ -163,8 +163,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         while tag in body:
             tag = f"{tag[:-1]}_$"
         returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
-        # Whoever writes history needs no rights on our tables, and cannot put objects of his own in
-        # the place of those that are named.
+        # Users that write history need no privileges on the package's tables. The fixed search
+        # path keeps them from replacing the objects that the function names.
         rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
         create_function = (
             f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
@@ -177,5 +177,5 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         return [create_function, create_trigger]
 
     def drop(self, schema: str, name: str) -> str:
-        # The trigger goes with its function.
+        # Dropping the function drops its trigger.
         return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"

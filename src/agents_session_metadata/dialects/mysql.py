@@ -1,4 +1,4 @@
-"""The ways of MySQL and MariaDB."""
+"""The dialect for MySQL and MariaDB."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class _MySQLLocks(Locks):
         super().__init__(sessions, metadata, elements)
         self._elements = elements
         self._insert = self._new_row()
-        # A variable of the connection, set either way. The driver's last insert id and row count
-        # also reflect what triggers do.
+        # A variable of the connection, set in both cases. The driver's last insert id and row
+        # count also reflect the effects of triggers.
         of_session: BindParameter[str] = bindparam("of_session")
         same = sessions.c.session_id
         created, was_there = (text(f"{_CREATED} := {number}") for number in (1, 0))
@@ -80,18 +80,18 @@ class _MySQLLocks(Locks):
         try:
             connection.execute(self._insert, parameters)
         except IntegrityError:
-            # Waiting for the other row has left a lock on it that others have too.
+            # After waiting for the other row, this transaction shares a lock on it with others.
             connection.rollback()
             if not self.existing(connection, session_id):
-                raise  # Another key: one of a trigger, for example.
+                raise  # A duplicate in another key, for example one that a trigger writes.
             return None
         if has_leftovers is None:
             return bool(connection.execute(self.read_leftovers, parameters).scalar())
         return has_leftovers
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
-        # A read that locks sees what is there once it has the lock, row by row. The metadata is
-        # locked too: on a Galera cluster the lock of a row that is not written is local.
+        # A locking read returns each row as it is once the lock is held. The metadata is locked
+        # too, because on a Galera cluster the lock of a row that is not written is local.
         sessions, metadata = self._sessions, self._metadata
         of_session: BindParameter[str] = bindparam("of_session")
         one = select(literal_column("1").label("one")).subquery("one")
@@ -130,7 +130,7 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    nests_correlated = False  # MariaDB cannot.
+    nests_correlated = False  # MariaDB does not support it.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     rows_per_insert = 50
     warns_of_missing = True
@@ -187,7 +187,7 @@ class MySQL(Dialect):
         return Decimal((moment - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
 
     def time_to_store(self, moment: datetime) -> Any:
-        # Instead of what is before that, the server would store the present time.
+        # The server would store the current time instead of an earlier one.
         if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
             raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
         return self.moment_value(moment)
@@ -214,7 +214,7 @@ class MySQL(Dialect):
             is_array = func.json_type(each.c.entry) == "ARRAY"
             return case((and_(is_array, func.json_type(found) == kind), found))
 
-        # As bytes, names are told apart by case and accents too.
+        # As bytes, because names are case- and accent-sensitive.
         name = cast(func.json_unquote(part(0, "STRING")), LargeBinary)
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
@@ -230,7 +230,7 @@ class MySQL(Dialect):
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
-        # One table each: without that, the server opens every table of the schema.
+        # One table per query. Otherwise the server opens every table of the schema.
         parts = [
             "SELECT table_name, referenced_table_schema, referenced_table_name,"  # noqa: S608  # numbers
             " coalesce(:schema, database()), @@lower_case_table_names"
@@ -247,7 +247,7 @@ class MySQL(Dialect):
         for child, parent_schema, parent, own_schema, ignores_case in found:
             fold = str.lower if ignores_case else str
             if not any(fold(child) == fold(each.name) for each in children):
-                continue  # The catalog ignores case in any case.
+                continue  # The catalog always ignores case.
             wanted = fold(own_schema), fold(sessions.name)
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
@@ -258,7 +258,7 @@ class MySQL(Dialect):
 
     @contextmanager
     def brief_waits(self, connection: Connection) -> Iterator[None]:
-        # Whoever waits for a table makes others wait behind it.
+        # A statement that waits for a table blocks all later statements on it.
         connection.execute(text("SET SESSION lock_wait_timeout = 5"))
         try:
             yield
@@ -281,8 +281,8 @@ class MySQL(Dialect):
         return mysql.VARCHAR(length, charset=charset, collation=collation), True
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
-        # A foreign key may join columns of different lengths, and an index has room for so many
-        # characters only. No id that carries metadata has more.
+        # A foreign key may join columns of different lengths. An index has room for this many
+        # characters only, and no id with metadata has more.
         if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= ID_LENGTH:
             return parent
         return mysql.VARCHAR(ID_LENGTH, charset=parent.charset, collation=parent.collation)

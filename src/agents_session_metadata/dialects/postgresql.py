@@ -1,4 +1,4 @@
-"""PostgreSQL's ways."""
+"""The dialect for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 
 class _PostgreSQLLocks(Locks):
-    """The lock comes first: most sessions that are written to exist."""
+    """Locks first, and inserts if there is no row, because most written sessions exist."""
 
     def _insert_new(self, told: ColumnElement[Any]) -> Any:
         insert = postgresql.insert(self._sessions).values(session_id=bindparam("of_session"))
@@ -53,12 +53,13 @@ class _PostgreSQLLocks(Locks):
 
 
 class PostgreSQL(Dialect):
-    """PostgreSQL, from 13."""
+    """PostgreSQL 13 or later."""
 
     name = "postgresql"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
-    # A lock does not show in a snapshot: whoever waited for it must read what is there then.
+    # A snapshot is older than a lock that the transaction waited for. What is read after the lock
+    # must be current.
     write_isolation: ClassVar[str | None] = "READ COMMITTED"
     # serialization failure, deadlock
     transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
@@ -101,13 +102,13 @@ class PostgreSQL(Dialect):
         return column == any_(bindparam(name, type_=ARRAY(item)))
 
     def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
-        # By equality, it would hash the whole table for one row in seventy already.
+        # For equality, the planner hashes the whole table as soon as one row in seventy is needed.
         return key == any_(postgresql.array([value]))
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
 
-    # The SDK's times are the writer's local time without its zone.
+    # The SDK stores the writer's local time without a time zone.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column
 
@@ -166,7 +167,7 @@ class PostgreSQL(Dialect):
         return func.timezone(zone, bindparam(parameter, type_=TIMESTAMP(timezone=True)))
 
     def now(self) -> ColumnElement[int]:
-        # CURRENT_TIMESTAMP would be the beginning of the transaction.
+        # CURRENT_TIMESTAMP is the start of the transaction.
         return cast(extract("epoch", func.clock_timestamp()) * 1_000_000, BigInteger)
 
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
@@ -176,7 +177,7 @@ class PostgreSQL(Dialect):
         return func.sum(func.round(cast(text, Numeric), 12)), null()
 
     def triples(self, text: ColumnElement[str]) -> Triples:
-        # PostgreSQL cannot make text of JSON with NUL in it.
+        # PostgreSQL cannot convert JSON that contains NUL to text.
         safe = case((text.contains("\\u0000", autoescape=True), "[]"), else_=text)
         each = func.json_array_elements(cast(safe, JSON)).table_valued(
             column("value", JSON), joins_implicitly=True
@@ -212,7 +213,7 @@ class PostgreSQL(Dialect):
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
-        # By identity, so that no name is compared in another schema of the search path.
+        # Compares object ids: a name could match a table in another schema of the search path.
         names = {
             f"child_{index}": _qualified(connection, each) for index, each in enumerate(children)
         }
@@ -230,8 +231,8 @@ class PostgreSQL(Dialect):
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(_qualified(connection, table) for table in tables)
-        # Nor lock rows: whoever has locked one and then writes would be in a deadlock with a
-        # foreign key that is checked here.
+        # This mode also blocks row locks. Otherwise a transaction that has locked a row and then
+        # writes would deadlock with a foreign key check in this transaction.
         connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
         return True
 
@@ -259,7 +260,7 @@ class PostgreSQL(Dialect):
 
 
 def _qualified(connection: Connection, table: Table) -> str:
-    """A table's name as SQL would spell it, quoted, with the schema it is mapped to."""
+    """Returns a table's quoted name, with its translated schema if it has one."""
     preparer = connection.dialect.identifier_preparer
     schema = connection.schema_for_object(table)
     name = preparer.quote(table.name)

@@ -1,4 +1,4 @@
-"""SQLite's ways."""
+"""The dialect for SQLite."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ._locks import Found, Locks, Reader
 
 
 class _SQLiteLocks(Locks):
-    """A write reserves the writer's lock for its whole transaction, also when it finds no row."""
+    """A write takes the writer's lock for its whole transaction, even if it finds no row."""
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
@@ -51,13 +51,13 @@ class _SQLiteLocks(Locks):
         self._lock: Any = self._touch.returning(sessions.c.session_id)
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
-        # One statement if there is a row. If not, nobody else can create it in between.
+        # One statement if the row exists. If not, no other writer can create it in between.
         found = self.existing(connection, session_id)
         return not found and super().or_create(connection, session_id)
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
-        # As bytes: the driver refuses a text that is not UTF-8.
+        # Read as bytes, because the driver rejects text that is not valid UTF-8.
         is_json = func.typeof(column) != literal_column("'blob'")
         every = func.json_group_object(metadata.c.key, case((is_json, column)))
         stored = select(type_coerce(cast(every, LargeBinary), NullType()))
@@ -76,7 +76,7 @@ class _SQLiteLocks(Locks):
 
 
 class SQLite(Dialect):
-    """SQLite, from 3.35."""
+    """SQLite 3.35 or later."""
 
     name = "sqlite"
     single_writer = True
@@ -90,19 +90,19 @@ class SQLite(Dialect):
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)
         if code is None:
-            # Python 3.10's sqlite3 gives no codes; these sentences are SQLite's own, untranslated.
+            # sqlite3 of Python 3.10 has no error codes. SQLite does not translate these messages.
             return 5 if "is locked" in str(error.orig) else None
-        return code & 0xFF  # The low byte of an extended code is the plain one.
+        return code & 0xFF  # The low byte of an extended code is the primary code.
 
     def commits_each(self, connection: Connection) -> bool:
         if not super().commits_each(connection):
             return False
-        # An application may have told the driver to begin nothing, in order to begin by itself.
+        # An application may have disabled the driver's BEGIN to send its own.
         with connection.begin():
             return not _is_begun(connection)
 
     def begin_snapshot(self, connection: Connection) -> None:
-        # Its driver begins with the first write only.
+        # The driver begins a transaction only at the first write.
         connection.begin()
         if not _is_begun(connection):
             connection.exec_driver_sql("BEGIN")
@@ -120,7 +120,7 @@ class SQLite(Dialect):
     def insert_missing(self, table: Table) -> Any:
         return sqlite.insert(table).on_conflict_do_nothing()
 
-    # SQLite counts every parameter of a list; a document with the values is one parameter.
+    # The number of parameters is limited, so a list is bound as one JSON document.
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         if count <= self.many:
             return super().one_of(column, name, count)
@@ -146,16 +146,16 @@ class SQLite(Dialect):
         return func.length(cast(column, LargeBinary))
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        # The driver refuses a whole result for one text that is not UTF-8.
+        # The driver rejects a whole result if one text in it is not valid UTF-8.
         is_text = func.typeof(column) == literal_column("'text'")
         return type_coerce(case((is_text, cast(column, LargeBinary))), NullType())
 
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # Anything else compares by its own rules, and a cursor could not continue after it.
+        # Other types sort by other rules, and a cursor could not continue after them.
         is_text = func.typeof(column) == literal_column("'text'")
         return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
 
-    # The SDK's times are text in UTC, with six decimals or none.
+    # The SDK stores times as text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return type_coerce(column, String)
 
@@ -176,19 +176,19 @@ class SQLite(Dialect):
         return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
 
     def time_to_store(self, moment: datetime) -> Any:
-        # As CURRENT_TIMESTAMP writes it: a fraction of zeros would sort above it.
+        # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
         return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
         return bindparam(parameter, type_=String)
 
     def now(self) -> ColumnElement[int]:
-        # Days since 1970, with the milliseconds that it knows.
+        # Days since 1970. SQLite's clock has a precision of milliseconds.
         days = func.julianday("now", type_=REAL) - 2440587.5
         return cast(days * 86_400_000_000.0, Integer)
 
     def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        # Its whole numbers end at 64 bits; in two parts, their sums do not get there.
+        # Integers have 64 bits. Split into two parts, the sums do not overflow.
         number = cast(text, Integer)
         return func.sum(number // 10**9), func.sum(number % 10**9)
 
@@ -224,7 +224,7 @@ class SQLite(Dialect):
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
-        # Tables of one schema cannot refer to another, and SQLite ignores the case of names.
+        # Foreign keys stay within a schema, and SQLite ignores the case of names.
         parts = [
             f'SELECT :child_{index}, "table" FROM pragma_foreign_key_list(:child_{index}, :schema)'  # noqa: S608  # numbers
             " WHERE \"from\" = 'session_id' COLLATE NOCASE"
@@ -250,7 +250,7 @@ class SQLite(Dialect):
 
 
 def _json_object(stored: bytes) -> dict[str, Any]:
-    """A JSON object; a text in it that is not UTF-8 becomes None."""
+    """A JSON object. Text in it that is not valid UTF-8 becomes None."""
     try:
         return dict(json.loads(stored))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""SQL for the rows of one session, on a connection that it is handed.
+"""SQL for the rows of one session, on a given connection.
 
 Every write begins by locking the session's row, and reads only under the lock: a snapshot from
 before would not show what another writer has just done. Lock order is sessions first, then
@@ -34,7 +34,7 @@ from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
 _MANY_KEYS = 500
-"""Beyond so many keys, all are read and the wanted ones picked."""
+"""If more keys than this are requested, all keys are read and then filtered."""
 
 
 class Claim(NamedTuple):
@@ -50,7 +50,7 @@ class Claim(NamedTuple):
 
 
 class _Statements:
-    """What does not depend on the call, built once per set of tables and database."""
+    """Statements that do not depend on the call, built once per set of tables and database."""
 
     def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
         sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
@@ -95,7 +95,7 @@ class Rows:
     ) -> None:
         self.limits = limits
         self.index_words = index_words
-        """Indexes what locked sessions have written."""
+        """Adds what is written to locked sessions to the text index."""
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
@@ -103,7 +103,7 @@ class Rows:
     # ---- reading ----
 
     def reading(self, keys: Sequence[str] | None = None) -> Statement:
-        """The statement that reads keys and JSON texts of the session `of_session`."""
+        """The statement that reads the keys and JSON texts of the session `of_session`."""
         statement = self._statements.read
         if keys is not None and len(keys) <= _MANY_KEYS:
             statement = statement.where(self._tables.metadata.c.key.in_(keys))
@@ -117,7 +117,7 @@ class Rows:
     def search_keys(
         self, connection: Connection, session_id: str, keys: Iterable[str]
     ) -> dict[str, SearchKey]:
-        """The search keys that a locked session has under some keys."""
+        """Returns the search keys that a locked session has under the given keys."""
         rows = self._tables.metadata
         statement: Statement = select(rows.c.key, rows.c.search_key, rows.c.search_rest).where(
             rows.c.session_id == session_id, rows.c.key.in_(keys)
@@ -128,18 +128,18 @@ class Rows:
     # ---- locking ----
 
     def lock_session(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session, as the first thing in a transaction; give whether it exists."""
+        """Locks a session at the beginning of a transaction and returns whether it exists."""
         return self._statements.locks.existing(connection, session_id)
 
     def lock_or_create(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session in a transaction that is not ours; give whether it was created.
+        """Locks a session in the caller's transaction and returns whether it was created.
 
         It works without our tables, and leaves what they may hold of an earlier session.
         """
         return self._statements.locks.or_create(connection, session_id)
 
     def lock_lists(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
-        """Lock a session and read which of its keys hold a list.
+        """Locks a session and reads which of its keys have a list.
 
         Args:
             connection: The connection, at the beginning of a transaction.
@@ -155,7 +155,7 @@ class Rows:
         return self._claim(connection, session_id, self._statements.before_upsert, create=create)
 
     def lock_texts(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
-        """As `lock_lists`, but reads the JSON texts of all keys."""
+        """Like `lock_lists`, but reads the JSON texts of all keys."""
         return self._claim(connection, session_id, self._statements.read_texts, create=create)
 
     # ---- writing to a session that is locked ----
@@ -163,7 +163,7 @@ class Rows:
     def create(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> bool:
-        """Create a session with its metadata at the beginning of a transaction.
+        """Creates a session with its metadata at the beginning of a transaction.
 
         Returns:
             Whether the id was free. If not, the session is locked.
@@ -177,7 +177,7 @@ class Rows:
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        """Delete what an earlier session with this id left, if it left anything."""
+        """Deletes the metadata of an earlier session with this id, if there is any."""
         found = connection.execute(
             self._statements.locks.read_leftovers, {"of_session": session_id}
         )
@@ -219,7 +219,7 @@ class Rows:
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
     def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
-        """Refuse to write more keys than a session may have.
+        """Rejects a write that would exceed the number of keys per session.
 
         Raises:
             MetadataLimitError: If there would be more than `max_keys`.
@@ -237,7 +237,7 @@ class Rows:
         encoded: Mapping[str, EncodedValue],
         lists: Collection[str],
     ) -> None:
-        """Upsert values; `lists` are those of their keys that may have rows of elements."""
+        """Upserts values. `lists` contains those keys that may have rows of elements."""
         if not encoded:
             return
         connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
@@ -266,18 +266,18 @@ class Rows:
             self.index_words(connection, [session_id])
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
-        """Delete keys."""
+        """Deletes keys."""
         rows = self._tables.metadata
         own = rows.c.session_id == session_id
         connection.execute(delete(rows).where(own, rows.c.key.in_(keys)))
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
-        """Delete the session with its history and metadata."""
+        """Deletes the session with its history and metadata."""
         self.delete_history(connection, session_id)
         connection.execute(self._statements.delete_session, {"of_session": session_id})
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
-        """Delete all items of the session."""
+        """Deletes all items of the session."""
         delete_messages(connection, self._tables, self._dialect, [session_id])
 
     def _claim(
@@ -289,7 +289,7 @@ class Rows:
         if not create:
             return None
         leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
-        if leftovers is None:  # Somebody else has just created it.
+        if leftovers is None:  # Another process has just created it.
             return Claim(False, read(connection, session_id).stored or {})
         if leftovers:
             self._delete_metadata(connection, session_id)
@@ -329,7 +329,7 @@ def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = N
 
 
 def check_id(session_id: str) -> None:
-    """Refuse an id that cannot carry metadata.
+    """Rejects an id that cannot have metadata.
 
     Raises:
         TypeError: If it is not a string.
@@ -341,7 +341,7 @@ def check_id(session_id: str) -> None:
 
 
 def check_id_type(session_id: object) -> None:
-    """Refuse an id that is not a string.
+    """Rejects an id that is not a string.
 
     Raises:
         TypeError: If it is not.
@@ -352,7 +352,7 @@ def check_id_type(session_id: object) -> None:
 
 
 def id_problem(session_id: str) -> str | None:
-    """Say why a session id cannot carry metadata; None when it can.
+    """Returns why a session id cannot have metadata, or None if it can.
 
     Raises:
         TypeError: If it is not a string.
@@ -370,7 +370,7 @@ def id_problem(session_id: str) -> str | None:
 
 
 def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
-    """The keys of a request under which something could be stored.
+    """Returns the requested keys that could be stored.
 
     Raises:
         TypeError: If `keys` is a bare string, or one of them is no string.

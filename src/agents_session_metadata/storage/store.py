@@ -44,7 +44,7 @@ class SessionStore(Generic[Q]):
     """
 
     fixed: Mapping[str, EncodedValue] = {}
-    """Values that a new session gets, and that nobody deletes."""
+    """Values that every new session gets, and that cannot be deleted."""
 
     def __init__(self, database: Database[Q], limits: MetadataLimits) -> None:
         if not isinstance(limits, MetadataLimits):
@@ -56,18 +56,18 @@ class SessionStore(Generic[Q]):
     # ---- what a restricted store overrides ----
 
     def admits(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
-        """Whether a session that is locked belongs to the store."""
+        """Whether a locked session belongs to the store."""
         return True
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
-        """Whether a session that was just created may belong to the store."""
+        """Whether a session that was just created can belong to the store."""
         return True
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
-        """Refuse to write or remove what this store does not allow to be changed."""
+        """Rejects a change that this store does not allow."""
 
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
-        """Check and encode the metadata of a new session.
+        """Checks and encodes the metadata of a new session.
 
         Raises:
             InvalidMetadataError: If a key or value cannot be stored.
@@ -87,7 +87,7 @@ class SessionStore(Generic[Q]):
     # ---- requests ----
 
     async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
-        """All stored keys of a session, or those asked for, `None` where nothing is stored."""
+        """Returns all stored keys of a session, or the given keys, with `None` for missing ones."""
         if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes)):
             keys = list(keys)
         wanted = storable_keys(keys)
@@ -106,7 +106,7 @@ class SessionStore(Generic[Q]):
     async def set_metadata(
         self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
     ) -> None:
-        """Upsert keys of a session in one transaction."""
+        """Upserts keys of a session in one transaction."""
         encoded = encode_metadata(values, self.limits)
         check_id(session_id)
         self.check_written(encoded, ())
@@ -130,7 +130,7 @@ class SessionStore(Generic[Q]):
     async def merge_metadata(
         self, session_id: str, values: Mapping[str, JSONValue], removed: Collection[str]
     ) -> None:
-        """Upsert keys of a session that exists and delete others, in one transaction.
+        """Upserts and deletes keys of an existing session in one transaction.
 
         No stored value is read, so that corrupt ones can be replaced and deleted.
         """
@@ -157,7 +157,7 @@ class SessionStore(Generic[Q]):
         must_exist: bool = False,
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
-        """Let a function change a session's metadata while nobody else can.
+        """Lets a function change a session's metadata while the session is locked.
 
         `also` writes something else in the same transaction, and is handed the changed metadata.
         The session is then created even if its metadata did not change.
@@ -170,7 +170,7 @@ class SessionStore(Generic[Q]):
         )
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
-        """Delete keys of a session; give how many there were."""
+        """Deletes keys of a session and returns how many were stored."""
         wanted = storable_keys(keys)
         self.check_written({}, wanted or ())
         if id_problem(session_id) is not None or wanted == []:
@@ -193,14 +193,14 @@ class SessionStore(Generic[Q]):
         return await self.database.write(write)
 
     async def create(self, session_id: str, encoded: Mapping[str, EncodedValue]) -> bool:
-        """Create a session with metadata from `encode_new`; give whether the id was free."""
+        """Creates a session with metadata from `encode_new`. Returns whether the id was free."""
         check_id(session_id)
         return await self.database.write(
             lambda connection, _: self.create_locked(connection, session_id, encoded)
         )
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session with its history and metadata; give whether it existed."""
+        """Deletes a session with its history and metadata, and returns whether it existed."""
         return await self.database.write(
             lambda connection, _: self.delete_locked(connection, session_id)
         )
@@ -221,7 +221,7 @@ class SessionStore(Generic[Q]):
     # ---- parts of transactions ----
 
     def lock(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session, as the first thing in a transaction; give whether it exists."""
+        """Locks a session at the beginning of a transaction and returns whether it exists."""
         return self.rows.lock_session(connection, session_id) and self.admits(
             connection, session_id
         )
@@ -229,7 +229,7 @@ class SessionStore(Generic[Q]):
     def create_locked(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> bool:
-        """Create a session at the beginning of a transaction; give whether the id was free."""
+        """Creates a session at the beginning of a transaction. Returns whether the id was free."""
         if not self.rows.create(connection, session_id, encoded):
             return False
         if self.admits_new(connection, session_id):
@@ -238,7 +238,7 @@ class SessionStore(Generic[Q]):
         return False
 
     def delete_locked(self, connection: Connection, session_id: str) -> bool:
-        """Lock a session and delete it; give whether it existed."""
+        """Locks a session, deletes it, and returns whether it existed."""
         if not self.lock(connection, session_id):
             return False
         self.rows.delete_session(connection, session_id)
@@ -253,7 +253,7 @@ class SessionStore(Generic[Q]):
         must_exist: bool,
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
-        """Lock a session and let a function change its metadata; give it as it is afterwards.
+        """Locks a session, lets a function change its metadata, and returns the new metadata.
 
         If nothing changed and there is nothing else to write, the transaction is rolled back.
 
@@ -307,7 +307,7 @@ class SessionStore(Generic[Q]):
         must_exist: bool,
         has_tables: Callable[[], bool],
     ) -> None:
-        """Lock a session in a transaction that goes on to write its history.
+        """Locks a session in a transaction that then writes its history.
 
         Args:
             connection: The connection, at the beginning of a transaction.
@@ -347,7 +347,7 @@ class SessionStore(Generic[Q]):
     def _changed(
         self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]
     ) -> dict[str, EncodedValue]:
-        """The values that are not stored as they are now; only these are held to the limits."""
+        """The values that differ from the stored ones. Only these must be within the limits."""
         changed = {}
         for key, value in metadata.items():
             name = key if key in texts else check_key(key, self.limits)
@@ -358,7 +358,7 @@ class SessionStore(Generic[Q]):
 
 
 def _check_result(result: object, metadata: Metadata) -> None:
-    """Refuse the result of a function that built a new dict and left the one it got as it was.
+    """Rejects the result of a function that returned a new dict and did not change its argument.
 
     Raises:
         TypeError: If it is a mapping that is neither the metadata nor a value in it.
@@ -379,7 +379,7 @@ def _is_part(wanted: object, value: object) -> bool:
 
 
 def check_limit(limit: int, most: int = 2**31 - 1) -> None:
-    """Refuse a limit that is not a number of rows.
+    """Rejects a limit that is not a number of rows.
 
     Raises:
         ValueError: If it is not a positive integer, or over `most`.

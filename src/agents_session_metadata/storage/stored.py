@@ -1,4 +1,4 @@
-"""Values as they come out of the tables, whatever somebody has written there by hand."""
+"""Reads stored values, including invalid ones that were written by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
 UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
-"""Stands for a time that cannot be read, where the error is not raised."""
+"""Replaces a time that cannot be read if the error is not raised."""
 
 
 def decode_stored(session_id: str, key: str, text: Any) -> Any:
@@ -27,7 +27,7 @@ def decode_stored(session_id: str, key: str, text: Any) -> Any:
 
 
 def plain_text(text: Any) -> Any:
-    """A stored JSON text as a string; None if it is not UTF-8."""
+    """A stored JSON text as a string. None if it is not valid UTF-8."""
     try:
         return text.decode() if isinstance(text, bytes) else text
     except UnicodeDecodeError:
@@ -57,7 +57,7 @@ def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> d
 
 
 def read_search_key(indexed: Any, rest: Any) -> SearchKey:
-    """A stored search key; one that is no bytes comes as an empty one, which no value has."""
+    """A stored search key. If it is not bytes, an empty one, which no value has."""
     try:
         return SearchKey(_bytes(indexed), _bytes(rest))
     except TypeError:
@@ -77,7 +77,7 @@ def decode_counted(indexed: Any, rest: Any) -> Any:
 
 
 def corrupt_search_key(session_id: str, key: str) -> CorruptMetadataError:
-    """The error of a search key that does not belong to any value."""
+    """Returns the error for a search key that no value has."""
     return CorruptMetadataError(
         session_id,
         key,
