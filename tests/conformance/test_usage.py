@@ -121,6 +121,7 @@ async def test_runs_are_added_up(session, catalog, engine):
     transactions = count_writes(engine)
     await run(session, prices=PRICES)
     assert len(transactions) == 1, "the ledger has a transaction of its own"
+    assert sum(TABLE in statement for statement in transactions[0]) == 1
     await run(session, model="small", prices=PRICES)
     other = await catalog.create_session("other", metadata={"owner_id": 7.0})
     await run(other, name="Engineer", prices=PRICES)
