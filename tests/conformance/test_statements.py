@@ -85,3 +85,24 @@ async def test_a_scope_adds_no_statement_to_a_read(database: Database):
     assert await statements.of(catalog.get_metadata("chat")) == 1
     assert await statements.of(catalog.list_sessions({"a": 1})) == 1
     assert await statements.of(catalog.count_sessions()) == 1
+
+
+async def test_a_search_takes_as_many_statements_whether_something_is_found(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_index("$text")
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    await session.add_items([{"role": "user", "content": f"tram {n}"} for n in range(30)])
+    scoped = catalog.scoped({"owner_id": "u1"})
+    page = await scoped.search("tram")
+    assert len(page.hits) == 20
+    statements = Statements(engine)
+
+    assert await statements.of(scoped.search("tram")) == 3
+    assert await statements.of(scoped.search("unused")) == 3
+    assert await statements.of(scoped.search("tram", cursor=page.next_cursor)) == 3
+    built = dict(catalog._store.database._queries()._statements)
+    assert (await scoped.search("other words")).hits == []
+    assert [hit.snippet for hit in (await scoped.search("tram 3")).hits] == ["tram 3"]
+    again = dict(catalog._store.database._queries()._statements)
+    assert len(again) == len(built) + 1  # with two words

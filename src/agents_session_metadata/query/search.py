@@ -12,33 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    FromClause,
-    LargeBinary,
-    String,
-    func,
-    literal,
-    literal_column,
-    select,
-    type_coerce,
-)
+from sqlalchemy import Connection
 
 from agents_session_metadata.errors import TextIndexMissingError
-from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.stored import decode_time
-from agents_session_metadata.storage.words import COMPLETE, DROPPING, TEXT, TITLE_ITEM, WORDS
+from agents_session_metadata.storage.words import COMPLETE, DROPPING, TITLE_ITEM
 from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import WordQuery, text_of_item
 
 from .logic import NO_DRIVER, Condition, best_of
 from .queries import Queries
+from .search_statements import SearchBuilder, Shape, prefix_parameters
 
 FEW = 1_000
 """Sessions whose words are read instead of walking all entries of a word."""
@@ -51,7 +39,9 @@ CHECKED = 1_000
 _TEXTS_AT_ONCE = 50
 _COUNTED = 500
 """As far as entries are counted to find the rarest word."""
-_QUEUE_READ = 1_000
+
+_Texts = dict[tuple[str, int], Any]
+"""Role, text and time of messages and titles, by session and item."""
 
 
 class Place(NamedTuple):
@@ -105,10 +95,8 @@ class Search:
         self._connection = connection
         self._queries = queries
         self._dialect = queries.dialect
-        self._tables = queries.tables
         self._condition = condition
         self._query = query
-        self._words, self._queue, self._state = queries.tables.group(WORDS).tables
 
     def run(self, limit: int, after: Place | None) -> Found:
         """Read a page.
@@ -116,34 +104,45 @@ class Search:
         Raises:
             TextIndexMissingError: If there is no index.
         """
-        state = self._connection.scalar(
-            select(self._state.c.state).where(self._state.c.key == TEXT)
-        )
-        if state in (None, DROPPING):
-            raise TextIndexMissingError
         ids = self._few_sessions()
-        complete = state == COMPLETE and not self._is_waiting(ids)
+        complete = self._is_complete(ids)
         if ids == []:
             return Found([], None, complete)
         if after is not None and after.session_id is None:
             after = self._revealed(after)
-        pages = self._candidates(ids, limit + 1, after)
         found: list[tuple[Place, SearchHit]] = []
         checked, last = 0, after
-        for candidates, reached in pages:
-            while candidates:
-                size = min(_TEXTS_AT_ONCE, max(10, limit + 1 - len(found)))
-                some, candidates = candidates[:size], candidates[size:]  # noqa: PLW2901
-                found += self._check(some)
-                checked += len(some)
-                last = some[-1]
-                if len(found) > limit:
-                    hits = [hit for _, hit in found[:limit]]
-                    return Found(hits, found[limit - 1][0], complete)
-                if checked >= CHECKED:
-                    return Found([hit for _, hit in found], last.hidden(), complete)
+        for places, texts, reached in self._candidates(ids, limit + 1, after):
+            found += self._check(places, texts)
+            checked += len(places)
+            if len(found) > limit:
+                hits = [hit for _, hit in found[:limit]]
+                return Found(hits, found[limit - 1][0], complete)
+            if places and checked >= CHECKED:
+                return Found([hit for _, hit in found], places[-1].hidden(), complete)
             last = reached
         return Found([hit for _, hit in found], last and last.hidden(), complete)
+
+    def _execute(
+        self, kind: tuple[Any, ...], build: Callable[[SearchBuilder], Any], parameters: Any
+    ) -> Any:
+        query = self._queries.built(kind, self._condition, SearchBuilder, build, parameters)
+        return self._connection.execute(*query)
+
+    def _is_complete(self, ids: list[str] | None) -> bool:
+        """Whether the index is complete, and nothing waits to be indexed."""
+        count = self._some(ids)
+        parameters = self._dialect.list_parameters("ids", ids) if ids else {}
+        found = self._execute(
+            ("search state", count), lambda build: build.state(count), parameters
+        ).first()
+        if found is None or found[0] == DROPPING:
+            raise TextIndexMissingError
+        return bool(found[0] == COMPLETE and not found[1])
+
+    def _some(self, values: Sequence[Any] | None) -> int | None:
+        """The number of values, as far as it changes a statement."""
+        return None if values is None else min(len(values), self._dialect.many + 1)
 
     # ---- candidates ----
 
@@ -157,24 +156,29 @@ class Search:
         return ids if len(ids) <= FEW else None
 
     def _candidates(
-        self, ids: list[str] | None, count: int, after: Place | None
-    ) -> Iterator[tuple[list[Place], Place | None]]:
-        """Places in order, with the place that each step has reached; None at the end."""
+        self, ids: list[str] | None, wanted: int, after: Place | None
+    ) -> Iterator[tuple[list[Place], _Texts, Place | None]]:
+        """Places in order with their texts, and the place that each step has reached.
+
+        That is None at the end.
+        """
         word, prefix = self._leader(counted=ids is None)
-        count = max(count, _TEXTS_AT_ONCE)
+        count = min(max(wanted, 10), _TEXTS_AT_ONCE)
         if ids is not None or (word is None and self._is_rare(prefix)):
             while True:
-                found = self._sorted(word, prefix, ids, count, after)
+                found, texts = self._sorted(word, prefix, ids, count, after)
                 after = found[-1] if len(found) == count else None
-                yield found, after
+                yield found, texts, after
                 if after is None:
                     return
+                count = _TEXTS_AT_ONCE
         for size in WALKS:
-            found, after = self._walked(word or b"", size, count, after)
+            found, texts, after = self._walked(word or b"", size, count, after)
             while len(found) == count:
-                yield found, found[-1]
-                found, after = self._walked(word or b"", size, count, found[-1])
-            yield found, after
+                yield found, texts, after
+                count = _TEXTS_AT_ONCE
+                found, texts, after = self._walked(word or b"", size, count, after)
+            yield found, texts, after
             if after is None:
                 return
 
@@ -185,18 +189,39 @@ class Search:
             return None, self._query.prefixes[0]
         if not counted or len(words) == 1:
             return words[0], b""
-        counts = self._connection.execute(
-            select(*(self._count(self._words.c.word == word, _COUNTED) for word in words))
+        parameters: dict[str, Any] = {f"word_{n}": word for n, word in enumerate(words)}
+        counts = self._execute(
+            ("search counts", len(words)),
+            lambda build: build.counts(len(words)),
+            {**parameters, "limit": _COUNTED},
         ).one()
         return min(zip(counts, words, strict=True), key=lambda each: each[0])[1], b""
 
     def _is_rare(self, prefix: bytes) -> bool:
-        count = self._count(_begins(self._words.c.word, prefix), RARE)
-        return int(self._connection.scalar(select(count)) or 0) < RARE
+        count = self._execute(
+            ("search prefix",),
+            lambda build: build.count_of_prefix(),
+            {**prefix_parameters(prefix), "limit": RARE},
+        ).scalar()
+        return int(count or 0) < RARE
 
-    def _count(self, condition: ColumnElement[bool], most: int) -> Any:
-        some = select(self._words.c.item_id).where(condition).limit(most).subquery()
-        return select(func.count()).select_from(some).scalar_subquery()
+    def _question(
+        self, word: bytes | None, prefix: bytes, after: Place | None
+    ) -> tuple[Shape, dict[str, Any]]:
+        """The shape of the statements that read entries, and their parameters."""
+        words = [each for each in self._query.words if each != word]
+        prefixes = [each for each in self._query.prefixes if each != prefix]
+        parameters: dict[str, Any] = {f"word_{n}": each for n, each in enumerate(words)}
+        for number, each in enumerate(prefixes):
+            parameters |= prefix_parameters(each, f"_{number}")
+        parameters |= prefix_parameters(prefix) if word is None else {"word": word}
+        begins = 0
+        if after is not None:
+            begins = 2 if after.session_id is None else 1
+            parameters["after_time"] = after.time
+            if after.session_id is not None:
+                parameters |= {"after_id": after.session_id, "after_item": after.item_id}
+        return Shape(word is None, len(words), len(prefixes), begins), parameters
 
     def _sorted(
         self,
@@ -205,131 +230,87 @@ class Search:
         ids: list[str] | None,
         count: int,
         after: Place | None,
-    ) -> list[Place]:
+    ) -> tuple[list[Place], _Texts]:
         """The first candidates after a place, of all entries of a word."""
-        words = self._words.alias("entries")
-        of_word = _begins(words.c.word, prefix) if word is None else words.c.word == word
-        inner: Any = select(words.c.session_id, words.c.created_at, words.c.item_id).where(of_word)
-        parameters: dict[str, Any] = {}
+        shape, parameters = self._question(word, prefix, after)
+        sessions = self._some(ids)
         if ids is not None:
-            inner = inner.where(self._dialect.one_of(words.c.session_id, "ids", len(ids)))
-            parameters = self._dialect.list_parameters("ids", ids)
-        if word is None:
-            inner = inner.distinct()
-        # With a limit, no planner walks in the order of the page instead.
-        rows = inner.limit(literal_column(str(2**31 - 1))).subquery("entries_of_word")
-        statement = select(rows.c.session_id, self._time(rows), rows.c.item_id)
-        statement = self._narrowed(statement, rows, word, prefix)
-        if ids is None:
-            truth, more = self._queries.where(statement, self._condition, rows.c.session_id)
-            statement, parameters = truth, {**parameters, **more}
-        return self._places(statement, rows, count, after, parameters)
+            parameters |= self._dialect.list_parameters("ids", ids)
+        return self._read(
+            self._execute(
+                ("search sorted", shape, sessions),
+                lambda build: build.sorted(shape, sessions),
+                {**parameters, "limit": count},
+            )
+        )
 
     def _walked(
         self, word: bytes, size: int, count: int, after: Place | None
-    ) -> tuple[list[Place], Place | None]:
+    ) -> tuple[list[Place], _Texts, Place | None]:
         """The candidates among the next entries of a word, and the last of these entries."""
-        words = self._words.alias("entries")
-        columns = words.c.session_id, words.c.created_at, words.c.item_id
-        entries = self._after(select(*columns).where(words.c.word == word), words, after)
-        entries = entries.order_by(*self._order(words))
-        rows = entries.limit(literal_column(str(size))).subquery("walked")
-        statement = select(rows.c.session_id, self._time(rows), rows.c.item_id)
-        statement = self._narrowed(statement, rows, word, b"")
-        statement, parameters = self._queries.where(statement, self._condition, rows.c.session_id)
-        found = self._places(statement, rows, count, None, parameters)
+        shape, parameters = self._question(word, b"", after)
+        found, texts = self._read(
+            self._execute(
+                ("search walked", shape),
+                lambda build: build.walked(shape),
+                {**parameters, "limit": count, "size": size},
+            )
+        )
         if len(found) == count:
-            return found, found[-1]
-        last = entries.with_only_columns(words.c.session_id, self._time(words), words.c.item_id)
-        row = self._connection.execute(last.offset(size - 1).limit(1)).first()
-        return found, None if row is None else self._place(row)
-
-    def _narrowed(
-        self, statement: Any, rows: FromClause, leader: bytes | None, prefix: bytes
-    ) -> Any:
-        """Only texts that have the other words as well; looked up by primary key, one by one."""
-        for number, word in enumerate(self._query.words):
-            if word != leader:
-                others = self._words.alias(f"word_{number}")
-                found = (
-                    select(literal_column("1"))
-                    .where(
-                        others.c.word == word,
-                        others.c.session_id == rows.c.session_id,
-                        others.c.item_id == rows.c.item_id,
-                    )
-                    .scalar_subquery()
-                )
-                statement = statement.where(found == literal_column("1"))
-        for number, beginning in enumerate(self._query.prefixes):
-            if beginning != prefix:
-                others = self._words.alias(f"prefix_{number}")
-                found = (
-                    select(literal_column("1"))
-                    .where(
-                        others.c.session_id == rows.c.session_id,
-                        others.c.item_id == rows.c.item_id,
-                        _begins(others.c.word, beginning),
-                    )
-                    .limit(literal_column("1"))
-                    .scalar_subquery()
-                )
-                statement = statement.where(found == literal_column("1"))
-        return statement
-
-    def _places(
-        self,
-        statement: Any,
-        rows: FromClause,
-        count: int,
-        after: Place | None,
-        parameters: dict[str, Any],
-    ) -> list[Place]:
-        statement = self._after(statement, rows, after).order_by(*self._order(rows))
-        found = self._connection.execute(statement.limit(literal_column(str(count))), parameters)
-        return [self._place(row) for row in found]
-
-    # ---- the order ----
-
-    def _time(self, rows: FromClause) -> Any:
-        return type_coerce(rows.c.created_at, self._dialect.stored_time_type()).label("created_at")
-
-    def _id(self, rows: FromClause) -> Any:
-        return self._dialect.by_code_point(rows.c.session_id, native=False)
-
-    def _order(self, rows: FromClause) -> list[Any]:
-        return [rows.c.created_at.desc(), self._id(rows).desc(), rows.c.item_id.desc()]
-
-    def _after(self, statement: Any, rows: FromClause, after: Place | None) -> Any:
-        """What comes after a place: `a <= x AND (a < x OR …)`, which every index can follow."""
-        if after is None:
-            return statement
-        time = literal(after.time, self._dialect.stored_time_type())
-        if after.session_id is None:
-            return statement.where(rows.c.created_at <= time)
-        own_id, session_id = self._id(rows), literal(after.session_id, String)
-        item = rows.c.item_id < literal(after.item_id, BigInteger)
-        later = (own_id <= session_id) & ((own_id < session_id) | item)
-        return statement.where(rows.c.created_at <= time, (rows.c.created_at < time) | later)
-
-    def _place(self, row: Any) -> Place:
-        return Place(row[1], row[0], int(row[2]))
+            return found, texts, found[-1]
+        last = self._execute(
+            ("search end", shape),
+            lambda build: build.end_of_walk(shape),
+            {**parameters, "offset": size - 1},
+        ).first()
+        return found, texts, None if last is None else _place(last)
 
     def _revealed(self, place: Place) -> Place:
         """A place with its session, if that still has something there."""
-        words = self._words
-        time = literal(place.time, self._dialect.stored_time_type())
-        there = words.c.word == b"", words.c.created_at == time, words.c.item_id == place.item_id
-        for session_id in self._connection.scalars(select(words.c.session_id).where(*there)):
+        there = {"word": b"", "after_time": place.time, "after_item": place.item_id}
+        found = self._execute(("search place",), lambda build: build.revealed(), there)
+        for session_id in found.scalars():
             if _digest(session_id) == place.digest:
                 return place._replace(session_id=session_id)
         return place
 
     # ---- texts ----
 
-    def _check(self, places: Sequence[Place]) -> list[tuple[Place, SearchHit]]:
+    def _read(self, rows: Any) -> tuple[list[Place], _Texts]:
+        """Places, and the texts that are stored there in sessions to search in."""
+        places: list[Place] = []
+        texts: _Texts = {}
+        titled: list[str] = []
+        for row in rows:
+            place = _place(row)
+            places.append(place)
+            session_id, at, stored, holds = row[3:]
+            if place.item_id == TITLE_ITEM:
+                titled.append(row[0])
+            elif holds and session_id == row[0]:
+                text = text_of_item(_json(stored))
+                if text is not None:
+                    texts[session_id, place.item_id] = *text, at
+        return places, {**texts, **self._titles(titled)}
+
+    def _titles(self, ids: list[str]) -> _Texts:
+        if not ids:
+            return {}
+        count = self._some(ids) or 0
+        values = self._execute(
+            ("search titles", count),
+            lambda build: build.titles(count),
+            self._dialect.list_parameters("titled", ids),
+        )
+        titles = ((session_id, at, _json(stored)) for session_id, at, stored in values)
+        return {
+            (session_id, TITLE_ITEM): ("title", title, at)
+            for session_id, at, title in titles
+            if isinstance(title, str)
+        }
+
+    def _check(self, places: Sequence[Place], texts: _Texts) -> list[tuple[Place, SearchHit]]:
         """Compare texts with the query."""
-        texts = {**self._items(places), **self._titles(places)}
         found = []
         for place in places:
             session_id = place.session_id or ""
@@ -344,75 +325,9 @@ class Search:
                 found.append((place, hit))
         return found
 
-    def _items(self, places: Sequence[Place]) -> dict[tuple[str, int], Any]:
-        messages = self._tables.messages
-        ids = [place.item_id for place in places if place.item_id != TITLE_ITEM]
-        if not ids:
-            return {}
-        statement: Any = select(
-            messages.c.session_id,
-            messages.c.id,
-            self._dialect.utc(messages.c.created_at),
-            messages.c.message_data,
-        ).where(messages.c.id.in_(ids))
-        query = self._queries.where(statement, self._condition, messages.c.session_id)
-        rows: Any = self._connection.execute(*query)
-        found = {}
-        for session_id, item_id, at, stored in rows:
-            text = text_of_item(_json(stored))
-            if text is not None:
-                found[session_id, item_id] = *text, at
-        return found
 
-    def _titles(self, places: Sequence[Place]) -> dict[tuple[str, int], Any]:
-        rows = self._tables.metadata
-        ids = [place.session_id for place in places if place.item_id == TITLE_ITEM]
-        if not ids:
-            return {}
-        written = self._dialect.utc(self._dialect.local_time(rows.c.updated_at))
-        statement: Any = select(
-            rows.c.session_id, written, self._dialect.json_text(rows.c.value)
-        ).where(rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "titled", len(ids)))
-        statement, parameters = self._queries.where(statement, self._condition, rows.c.session_id)
-        parameters = {**parameters, **self._dialect.list_parameters("titled", ids)}
-        values: Any = self._connection.execute(statement, parameters)
-        found = {}
-        for session_id, at, stored in values:
-            title = _json(stored)
-            if isinstance(title, str):
-                found[session_id, TITLE_ITEM] = "title", title, at
-        return found
-
-    # ---- the queue ----
-
-    def _is_waiting(self, ids: list[str] | None) -> bool:
-        """Whether something in the sessions waits to be indexed.
-
-        With many sessions and a long queue, of which none is in the part that is read, the answer
-        is yes.
-        """
-        queue = self._queue
-        if ids == []:
-            return False
-        if ids is not None:
-            statement: Any = select(queue.c.item_id).where(
-                self._dialect.one_of(queue.c.session_id, "ids", len(ids))
-            )
-            parameters = self._dialect.list_parameters("ids", ids)
-            return self._connection.execute(statement.limit(1), parameters).first() is not None
-        some = select(queue.c.session_id).limit(_QUEUE_READ).subquery("waiting")
-        statement = select(some.c.session_id)
-        query = self._queries.where(statement, self._condition, some.c.session_id)
-        if self._connection.execute(*query).first() is not None:
-            return True
-        count = select(func.count()).select_from(some)
-        return int(self._connection.scalar(count) or 0) == _QUEUE_READ
-
-
-def _begins(word: ColumnElement[bytes], prefix: bytes) -> ColumnElement[bool]:
-    # No byte of UTF-8 is the greatest one.
-    end = prefix[:-1] + bytes([prefix[-1] + 1])
-    return (word >= literal(prefix, LargeBinary)) & (word < literal(end, LargeBinary))
+def _place(row: Any) -> Place:
+    return Place(row[1], row[0], int(row[2]))
 
 
 def _digest(session_id: str) -> str:
