@@ -20,9 +20,10 @@ from .databases import TITLES, Server, open_servers
 from .goals import table
 from .indexes import measure_indexes
 from .overhead import Overhead, measure_overhead
+from .search import measure_search
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "catalog", "indexes")
+PARTS = ("overhead", "agents", "tracker", "catalog", "indexes", "search")
 _HERE = Path(__file__).parent
 
 
@@ -113,6 +114,11 @@ async def _measure(
                     server, sizes, effort, report, with_peers=not arguments.without_peers
                 )
                 kept.join_indexes(results, server.title, found)
+            if "search" in parts and not small:
+                searched = await measure_search(
+                    server, sizes, effort, report, with_peers=not arguments.without_peers
+                )
+                kept.join_search(results, server.title, searched)
             version = await _server_version(server)
             kept.join(results, server.title, version, overhead, catalog)
             if not small:

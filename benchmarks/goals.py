@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import agents, indexes
+from . import agents, indexes, search
 from . import operations as op
 from .databases import TITLES
 from .overhead import CREATING, KEPT, OPERATIONS, PER_CALL
@@ -18,6 +19,8 @@ _NAMESPACE_PER_OWNER = "LangGraph store, namespace per owner"
 
 OF_INDEXES = "indexed: "
 """How the names of the goals of indexes begin."""
+OF_SEARCH = "search: "
+"""How the names of the goals of search begin."""
 
 Limits = tuple[float, float, float]
 """On SQLite, PostgreSQL and MariaDB."""
@@ -121,6 +124,7 @@ def goals(size: int = _SIZE) -> Iterator[Goal]:
     )
     yield Goal("iter_sessions: megabytes more after the first 1,000", (16, 16, 16), _largest_growth)
     yield from _of_indexes()
+    yield from _of_search()
 
 
 def _of_indexes() -> Iterator[Goal]:
@@ -184,6 +188,52 @@ def _worst_condition(server: dict[str, Any]) -> float | None:
         for timings in contests.values()
     ]
     return max(shares, default=None)
+
+
+def _of_search() -> Iterator[Goal]:
+    """Those of search and previews: each is measured with a number of messages of its own."""
+    no_goal = math.inf
+
+    def contest(what: str, name: str, other: str, *limits: float) -> Goal:
+        found = _found("search", "contests", name, other, "ratio")
+        return Goal(f"{OF_SEARCH}{what}", (limits[0], limits[1], limits[2]), found)
+
+    small, medium, large = search.SMALL, search.MEDIUM, search.LARGE
+    for size, limit in ((medium, no_goal), (large, 1 / 20)):
+        name = search.at_size("LIKE", size)
+        what = f"common word, newest 20 of {size:,} messages / `LIKE`"
+        yield contest(what, name, search.LIKE, limit, limit, no_goal)
+    for size in (medium, large):
+        for word, what in ((search.COMMON, "common word"), (search.NEEDLE, "word with 100 hits")):
+            name = search.at_size(word, size)
+            yield contest(f"{what}, {size:,} / {small:,} messages", name, "small", 2, 2, 2)
+    for word, what in ((search.COMMON, "common word"), (search.NEEDLE, "rare word")):
+        name = f"{search.ADK}, {word}"
+        yield contest(f"{what}, owner of 1,000 sessions / google-adk", name, search.ADK, 1, 1, 1)
+    for size in (small, medium, large):
+        what = f"user with 10 of {size:,} messages, common / unused word"
+        yield contest(what, search.at_size("tiny", size), "unused", 1.5, 1.5, 1.5)
+    for words, limit in ((10, 1.3), (60, no_goal)):
+        what = f"add_items, {words} words, with text index / plain SDK"
+        yield contest(what, f"add {words} words", search.SDK, limit, limit, limit)
+    for size in (small, medium, large):
+        what = f"list_sessions of 20 with previews / without, {size:,} messages"
+        yield contest(what, search.at_size("preview", size), "without", 1.5, 1.5, 1.5)
+    for size in (small, medium, large):
+        what = f"{OF_SEARCH}bytes of the index / of text, {size:,} messages"
+        yield Goal(what, (no_goal, no_goal, no_goal), functools.partial(_index_bytes, size=size))
+    for who in ("us", "agno"):
+        what = f"a fact of 400 sessions ago, found by {who}"
+        found = _found("search", "figures", what)
+        yield Goal(f"{OF_SEARCH}{what}", (no_goal, no_goal, no_goal), found)
+
+
+def _index_bytes(server: dict[str, Any], size: int) -> float | None:
+    figures = server.get("search", {}).get("figures", {})
+    names = [search.at_size(what, size) for what in ("index bytes", "text bytes")]
+    if any(name not in figures for name in names):
+        return None
+    return float(figures[names[0]] / figures[names[1]])
 
 
 def table(results: Results) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AsyncExitStack
 from itertools import islice
 from typing import Any
@@ -22,9 +22,11 @@ from typing import Any
 from agno.db.base import SessionType
 from agno.session.agent import AgentSession
 from google.adk.events import Event, EventActions
+from google.adk.memory import SqliteMemoryService
 from google.adk.sessions import DatabaseSessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.schemas.v1 import StorageSession
+from google.genai.types import Content, Part
 from langgraph.store.base import PutOp
 from sqlalchemy import URL, insert
 
@@ -358,3 +360,69 @@ def _batches(corpus: Corpus) -> Iterator[list[Session]]:
     remaining = iter(corpus)
     while batch := list(islice(remaining, _LOAD_BATCH)):
         yield batch
+
+
+class ADKMemory:
+    """google-adk's `SqliteMemoryService`."""
+
+    async def open(self, url: URL, corpus: Iterable[Any]) -> None:
+        """Fill an empty database with messages, one call per session."""
+        self._memory = SqliteMemoryService(url.database or "", max_results=op.PAGE)
+        for chat in corpus:
+            await self._memory.add_events_to_memory(
+                app_name=_APP,
+                user_id=chat.metadata["owner_id"],
+                session_id=chat.session_id,
+                events=[
+                    Event(
+                        id=str(each.item_id),
+                        author="user",
+                        timestamp=each.at.timestamp(),
+                        content=Content(role="user", parts=[Part(text=each.text)]),
+                    )
+                    for each in chat.messages
+                ],
+            )
+
+    def search(self, query: str, owner: str) -> Operation:
+        """Up to 20 messages of an owner that contain a word."""
+
+        async def find(_: int) -> Any:
+            found = await self._memory.search_memory(app_name=_APP, user_id=owner, query=query)
+            return found.memories
+
+        return find
+
+
+async def agno_finds(url: URL, chats: Iterable[Any], word: str) -> bool:
+    """Whether the tool `search_past_sessions` of an agno agent shows a word that a user wrote."""
+    from agno.agent import Agent
+    from agno.agent._default_tools import get_search_past_sessions_function
+    from agno.db.sqlite import SqliteDb
+    from agno.models.message import Message
+    from agno.run.agent import RunOutput
+
+    owner = "owner"
+    database = SqliteDb(db_file=url.database)
+    sessions = []
+    for chat in chats:
+        messages = [Message(role="user", content=each.text) for each in chat.messages]
+        run = RunOutput(run_id=chat.session_id, agent_id=_APP, messages=messages)
+        at = int(chat.created_at.timestamp())
+        sessions.append(
+            AgentSession(
+                session_id=chat.session_id,
+                agent_id=_APP,
+                user_id=owner,
+                runs=[run],
+                created_at=at,
+                updated_at=at,
+            )
+        )
+    database.upsert_sessions(sessions, preserve_updated_at=True)
+    agent = Agent(id=_APP, db=database, user_id=owner)
+    search = get_search_past_sessions_function(agent, user_id=owner)
+    shown = str(search())
+    if not any(chat.session_id in shown for chat in chats):
+        raise RuntimeError("agno shows no session at all")
+    return word in shown

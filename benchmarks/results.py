@@ -20,6 +20,7 @@ from .catalog import AtSize, CatalogResults
 from .indexes import IndexResults
 from .measure import Timings
 from .overhead import Overhead
+from .search import SearchResults
 
 Results: TypeAlias = dict[str, Any]
 """By server: its `version`, and what was measured of it, `sizes` by their number."""
@@ -87,6 +88,15 @@ def join_indexes(results: Results, title: str, found: IndexResults) -> None:
             for what, timings in contests.items()
         }
     indexes.setdefault("statements", {}).update(found.statements)
+
+
+def join_search(results: Results, title: str, found: SearchResults) -> None:
+    """Put what was measured of search among the results."""
+    search = _server(results, title).setdefault("search", {})
+    search.setdefault("contests", {}).update(
+        {what: _timings(each, next(iter(each.wall))) for what, each in found.contests.items()}
+    )
+    search.setdefault("figures", {}).update(found.figures)
 
 
 def _server(results: Results, title: str) -> dict[str, Any]:

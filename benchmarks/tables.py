@@ -63,6 +63,10 @@ def page(content: dict[str, Any]) -> Iterator[str]:
         yield "## Other libraries"
         yield "The newest 20 sessions of one owner, with their metadata, in milliseconds."
         yield from peers
+    if any("search" in server for server in servers.values()):
+        yield "## Search"
+        yield "Ratios in the median round; in brackets the goal."
+        yield _search(servers)
     yield "## Statements per call"
     yield _statements(servers)
     yield "## Walks through everything"
@@ -181,6 +185,19 @@ def _peers(servers: dict[str, Any]) -> Iterator[str]:
         )
         yield f"### {title}"
         yield _table(["", *sizes], rows)
+
+
+def _search(servers: dict[str, Any]) -> str:
+    rows = (
+        [
+            goal.what.removeprefix(goals.OF_SEARCH),
+            *(str(goal.cell(title, server)) for title, server in servers.items()),
+        ]
+        for goal in goals.goals()
+        if goal.what.startswith(goals.OF_SEARCH)
+        and any(goal.measured(server) is not None for server in servers.values())
+    )
+    return _table(["what", *servers], rows)
 
 
 def _statements(servers: dict[str, Any]) -> str:
