@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -95,6 +96,7 @@ class WordIndex:
         self.words: Table = words
         self.queue: Table = queue
         self.state: Table = state
+        self._own_by_count: dict[int, Any] = {}
 
     def index_own(
         self, connection: Connection, ids: Sequence[str], most: int | None = None
@@ -109,23 +111,7 @@ class WordIndex:
         Returns:
             Whether other sessions have something in the queue.
         """
-        queue, messages = self.queue, self._tables.messages
-        others = queue.alias("others")
-        elsewhere = exists().where(others.c.session_id != queue.c.session_id)
-        same = and_(messages.c.id == queue.c.item_id, messages.c.session_id == queue.c.session_id)
-        statement: Any = (
-            select(
-                queue.c.session_id,
-                queue.c.item_id,
-                messages.c.message_data,
-                self._time(messages.c.created_at),
-                elsewhere,
-            )
-            .select_from(queue.outerjoin(messages, same))
-            .where(self._dialect.one_of(queue.c.session_id, "ids", len(ids)))
-            .order_by(queue.c.item_id.desc())
-            .limit(STEP)
-        )
+        statement = self._own(min(len(ids), self._dialect.many + 1))
         parameters = self._dialect.list_parameters("ids", ids)
         done, waiting = 0, False
         while most is None or done < max(most, 1):
@@ -201,17 +187,10 @@ class WordIndex:
             connection.execute(delete(self.words).where(*stale))
         for session_id, value, at in self._titles(connection, titles):
             texts[Queued(session_id, TITLE_ITEM)] = title_text(value), at
-        words = self.words
-        statement = self._dialect.insert_missing(words).values(
-            word=bindparam("word", type_=LargeBinary),
-            session_id=bindparam("session_id", type_=String),
-            created_at=bindparam("created_at", type_=self._dialect.stored_time_type()),
-            item_id=bindparam("item_id", type_=BigInteger),
-        )
         # In the order of the primary key, which is written fastest so.
         rows = list(self.rows(texts))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            connection.execute(statement, rows[start : start + _ROWS_AT_ONCE])
+            connection.execute(self._insert, rows[start : start + _ROWS_AT_ONCE])
 
     def rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
         """The rows of the index for some texts, given with their times."""
@@ -230,21 +209,60 @@ class WordIndex:
         """Delete rows of the queue, and index what they name."""
         if not items:
             return
-        queue = self.queue
-        taken = delete(queue).where(
-            queue.c.session_id == bindparam("of_session"),
-            queue.c.item_id.in_(bindparam("items", expanding=True)),
-        )
         by_session: dict[str, list[int]] = {}
         for each in sorted(items):
             by_session.setdefault(each.session_id, []).append(each.item_id)
         for session_id, ids in by_session.items():
             parameters = {"of_session": session_id, "items": ids}
-            if connection.execute(taken, parameters).rowcount != len(ids):
+            if connection.execute(self._taken, parameters).rowcount != len(ids):
                 # Somebody else has indexed or deleted some.
                 wanted = [Queued(session_id, item_id) for item_id in ids]
                 items = {**items, **self.read_items(connection, wanted)}
         self.insert(connection, items)
+
+    # Building a statement takes longer than running it, so each is built once.
+
+    def _own(self, count: int) -> Any:
+        """What so many sessions have in the queue."""
+        statement = self._own_by_count.get(count)
+        if statement is None:
+            queue, messages = self.queue, self._tables.messages
+            others = queue.alias("others")
+            elsewhere = exists().where(others.c.session_id != queue.c.session_id)
+            same = and_(
+                messages.c.id == queue.c.item_id, messages.c.session_id == queue.c.session_id
+            )
+            statement = self._own_by_count[count] = (
+                select(
+                    queue.c.session_id,
+                    queue.c.item_id,
+                    messages.c.message_data,
+                    self._time(messages.c.created_at),
+                    elsewhere,
+                )
+                .select_from(queue.outerjoin(messages, same))
+                .where(self._dialect.one_of(queue.c.session_id, "ids", count))
+                .order_by(queue.c.item_id.desc())
+                .limit(STEP)
+            )
+        return statement
+
+    @cached_property
+    def _insert(self) -> Any:
+        return self._dialect.insert_missing(self.words).values(
+            word=bindparam("word", type_=LargeBinary),
+            session_id=bindparam("session_id", type_=String),
+            created_at=bindparam("created_at", type_=self._dialect.stored_time_type()),
+            item_id=bindparam("item_id", type_=BigInteger),
+        )
+
+    @cached_property
+    def _taken(self) -> Any:
+        queue = self.queue
+        return delete(queue).where(
+            queue.c.session_id == bindparam("of_session"),
+            queue.c.item_id.in_(bindparam("items", expanding=True)),
+        )
 
     def _titles(self, connection: Connection, ids: Sequence[str]) -> Iterable[Any]:
         if not ids:
