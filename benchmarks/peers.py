@@ -404,25 +404,25 @@ async def agno_finds(url: URL, chats: Iterable[Any], word: str) -> bool:
 
     owner = "owner"
     database = SqliteDb(db_file=url.database)
-    sessions = []
+    chats = list(chats)
+    sessions = [
+        AgentSession(
+            session_id=chat.session_id,
+            agent_id=_APP,
+            user_id=owner,
+            created_at=int(chat.created_at.timestamp()),
+            updated_at=int(chat.updated_at.timestamp()),
+        )
+        for chat in chats
+    ]
+    database.upsert_sessions(sessions, preserve_updated_at=True)
     for chat in chats:
         messages = [Message(role="user", content=each.text) for each in chat.messages]
         run = RunOutput(run_id=chat.session_id, agent_id=_APP, messages=messages)
-        at = int(chat.created_at.timestamp())
-        sessions.append(
-            AgentSession(
-                session_id=chat.session_id,
-                agent_id=_APP,
-                user_id=owner,
-                runs=[run],
-                created_at=at,
-                updated_at=at,
-            )
-        )
-    database.upsert_sessions(sessions, preserve_updated_at=True)
+        database.upsert_run(run, chat.session_id, user_id=owner, run_index=0)
     agent = Agent(id=_APP, db=database, user_id=owner)
     search = get_search_past_sessions_function(agent, user_id=owner)
     shown = str(search())
-    if not any(chat.session_id in shown for chat in chats):
-        raise RuntimeError("agno shows no session at all")
+    if chats[-1].session_id not in shown:
+        raise RuntimeError("agno does not show the newest session")
     return word in shown

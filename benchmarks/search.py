@@ -31,6 +31,7 @@ from agents_session_metadata.storage.words import WORDS
 
 from . import load
 from .catalog import Effort
+from .data import Corpus
 from .databases import Server
 from .measure import Operation, Timings, contest
 
@@ -177,6 +178,7 @@ class Searched:
         await self._execute([update(state).values(item_id=state.c.last_item)])
         await self.catalog.create_index("$text")
         await self._check()
+        await self.add_keys()
         texts = sum(len(each.text.encode()) for chat in self.corpus for each in chat.messages)
         return {"text bytes": texts, "index bytes": after - size}
 
@@ -212,6 +214,13 @@ class Searched:
         if self._kind == "mysql" and indexed:
             return Decimal(int(at.timestamp()))
         return at.replace(tzinfo=None)
+
+    async def add_keys(self) -> None:
+        """Give the sessions that are listed six keys, as sessions elsewhere have."""
+        owned = (chat for chat in self.corpus if chat.metadata["owner_id"] == TWENTY)
+        for chat, like in zip(owned, Corpus(1_000), strict=False):
+            metadata = {**like.metadata, "owner_id": TWENTY}
+            await self.catalog.set_metadata(chat.session_id, metadata)
 
     async def _check(self) -> None:
         """Make sure that messages and words are those that `add_items` and the package write."""
