@@ -13,12 +13,12 @@ import time
 
 import pytest
 from conformance import raw
+from scaling import scale
 
 from agents_session_metadata import SessionCatalog
 
-THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
-POINTS = 30 if THOROUGH else 3
-SESSIONS = 400 if THOROUGH else 60
+POINTS = scale(3, 30)
+SESSIONS = scale(60, 400)
 
 # Before `main` sets its handler there is only the interpreter, which no program can guard.
 PROGRAM = """
@@ -77,7 +77,7 @@ async def filled(shared_database):
     return catalog
 
 
-@pytest.mark.timeout(1_200 if THOROUGH else 300)
+@pytest.mark.timeout(scale(300, 1_200))
 async def test_at_any_time(shared_database, filled, tmp_path):
     url, file = shared_database.url, tmp_path / "sessions"
     file.write_text("before")
@@ -122,7 +122,7 @@ async def test_at_any_time(shared_database, filled, tmp_path):
 @pytest.mark.parametrize("args", [["list"], ["--help"], ["resume-check", "chat"]])
 async def test_while_it_starts(args, tmp_path):
     url = f"sqlite:///{tmp_path}/x.db"
-    for point in range(40 if THOROUGH else 4):
+    for point in range(scale(4, 40)):
         code, said = await interrupted([*args], url, 0.3 * random.random() * (point % 4) / 3)
         assert code in {130, 0, 1}
         assert "Traceback" not in said

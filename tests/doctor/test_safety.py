@@ -6,7 +6,6 @@ prints something, with foreign keys switched on in SQLite and without MariaDB's 
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
@@ -24,6 +23,7 @@ from doctoring import (
     sqlite_retyped,
     without_foreign_keys,
 )
+from scaling import scale
 from sqlalchemy import MetaData, inspect
 
 from agents_session_metadata.doctor.inspection import inspect_database
@@ -370,7 +370,6 @@ def damages(kind, names):
     return found
 
 
-THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
 # What `doctor` reports as wrong names hides all other damage.
 HIDING = {"renamed sessions", "renamed messages", "all orphans", "no metadata"}
 
@@ -383,9 +382,8 @@ async def test_no_damage_makes_doctor_print_a_loss(engine, shared_database):
     mixed = [name for name in every if name not in HIDING]
     # Without foreign keys, all the others go further.
     cases = [["foreign keys", *mixed[at::5]] for at in range(5)]
-    if THOROUGH:
-        cases += [[name] for name in every]
-        cases += [["foreign keys", *chance.sample(every, 3)] for _ in range(200)]
+    cases += [[name] for name in scale([], every)]
+    cases += [["foreign keys", *chance.sample(every, 3)] for _ in range(scale(0, 200))]
     for number, case in enumerate(cases):
         names = table_names(f"s{number}", f"m{number}")
         await create(engine, names)
