@@ -1,8 +1,8 @@
 """Searching the text index: candidates by their words, each then compared with the stored text.
 
 There are two plans. If filter and scope hold for few sessions, the words of those are read, so what
-others have written costs nothing. Otherwise the entries of one word are walked from the newest on,
-past a bounded number per page.
+others have written costs nothing; of a word with few entries, all are read. Otherwise the entries
+of one word are walked from the newest on, past a bounded number per page.
 
 The statements that read texts carry the condition as well: whatever changed in between, no hit
 comes from outside the scope.
@@ -30,6 +30,10 @@ from .search_statements import SearchBuilder, Shape, prefix_parameters
 
 FEW = 1_000
 """Sessions whose words are read instead of walking all entries of a word."""
+FEWER = 100
+"""Sessions that are read before it is asked how rare a word is."""
+RARE_WORD = 200
+"""Entries of a word that are read rather than more sessions."""
 RARE = 2_000
 """Entries that are sorted rather than walked."""
 WALKS = (500, 2_500, 10_000)
@@ -104,15 +108,21 @@ class Search:
         Raises:
             TextIndexMissingError: If there is no index.
         """
-        ids = self._few_sessions()
-        complete = self._is_complete(ids)
+        is_narrow = best_of(self._condition.conjunction("c"))[1].rank < NO_DRIVER
+        ids = self._few_sessions(min(FEW, FEWER)) if is_narrow else None
+        complete, entries = self._state(ids)
+        is_rare = is_narrow and entries < RARE_WORD
+        if ids is None and is_narrow and not is_rare:
+            ids = self._few_sessions(FEW)
+            # Of few sessions, it is known for certain.
+            complete = complete or (ids is not None and self._state(ids)[0])
         if ids == []:
             return Found([], None, complete)
         if after is not None and after.session_id is None:
             after = self._revealed(after)
         found: list[tuple[Place, SearchHit]] = []
         checked, last = 0, after
-        for places, texts, reached in self._candidates(ids, limit + 1, after):
+        for places, texts, reached in self._candidates(ids, limit + 1, after, is_rare=is_rare):
             found += self._check(places, texts)
             checked += len(places)
             if len(found) > limit:
@@ -129,16 +139,25 @@ class Search:
         query = self._queries.built(kind, self._condition, SearchBuilder, build, parameters)
         return self._connection.execute(*query)
 
-    def _is_complete(self, ids: list[str] | None) -> bool:
-        """Whether the index is complete, and nothing waits to be indexed."""
+    def _state(self, ids: list[str] | None) -> tuple[bool, int]:
+        """Whether the index is complete and nothing waits; and the entries of the first word.
+
+        They are counted up to a limit, and only if the sessions are not known.
+        """
         count = self._some(ids)
-        parameters = self._dialect.list_parameters("ids", ids) if ids else {}
+        words = self._query.words
+        counted = ids is None and bool(words)
+        parameters: dict[str, Any] = {"word": words[0], "limit": RARE_WORD} if counted else {}
+        if ids:
+            parameters |= self._dialect.list_parameters("ids", ids)
         found = self._execute(
-            ("search state", count), lambda build: build.state(count), parameters
+            ("search state", count, counted),
+            lambda build: build.state(count, counted=counted),
+            parameters,
         ).first()
         if found is None or found[0] == DROPPING:
             raise TextIndexMissingError
-        return bool(found[0] == COMPLETE and not found[1])
+        return found[0] == COMPLETE and not found[1], found[2] if counted else RARE_WORD
 
     def _some(self, values: Sequence[Any] | None) -> int | None:
         """The number of values, as far as it changes a statement."""
@@ -146,25 +165,22 @@ class Search:
 
     # ---- candidates ----
 
-    def _few_sessions(self) -> list[str] | None:
-        """The sessions to search in, if they are few and an index can tell them."""
-        best = best_of(self._condition.conjunction("c"))[1]
-        if best.rank >= NO_DRIVER:
-            return None
-        query = self._queries.ids(self._condition, after=None, limit=FEW + 1)
+    def _few_sessions(self, most: int) -> list[str] | None:
+        """The sessions to search in, if they are few."""
+        query = self._queries.ids(self._condition, after=None, limit=most + 1)
         ids = list(self._connection.scalars(*query))
-        return ids if len(ids) <= FEW else None
+        return ids if len(ids) <= most else None
 
     def _candidates(
-        self, ids: list[str] | None, wanted: int, after: Place | None
+        self, ids: list[str] | None, wanted: int, after: Place | None, *, is_rare: bool
     ) -> Iterator[tuple[list[Place], _Texts, Place | None]]:
         """Places in order with their texts, and the place that each step has reached.
 
         That is None at the end.
         """
-        word, prefix = self._leader(counted=ids is None)
+        word, prefix = self._leader(counted=ids is None and not is_rare)
         count = min(max(wanted, 10), _TEXTS_AT_ONCE)
-        if ids is not None or (word is None and self._is_rare(prefix)):
+        if ids is not None or is_rare or (word is None and self._is_rare(prefix)):
             while True:
                 found, texts = self._sorted(word, prefix, ids, count, after)
                 after = found[-1] if len(found) == count else None

@@ -60,11 +60,12 @@ class SearchBuilder(Builder):
         super().__init__(context, condition)
         self._words, self._queue, self._state = self._tables.group(WORDS).tables
 
-    def state(self, sessions: int | None) -> Statement:
+    def state(self, sessions: int | None, *, counted: bool) -> Statement:
         """The state of the index, and whether something waits to be indexed.
 
         Args:
             sessions: The number of sessions to search in, if they are few.
+            counted: Whether to count the entries of a word, up to a limit.
         """
         queue = self._queue
         waiting: ColumnElement[bool]
@@ -81,9 +82,10 @@ class SearchBuilder(Builder):
             waiting = exists().where(self._dialect.one_of(queue.c.session_id, "ids", sessions))
         else:
             waiting = false()
-        return select(self._state.c.state, waiting.label("waiting")).where(
-            self._state.c.key == literal_column(f"'{TEXT}'")
-        )
+        columns: list[Any] = [self._state.c.state, waiting.label("waiting")]
+        if counted:
+            columns.append(self._count(self._words.c.word == _bytes("word")))
+        return select(*columns).where(self._state.c.key == literal_column(f"'{TEXT}'"))
 
     def counts(self, words: int) -> Statement:
         """How many entries each of so many words has, up to a limit."""
