@@ -68,7 +68,7 @@ def terms(query: str) -> list[tuple[bool, list[Word], bool]]:
         text = plain or quoted + star
         wanted = words(text)
         if wanted:
-            last = kind(normalized(text[-2:-1])[-1:] or " ")
+            last = kind(normalized(text[:-1])[-1:] or " ")
             prefix = text.endswith("*") and last in ("word", "mark")
             found.append((bool(minus), wanted, prefix))
     return found

@@ -132,7 +132,7 @@ async def compare(catalog, texts, wanted, owner, limit) -> None:
 async def test_the_answer_equals_plain_python(engine, monkeypatch, seed):
     rnd = random.Random(seed)
     # So that small numbers take each path.
-    for name in ("FEW", "RARE", "CHECKED"):
+    for name in ("FEW", "FEWER", "RARE", "RARE_WORD", "CHECKED"):
         monkeypatch.setattr(search, name, rnd.choice([1, 3, 1_000]))
     monkeypatch.setattr(search, "WALKS", rnd.choice([(2, 3), (5, 50), (500, 2_500)]))
     monkeypatch.setattr(search, "_TEXTS_AT_ONCE", rnd.choice([1, 5, 50]))
