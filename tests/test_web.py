@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from datetime import timedelta
 
 import httpx2
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata.cli import web as command
 from agents_session_metadata.web import LOCAL_HOSTS, browser_app, reading, security
 
 HOST = "http://localhost:8000"
@@ -228,6 +230,13 @@ def test_the_command_refuses_what_it_cannot_do(tmp_path) -> None:
     missing = run("web", url=f"sqlite:///{tmp_path}/none.db")
     assert missing.exit_code == 1
     assert "there is no file" in missing.stderr
+
+
+def test_the_command_sends_small_packets_at_once() -> None:
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is named. Otherwise, a response with
+    # a separate body waits 40 ms for the acknowledgment of its head.
+    with command._listening(0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP
 
 
 async def test_the_demonstration_has_a_month_of_sessions(tmp_path) -> None:

@@ -93,7 +93,8 @@ def _listening(port: int) -> Iterator[socket.socket]:
     Raises:
         Failure: If the port is taken or may not be used.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((_HOST, port))
