@@ -23,7 +23,7 @@ from .overhead import Overhead, measure_overhead
 from .search import measure_search
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "catalog", "indexes", "search")
+PARTS = ("overhead", "agents", "tracker", "catalog", "indexes", "search", "doors", "tasks")
 _HERE = Path(__file__).parent
 
 
@@ -119,6 +119,19 @@ async def _measure(
                     server, sizes, effort, report, with_peers=not arguments.without_peers
                 )
                 kept.join_search(results, server.title, searched)
+            if "doors" in parts and not small:
+                from .doors import measure_doors
+
+                doors = await measure_doors(
+                    server, sizes, effort, report, with_peers=not arguments.without_peers
+                )
+                kept.join_doors(results, server.title, doors.contests, doors.leaks)
+            if "tasks" in parts and not small and server.kind == "sqlite":
+                from .tasks import measure_tasks
+
+                report(f"{server.title}: ten tasks in a browser")
+                tasks = await measure_tasks(server, with_peers=not arguments.without_peers)
+                kept.join_tasks(results, server.title, tasks)
             version = await _server_version(server)
             kept.join(results, server.title, version, overhead, catalog)
             if not small:

@@ -53,6 +53,11 @@ class Corpus:
     size: int
     seed: int = 7
 
+    @property
+    def messages(self) -> int:
+        """How many messages each session has."""
+        return MESSAGES if self.size <= MESSAGES_UP_TO else 0
+
     def __iter__(self) -> Iterator[Session]:
         random_ = random.Random(f"{self.seed}-{self.size}")  # data, no secret
         every = self.size // FIXED_OWNER_SESSIONS if self.has_fixed_owner else 0
@@ -82,11 +87,6 @@ class Corpus:
     def has_fixed_owner(self) -> bool:
         """Whether 1,000 of the sessions belong to `FIXED_OWNER`."""
         return self.size >= 10 * FIXED_OWNER_SESSIONS
-
-    @property
-    def has_messages(self) -> bool:
-        """Whether each session has a history."""
-        return self.size <= MESSAGES_UP_TO
 
     @cached_property
     def sample(self) -> list[Session]:

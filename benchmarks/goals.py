@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from . import agents, indexes, search
+from . import agents, doors, indexes, search
 from . import operations as op
 from .databases import TITLES
 from .overhead import CREATING, KEPT, OPERATIONS, PER_CALL
@@ -21,6 +21,8 @@ OF_INDEXES = "indexed: "
 """How the names of the goals of indexes begin."""
 OF_SEARCH = "search: "
 """How the names of the goals of search begin."""
+OF_DOORS = "doors: "
+"""How the names of the goals of HTTP, ChatKit and the browser begin."""
 
 Limits = tuple[float, float, float]
 """On SQLite, PostgreSQL and MariaDB."""
@@ -125,6 +127,7 @@ def goals(size: int = _SIZE) -> Iterator[Goal]:
     yield Goal("iter_sessions: megabytes more after the first 1,000", (16, 16, 16), _largest_growth)
     yield from _of_indexes()
     yield from _of_search()
+    yield from _of_doors()
 
 
 def _of_indexes() -> Iterator[Goal]:
@@ -234,6 +237,47 @@ def _index_bytes(server: dict[str, Any], size: int) -> float | None:
     if any(name not in figures for name in names):
         return None
     return float(figures[names[0]] / figures[names[1]])
+
+
+def _of_doors() -> Iterator[Goal]:
+    """Those of HTTP, ChatKit and the browser: each is measured at a size of its own."""
+
+    def contest(what: str, name: str, other: str, limit: float) -> Goal:
+        found = _found("doors", name, other, "ratio")
+        return Goal(f"{OF_DOORS}{what}", (limit, limit, limit), found)
+
+    page = "HTTP, newest 20 of one owner, 100,000"
+    yield contest(f"{page} / google-adk", doors.PAGE, doors.ADK, 1 / 10)
+    yield contest(f"{page} / agno", doors.PAGE, doors.AGNO, 1 / 10)
+    yield Goal(
+        f"{OF_DOORS}HTTP's own cost of that page, in ms", (math.inf, math.inf, math.inf), _own_cost
+    )
+    threads = "ChatKit threads.list, 10,000"
+    yield contest(f"{threads} / memory", doors.THREADS, doors.MEMORY, 1 / 5)
+    yield contest(f"{threads} / SQL", doors.THREADS, doors.SQL, 1 / 5)
+    yield contest(f"{threads} / SQL with an index", doors.THREADS, doors.SQL_INDEXED, math.inf)
+    yield contest(
+        "the same without ChatKit's server / memory", doors.LOAD_THREADS, doors.MEMORY, math.inf
+    )
+    yield contest(
+        "the same without ChatKit's server / SQL", doors.LOAD_THREADS, doors.SQL, math.inf
+    )
+    yield Goal(f"{OF_DOORS}ChatKit: methods that leak, of 14", (0, 0, 0), _leaks)
+    for size in doors.LARGE:
+        name = doors.first_page(size)
+        yield contest(f"browser, first page, {size:,} / 1,000", name, "small", 1.3)
+
+
+def _own_cost(server: dict[str, Any]) -> float | None:
+    layers = server.get("doors", {}).get(doors.COST)
+    if layers is None:
+        return None
+    return float(layers[doors.HTTP]["ms"] - layers[doors.CATALOG]["ms"])
+
+
+def _leaks(server: dict[str, Any]) -> float | None:
+    found = server.get("doors", {}).get("leaks")
+    return None if found is None else float(len(found[doors.OURS]))
 
 
 def table(results: Results) -> str:

@@ -22,7 +22,7 @@ from agents_session_metadata import MetadataLimits, SessionCatalog, session_tabl
 from agents_session_metadata.values import EncodedValue, encode_metadata
 
 from . import plain_eav
-from .data import MESSAGES, Corpus, Session, message
+from .data import Corpus, Session, message
 
 _BATCH = 20_000
 _LIMITS = MetadataLimits()
@@ -116,8 +116,8 @@ def _base_targets(engine: AsyncEngine, corpus: Corpus) -> list[Target]:
             ],
         )
     ]
-    if corpus.has_messages:
-        items = [json.dumps(message(number)) for number in range(MESSAGES)]
+    if corpus.messages:
+        items = [json.dumps(message(number)) for number in range(corpus.messages)]
         targets.append(
             Target(
                 "agent_messages",

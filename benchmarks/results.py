@@ -28,6 +28,7 @@ Results: TypeAlias = dict[str, Any]
 _VERSIONS = (
     *("openai-agents", "sqlalchemy", "aiosqlite", "asyncpg", "asyncmy"),
     *("google-adk", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres", "agno"),
+    *("openai-chatkit", "datasette", "uvicorn"),
 )
 
 
@@ -97,6 +98,23 @@ def join_search(results: Results, title: str, found: SearchResults) -> None:
         {what: _timings(each, next(iter(each.wall))) for what, each in found.contests.items()}
     )
     search.setdefault("figures", {}).update(found.figures)
+
+
+def join_doors(
+    results: Results, title: str, contests: dict[str, Timings], leaks: dict[str, list[str]]
+) -> None:
+    """Put what was measured of HTTP, ChatKit and the browser among the results."""
+    doors = _server(results, title).setdefault("doors", {})
+    for what, timings in contests.items():
+        doors[what] = _timings(timings, next(iter(timings.wall)))
+    if leaks:
+        doors["leaks"] = leaks
+
+
+def join_tasks(results: Results, title: str, tasks: dict[str, Any]) -> None:
+    """Put what tasks in a browser took among the results."""
+    if tasks:
+        _server(results, title).setdefault("doors", {})["tasks"] = tasks
 
 
 def _server(results: Results, title: str) -> dict[str, Any]:

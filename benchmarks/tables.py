@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from . import agents, goals, indexes
+from . import agents, doors, goals, indexes
 from . import operations as op
 from .overhead import MODES, OPERATIONS
 
@@ -67,6 +67,8 @@ def page(content: dict[str, Any]) -> Iterator[str]:
         yield "## Search"
         yield "Ratios in the median round; in brackets the goal."
         yield _search(servers)
+    if any("doors" in server for server in servers.values()):
+        yield from _doors(servers)
     yield "## Statements per call"
     yield _statements(servers)
     yield "## Walks through everything"
@@ -198,6 +200,72 @@ def _search(servers: dict[str, Any]) -> str:
         and any(goal.measured(server) is not None for server in servers.values())
     )
     return _table(["what", *servers], rows)
+
+
+def _doors(servers: dict[str, Any]) -> Iterator[str]:
+    yield "## HTTP, ChatKit and the browser"
+    yield "Ratios in the median round; in brackets the goal."
+    rows = (
+        [
+            goal.what.removeprefix(goals.OF_DOORS),
+            *(str(goal.cell(title, server)) for title, server in servers.items()),
+        ]
+        for goal in goals.goals()
+        if goal.what.startswith(goals.OF_DOORS)
+    )
+    yield _table(["what", *servers], rows)
+    for title, server in servers.items():
+        measured = server.get("doors", {})
+        if doors.COST in measured:
+            yield f"### Where the time of a page over HTTP goes, {title}"
+            layers = {name: each["ms"] for name, each in measured[doors.COST].items()}
+            yield _table(["what", "milliseconds"], _layers(layers))
+        if doors.THREADS in measured:
+            yield "### ChatKit's `threads.list` among 10,000 threads of one user"
+            timings = measured[doors.THREADS]
+            yield _table(
+                ["store", "milliseconds", "this package's time / its time"],
+                (
+                    [store, _number(each["ms"]), _number(each["ratio"])]
+                    for store, each in timings.items()
+                ),
+            )
+        if "leaks" in measured:
+            yield "### ChatKit methods that let another user read or change something"
+            yield _table(
+                ["store", "of 14", "methods"],
+                (
+                    [store, str(len(found)), ", ".join(f"`{each}`" for each in found)]
+                    for store, found in measured["leaks"].items()
+                ),
+            )
+        if "tasks" in measured:
+            yield from _tasks(measured["tasks"])
+
+
+def _layers(ms: dict[str, float]) -> Iterator[list[str]]:
+    yield ["whole page over a kept connection", _number(ms[doors.HTTP])]
+    yield ["catalog", _number(ms[doors.CATALOG])]
+    yield ["scope, query and JSON", _number(ms[doors.APPLICATION] - ms[doors.CATALOG])]
+    yield ["uvicorn, connection and client, sending the same bytes", _number(ms[doors.BYTES])]
+
+
+def _tasks(tasks: dict[str, Any]) -> Iterator[str]:
+    tools = dict.fromkeys(tool for found in tasks.values() for tool in found)
+
+    def cell(found: dict[str, Any]) -> str:
+        if not found:
+            return "not possible"
+        characters = f" + {found['characters']} typed" if found["characters"] else ""
+        return f"{found['clicks']}{characters}, {_number(found['ms'])} ms"
+
+    yield "### Ten tasks in a browser"
+    yield (
+        "Clicks, characters typed, and milliseconds from the first click to the result, each task "
+        "from the first page of the tool. `benchmarks/tasks.py` drives Chromium."
+    )
+    rows = ([task, *(cell(found.get(tool, {})) for tool in tools)] for task, found in tasks.items())
+    yield _table(["task", *tools], rows)
 
 
 def _statements(servers: dict[str, Any]) -> str:
