@@ -120,15 +120,7 @@ def _browser(url: str) -> Any:
 
 
 def _adk(url: str) -> Any:
-    return adk_app(url, web=False)
-
-
-def _adk_web(url: str) -> Any:
-    return adk_app(url, web=True)
-
-
-def adk_app(url: str, *, web: bool) -> Any:
-    """The server of `adk api_server` or `adk web`, with one agent, which is never run."""
+    """The server of `adk api_server`, with one agent, which is never run."""
     from google.adk.cli.fast_api import get_fast_api_app
 
     agents = Path(tempfile.mkdtemp())
@@ -138,7 +130,7 @@ def adk_app(url: str, *, web: bool) -> Any:
     (folder / "agent.py").write_text(
         "from google.adk.agents import Agent\nroot_agent = Agent(name='benchmark', model='none')\n"
     )
-    return get_fast_api_app(agents_dir=str(agents), session_service_uri=url, web=web)
+    return get_fast_api_app(agents_dir=str(agents), session_service_uri=url, web=False)
 
 
 def _agno(url: str) -> Any:
@@ -169,7 +161,6 @@ _APPS: dict[str, Callable[[str], Any]] = {
     "bytes": _same_bytes,
     "browser": _browser,
     "adk": _adk,
-    "adk-web": _adk_web,
     "agno": _agno,
     "datasette": _datasette,
 }

@@ -1,4 +1,4 @@
-"""Ten tasks in a real browser: this package's pages beside google-adk's web page and datasette.
+"""Ten tasks in a real browser: this package's pages beside datasette.
 
 All show the same sessions, those of `agent-sessions web --demo`. Each task begins at the first page
 of its tool and is done in the way with the fewest clicks that we found. Clicks are counted as they
@@ -6,22 +6,19 @@ are made: each click, each field that is filled in, and each press of a key is o
 counted apart. Milliseconds run from the first click until the page shows the result, so they are
 those of a hand that does not think.
 
-datasette shows our tables, in its own SQL box. google-adk has the sessions as its own, with the
-owner as its user. Where a tool cannot do a task at all, it is left out.
+datasette shows our tables, in its own SQL box. A task that a tool cannot do is left out. Clicks in
+google-adk's page are only counted: see `doors.ADK_CLICKS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from statistics import median
-from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
-from sqlalchemy import URL
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.web.demo import fill
@@ -33,7 +30,7 @@ FIND, FILTER, SEARCH, OPEN = "find by owner", "filter by tag", "search", "open"
 JUMP, RENAME, TAG, FAILED = "jump to the hit", "rename", "tag", "see what failed this week"
 DELETE, EXPORT = "delete", "export"
 TASKS = (FIND, FILTER, SEARCH, OPEN, JUMP, RENAME, TAG, FAILED, DELETE, EXPORT)
-BROWSER, ADK, DATASETTE = "this package", "google-adk", "datasette"
+BROWSER, DATASETTE = "this package", "datasette"
 OWNER, CASE = "ana", "Weekend in Lisbon"
 _TURNS = 5
 _CHROMIUM = [
@@ -188,49 +185,6 @@ _DATASETTE: dict[str, Steps] = {
     ),
     EXPORT: _datasette_export,
 }
-
-# ---- google-adk ----
-
-
-async def fill_adk(url: URL, catalog: SessionCatalog) -> None:
-    """Give google-adk the same sessions: the owner as user, the metadata as state."""
-    from google.adk.events import Event
-    from google.adk.sessions import DatabaseSessionService
-    from google.genai import types
-
-    def part(item: Any) -> tuple[str, types.Part] | None:
-        kind = item.get("type", "message")
-        if kind == "function_call":
-            arguments = json.loads(item["arguments"])
-            call = types.FunctionCall(id=item["call_id"], name=item["name"], args=arguments)
-            return "benchmark", types.Part(function_call=call)
-        if kind == "function_call_output":
-            answer = {"output": item["output"]}
-            given = types.FunctionResponse(id=item["call_id"], name="tool", response=answer)
-            return "benchmark", types.Part(function_response=given)
-        if kind != "message":
-            return None
-        content = item["content"]
-        text = content if isinstance(content, str) else content[0]["text"]
-        return "user" if item["role"] == "user" else "benchmark", types.Part(text=text)
-
-    service = DatabaseSessionService(url.render_as_string(hide_password=False))
-    async for info in catalog.iter_sessions():
-        session = await service.create_session(
-            app_name="benchmark",
-            user_id=info.metadata["owner_id"],
-            session_id=info.session_id,
-            state=info.metadata,
-        )
-        for item in await catalog.session(info.session_id).get_items():
-            made = part(item)
-            if made is not None:
-                author, content = made
-                role = "user" if author == "user" else "model"
-                event = Event(author=author, content=types.Content(role=role, parts=[content]))
-                await service.append_event(session, event)
-    await service.close()
-
 
 # ---- measuring ----
 
