@@ -262,8 +262,8 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[str]:
     yield "### Ten tasks in a browser"
     yield (
         "Clicks, characters typed, and milliseconds from the first click to the result, each task "
-        "from the first page of the tool. `benchmarks/tasks.py` drives Chromium. Clicks in google-adk's "
-        "page were counted while it was used; for an empty cell, we found no way in it."
+        "from the first page of the tool. `benchmarks/tasks.py` drives Chromium. Clicks in "
+        "google-adk's page were counted in use; for an empty cell, we found no way in it."
     )
     rows = (
         [task, *(cell(found.get(tool, {})) for tool in tools), doors.ADK_CLICKS.get(task, "")]
