@@ -263,8 +263,8 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[str]:
     yield (
         "Clicks, characters typed, and milliseconds from the first click to the result, each task "
         "from the first page of the tool. `benchmarks/tasks.py` drives Chromium. Clicks in "
-        "google-adk's page were counted in use, except for delete, which was read from the page. For "
-        "an empty cell, we found no way in it."
+        "google-adk's page were counted in use, except for delete, which was read from it. If "
+        "a cell is empty, we found no way."
     )
     rows = (
         [task, *(cell(found.get(tool, {})) for tool in tools), doors.ADK_CLICKS.get(task, "")]
