@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from servers import (
 
 # The SDK would send traces of the runs that the tests make.
 os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+
+# A shell ignores SIGINT in what it runs in the background, and processes inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # SQLite waits for the disk at every commit, unless its file (in `tmp_path`) is kept in memory.
 if directory := directory_in_memory():

@@ -262,22 +262,21 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
 
 
 class TablesMismatchError(TablesMissingError):
-    """The tables do not belong together: the sessions table was renamed or dropped, or misnamed.
+    """The tables do not belong together: one was renamed or dropped, or a name is misspelled.
 
-    To create an empty sessions table would hide all sessions, and a new session deletes what an
-    earlier one with its id has left. So nothing is created or written, also with
-    `create_tables=True`.
+    An empty sessions table would hide all sessions, and each new session would delete what an
+    earlier one with its id has left. An empty metadata table would hide what retention spares. So
+    nothing is created or written, even with `create_tables=True`.
 
     Attributes:
-        tables: The name of the sessions table.
+        tables: The name of the table that is missing, or to which the others do not refer.
     """
 
-    def __init__(self, sessions_table: str, problem: str) -> None:
-        self.tables: tuple[str, ...] = (sessions_table,)
+    def __init__(self, table: str, problem: str) -> None:
+        self.tables: tuple[str, ...] = (table,)
         super(TablesMissingError, self).__init__(
-            f"{problem}: the sessions table was renamed or dropped, or the name of a table is "
-            "misspelled; restore the table, or pass the right names; `agent-sessions doctor` "
-            "shows more"
+            f"{problem}: a table was renamed or dropped, or the name of a table is misspelled; "
+            "restore the table, or pass the right names; `agent-sessions doctor` shows more"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import commands
 import pytest
@@ -243,6 +244,62 @@ async def test_a_sqlite_table_that_was_dropped_and_created(tmp_path):
             await catalog.set_metadata("a", {"m": 1})
     assert await contents(engine) == before
     await database.close()
+
+
+@pytest.mark.parametrize("how", ["renamed", "dropped"])
+async def test_a_lost_metadata_table_is_not_replaced_by_an_empty_one(
+    shared_database: Database, how
+):
+    engine = shared_database.engine()
+    await fill(engine)
+    if how == "renamed":
+        await rename(engine, "agent_sessions_metadata", "kept")
+    elif engine.dialect.name == "postgresql":
+        await raw.execute(engine, "DROP TABLE agent_sessions_metadata CASCADE")
+    else:
+        await raw.drop_foreign_keys(engine, "agent_sessions_metadata_elements")
+        await raw.execute(engine, "DROP TABLE agent_sessions_metadata")
+    tables = await raw.table_names(engine)
+    for create_tables in (True, False):
+        catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
+        with pytest.raises(TablesMismatchError, match="_metadata is missing, although"):
+            await catalog.delete_sessions({"n": {"$ne": 1}})
+    cleanup = ("cleanup", "--where", '{"n": {"$ne": 1}}', "-y", "--create-tables")
+    result = await asyncio.to_thread(commands.run, *cleanup, url=shared_database.url)
+    assert result.exit_code == 1
+    assert await raw.table_names(engine) == tables
+    assert await raw.count_rows(engine, "agent_sessions") == 2
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_restore_that_goes_on_loses_no_metadata(shared_database: Database):
+    engine = shared_database.engine()
+    await fill(engine)
+    before = await contents(engine)
+    sessions = await raw.execute(engine, "SELECT * FROM agent_sessions ORDER BY session_id")
+    await drop_sessions(engine)
+    await create_sessions(engine)
+
+    async def restore(row) -> None:
+        values = ", ".join(f"'{value}'" for value in row)
+        await raw.execute(engine, f"INSERT INTO agent_sessions VALUES ({values})")
+
+    await restore(sessions[0])
+    for create_tables in (True, False):
+        catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
+        assert await catalog.count_sessions() == 1
+    result = await asyncio.to_thread(commands.run, "doctor", "--json", url=shared_database.url)
+    findings = json.loads(result.stdout)["findings"]
+    printed = [each for finding in findings for each in finding["repair"]]
+    assert not any("AFTER INSERT" in each or "BEFORE INSERT" in each for each in printed)
+    await restore(sessions[1])
+    assert await contents(engine) == before
+    # Now nothing is left over, and the trigger is created.
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    await catalog.count_sessions()
+    result = await asyncio.to_thread(commands.run, "doctor", "--json", url=shared_database.url)
+    findings = json.loads(result.stdout)["findings"]
+    assert [finding for finding in findings if finding["check"] == "triggers"] == []
 
 
 @pytest.mark.parametrize("sessions", ["Talks", "from", "two words", "zażółć"])

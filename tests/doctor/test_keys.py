@@ -80,16 +80,17 @@ async def test_orphans_get_their_session_row_back(filled, shared_database):
     engine = filled.engine
     triggers = await raw.execute(engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger'")
     for name, _ in triggers:
-        await raw.execute(engine, f"DROP TRIGGER {name}")
+        if not name.endswith("_after_insert"):
+            await raw.execute(engine, f"DROP TRIGGER {name}")
     await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
     rows = "DELETE FROM agent_sessions_metadata WHERE session_id = 'b' AND key = 'tags'"
     await raw.execute(engine, rows)
     found = await problems(engine)
-    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 4
+    assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 3
     assert "1 row of agent_messages has no row in agent_sessions" in found[0].problem
     assert "2 rows of agent_sessions_metadata_elements have no row" in found[2].problem
-    # The triggers that are created now delete metadata that is left when a session is inserted.
     await run(engine, printed(found))
+    # The trigger that is left deletes metadata of an earlier session when a session is inserted.
     messages, metadata = await explained(engine, "orphans")
     for finding in (messages, metadata):
         begin, drop, insert, create, commit = split(

@@ -37,6 +37,8 @@ from sqlalchemy.types import NullType, TypeEngine
 from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 
+_DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
+
 
 class _SQLiteLocks(Locks):
     """A write takes the writer's lock for its whole transaction, even if it finds no row."""
@@ -173,7 +175,10 @@ class SQLite(Dialect):
         return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
+        text = func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
+        # Anything else, such as a number of seconds, is not a time and matches no condition.
+        is_time = type_coerce(column, String).op("GLOB", is_comparison=True)(literal_column(_DATE))
+        return case((is_time, text))
 
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.

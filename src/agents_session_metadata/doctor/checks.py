@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Column, Table
 from sqlalchemy.schema import CreateColumn
 
+from agents_session_metadata.storage.belonging import destroys
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.tables import DropTrigger
 
@@ -308,6 +309,13 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             continue
         if trigger.name in inspection.triggers:
             create = (inspection.sql(DropTrigger(trigger)), *create)
+        elif destroys(inspection.connection, trigger):
+            problem += (
+                f"; doctor prints it once every row of {trigger.emptied.name} has its session row,"
+                " because it would delete the others when their sessions are restored"
+            )
+            yield Finding("error", "triggers", problem)
+            continue
         yield Finding("error", "triggers", problem, create)
 
 

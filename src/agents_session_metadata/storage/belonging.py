@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Table, inspect, literal_column, select
+from sqlalchemy import Connection, Table, exists, inspect, literal_column, select
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
 
-from .tables import CORE, SessionTables
+from .tables import CORE, CreateTrigger, SessionTables
 
 
 def check_links(connection: Connection, tables: SessionTables) -> None:
@@ -46,9 +46,15 @@ def check_beside(connection: Connection, tables: SessionTables, missing: Collect
 
     Raises:
         TablesMismatchError: If the sessions table is missing beside metadata or messages, or is
-            empty beside metadata and lacks its triggers, as if it had been dropped and created.
+            empty beside metadata and lacks its triggers, as if it had been dropped and created; or
+            if the metadata table is missing beside its list elements.
     """
-    sessions = tables.sessions
+    sessions, metadata, elements = tables.sessions, tables.metadata, tables.elements
+    # Another process may have created both since they were looked for.
+    is_lost = metadata.name in missing and elements.name not in missing
+    if is_lost and not _exists(connection, metadata):
+        problem = f"{metadata.name} is missing, although {elements.name} exists"
+        raise TablesMismatchError(metadata.name, problem)
     if sessions.name in missing:
         state, children = "is missing", [tables.metadata, tables.messages]
     elif any(
@@ -69,7 +75,30 @@ def check_beside(connection: Connection, tables: SessionTables, missing: Collect
 
 def _has_rows(connection: Connection, table: Table) -> bool:
     """Whether a table exists and has a row."""
-    if not inspect(connection).has_table(table.name, connection.schema_for_object(table)):
+    if not _exists(connection, table):
         return False
     first: Any = select(literal_column("1")).select_from(table).limit(1)
     return connection.execute(first).first() is not None
+
+
+def _exists(connection: Connection, table: Table) -> bool:
+    return inspect(connection).has_table(table.name, connection.schema_for_object(table))
+
+
+def destroys(connection: Connection, trigger: CreateTrigger) -> bool:
+    """Whether a trigger that does not exist yet must not be created.
+
+    The triggers on the insertion of a session delete rows that an earlier session with its id left.
+    While there are such rows, the sessions table may be in the middle of a restore: each session
+    that is restored would lose its rows.
+    """
+    if trigger.event != "INSERT" or trigger.keeps_rows:
+        return False
+    parent, child = trigger.table, trigger.emptied
+    if not (_exists(connection, parent) and _exists(connection, child)):
+        return False
+    same = [parent.c[name] == child.c[name] for name in trigger.columns]
+    left: Any = (
+        select(literal_column("1")).select_from(child).where(~exists().where(*same)).limit(1)
+    )
+    return connection.execute(left).first() is not None

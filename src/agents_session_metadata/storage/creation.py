@@ -1,4 +1,4 @@
-"""Creating what a database lacks of the tables, and what belongs into them."""
+"""Creates missing tables, indexes and triggers."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.values import LIST, SearchKey, decode_elements
 
+from .belonging import destroys
 from .stored import plain_text
 from .tables import (
     CORE,
@@ -231,4 +232,8 @@ def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateT
     if not group.triggers or not dialect.uses_triggers:
         return []
     found = dialect.existing_triggers(connection, group.triggers[0].table)
-    return [trigger for trigger in group.triggers if trigger.name not in found]
+    return [
+        trigger
+        for trigger in group.triggers
+        if trigger.name not in found and not destroys(connection, trigger)
+    ]
