@@ -255,9 +255,17 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
 
     def __init__(self, tables: Sequence[str]) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
+        lists = [name for name in self.tables if name.endswith("_elements")]
+        # Created by SQL, a table of list elements beside metadata would be empty.
+        is_refilled = lists and lists[0].removesuffix("_elements") not in self.tables
+        advice = (
+            "create_tables=True, which also fills the table of list elements"
+            if is_refilled
+            else "create_tables=True, with `agent-sessions ddl`, or by a migration from "
+            "session_tables()"
+        )
         super().__init__(
-            f"missing from the database: {', '.join(self.tables)}; create them with "
-            "create_tables=True, with `agent-sessions ddl`, or by a migration from session_tables()"
+            f"missing from the database: {', '.join(self.tables)}; create with {advice}"
         )
 
 

@@ -7,6 +7,7 @@ that Ctrl-C between two calls is an ordinary KeyboardInterrupt, and within one a
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 import sys
 import time
@@ -130,6 +131,8 @@ class Place:
             Failure: If there is no such engine.
         """
         engine, calls = self.engine(**engine_options), Calls(self)
+        # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
+        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         if signal.getsignal(signal.SIGINT) is exit_at_once:
             # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -346,6 +349,12 @@ def explain(error: Exception, place: Place) -> Failure | None:
 
     if isinstance(error, TablesMismatchError):
         return Failure(str(error))
+    if isinstance(error, TablesMissingError) and place.names.sessions not in error.tables:
+        return Failure(
+            f"missing tables or triggers: {', '.join(error.tables)}; if no table was renamed or "
+            "dropped and the names are right, which `agent-sessions doctor` checks, pass "
+            "--create-tables"
+        )
     if isinstance(error, TablesMissingError):
         dialect, *others = possible_names(place.database_url()) or ("…",)
         other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)
