@@ -1,4 +1,4 @@
-"""What the tests said: kept as JSON, shown in docs/compatibility.md, in short in the README."""
+"""What the tests said: kept as JSON and shown in docs/compatibility.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .matrix import Combination
 BEGIN = "<!-- Written by `make compat`: begin -->"
 END = "<!-- Written by `make compat`: end -->"
 RESULTS = Path(__file__).with_name("results.json")
-ROOT = Path(__file__).parents[1]
+PAGE = Path(__file__).parents[1] / "docs" / "compatibility.md"
 SDK = "the SDK's own"
 COLUMNS = ("SQLite", "PostgreSQL", "MariaDB", SDK)
 
@@ -69,7 +69,7 @@ def read() -> Results:
 
 
 def write(results: Mapping[Combination, Mapping[str, Outcome]]) -> None:
-    """Keep the results, and put their tables into the documentation."""
+    """Keep the results, and put their table into the documentation."""
     document = [
         {
             "combination": asdict(combination),
@@ -78,32 +78,14 @@ def write(results: Mapping[Combination, Mapping[str, Outcome]]) -> None:
         for combination, outcomes in results.items()
     ]
     RESULTS.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    for path, text in pages(results).items():
-        path.write_text(text, encoding="utf-8")
+    PAGE.write_text(page(results), encoding="utf-8")
 
 
-def pages(results: Mapping[Combination, Mapping[str, Outcome]]) -> dict[Path, str]:
-    """The pages that show the results, as they should be."""
-    texts = {}
-    for name, shown in (("docs/compatibility.md", table), ("README.md", summary)):
-        path = ROOT / name
-        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        texts[path] = f"{before}{BEGIN}\n\n{shown(results)}\n\n{END}{after}"
-    return texts
-
-
-def summary(results: Mapping[Combination, Mapping[str, Outcome]]) -> str:
-    """The combinations on which every test passed on every database, a row a Python."""
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
-    for one, outcomes in results.items():
-        if all(name in outcomes and outcomes[name].is_clean for name in COLUMNS):
-            sqlalchemy, sdk = found.setdefault(one.python, ({}, {}))
-            sqlalchemy[one.sqlalchemy] = sdk[one.sdk] = None
-    lines = ["| Python | SQLAlchemy | openai-agents |", "|---|---|---|"]
-    for python, versions in found.items():
-        lines.append(f"| {' | '.join([python, *map(', '.join, versions)])} |")
-    return "\n".join(lines)
+def page(results: Mapping[Combination, Mapping[str, Outcome]]) -> str:
+    """The page that shows the results, as it should be."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{table(results)}\n\n{END}{after}"
 
 
 def table(results: Mapping[Combination, Mapping[str, Outcome]]) -> str:

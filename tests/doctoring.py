@@ -20,7 +20,9 @@ _NAME = r"""(?:"[^"]+"|`[^`]+`|[\w.]+)"""
 _WIDE = r"(?:LONGTEXT|LONGBLOB|VARBINARY\(512\)|VARCHAR\(\d+\)|\w+\(\d+\)[ ][^;]*AUTO_INCREMENT)"
 _DERIVED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:elements|activity|words|words_queue)["`]?"""
 _FILLED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:activity|words_queue)["`]?"""
-_OURS = r"""(?:\w+\.)?["`]?[^"`();]+_(?:after_(?:delete|insert|update)|activity_\w+)["`]?"""
+_STATES = r"""(?:\w+|"[^"]+|`[^`]+)_(?:indexes|words_state)["`]?"""
+_OF_ROWS = r"after_(?:delete|insert|update)|activity_\w+|words_of_\w+"
+_OURS = rf"""(?:\w+\.)?["`]?[^"`();]+_(?:{_OF_ROWS})["`]?"""
 
 SAFE = re.compile(
     rf"""CREATE[ ]TABLE[ ]{_NAME}[ ]\(\n(?!.*SELECT).*
@@ -37,6 +39,7 @@ SAFE = re.compile(
         |TYPE[ ](TEXT|VARCHAR|VARCHAR\(\d+\))[ ]COLLATE[ ]{_NAME}\.{_NAME})
     |ALTER[ ]TABLE[ ]{_NAME}[ ]MODIFY[ ]COLUMN[ ]`\w+`[ ]{_WIDE}[^;]*
     |DELETE[ ]FROM[ ]{_DERIVED}[ ]WHERE[ ][^;]*
+    |UPDATE[ ]{_STATES}[ ]SET[ ]state=0[^;]*[ ]WHERE[ ][^;]*state[ ]!=[ ]2
     |INSERT[ ](OR[ ]IGNORE[ ]|IGNORE[ ])?INTO[ ]{_FILLED}[ ]\([^()]*\)[ ](SELECT|VALUES)[ ][^;]*
     """,
     re.VERBOSE | re.DOTALL,
@@ -44,12 +47,13 @@ SAFE = re.compile(
 """The only kinds of statements that `doctor` may print."""
 
 GROUPS = query_tables(table_names()).groups
+BY_APPLICATION = ["_paused", "_usage", "_thread_items", "_attachments"]
+"""The ends of the names of optional tables whose rows follow from nothing else."""
 OPTIONAL = [table.name for group in GROUPS[1:] for table in group.tables]
 
 
-async def complete(engine, names=None):
-    """Two sessions in tables of these names, an index of each kind, and rows in every table."""
-    names = names or table_names()
+async def every_table(engine, names):
+    """A catalog with tables of these names, which all exist."""
     catalog = SessionCatalog(
         engine,
         create_tables=True,
@@ -57,19 +61,25 @@ async def complete(engine, names=None):
         messages_table=names.messages,
         metadata_table=names.metadata,
     )
+    for group in query_tables(names).groups:
+        await catalog._store.database.ensure(group.name)
+    return catalog
+
+
+async def complete(engine, names=None):
+    """Two sessions in tables of these names, an index of each kind, and rows in every table."""
+    names = names or table_names()
+    catalog = await every_table(engine, names)
     for name in ("a", "b"):
         session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
         await session.add_items([raw.message("hello"), raw.message("again")])
-    groups = query_tables(names).groups
-    for group in groups:
-        await catalog._store.database.ensure(group.name)
     for key in ("tags", "$updated_at", "$text"):
         await catalog.create_index(key)
     await catalog.set_metadata("b", {"title": "About words"})
     texts = dict.fromkeys(("state", "details", "decisions", "data", "owner"), "{}")
     given = {"item_id": "1", "attachment_id": "1", "kind": "x", "day": date(2026, 1, 1)}
     async with engine.begin() as connection:
-        for group in groups:
+        for group in query_tables(names).groups:
             for table in group.tables if group.name in ("paused", "usage", "threads") else ():
                 row = {"session_id": "a", **texts, **given}
                 zeros = {column.name: 0 for column in table.c if not column.nullable}

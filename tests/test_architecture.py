@@ -33,7 +33,7 @@ ROOT = PACKAGE.parents[1]
 # A module imports from its own sub-package, and from layers above its own in this list.
 LAYERS = [
     {"values", "quoting", "keys", "words", "installing"},
-    {"errors"},
+    {"errors", "strict_json"},
     {"types"},
     {"dialects"},
     {"storage"},

@@ -299,6 +299,8 @@ async def test_show(cli, filled):
 
 async def test_get(cli, filled):
     assert (await cli("get", "a", "title")).stdout == "Chat a\n"
+    missing = await cli("get", "a", "nope", code=1)
+    assert missing.stderr == "session a has no value for nope\n"
     assert (await cli("get", "a", "tags")).stdout == '["work", "a"]\n'
     assert document(await cli("get", "a", "title", "nope", "--json")) == {
         "title": "Chat a",
@@ -748,6 +750,24 @@ async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     result = await cli("import", str(file), code=1)
     assert "record 2" in result.stderr
     assert await filled.count_sessions() == 1
+
+
+async def test_an_export_without_a_corrupt_session_does_not_replace_a_complete_one(
+    cli, filled, tmp_path
+):
+    file, new = tmp_path / "sessions.jsonl", tmp_path / "new.jsonl"
+    await cli("export", "--output", str(file))
+    complete = file.read_text()
+    values = "UPDATE agent_sessions_metadata SET value = '{' WHERE session_id = 'b'"
+    await raw.execute(filled.engine, values)
+    result = await cli("export", "--output", str(file), code=1)
+    assert "was not replaced" in said(result.stderr)
+    assert file.read_text() == complete
+    assert sorted(path.name for path in tmp_path.iterdir() if "sessions" in path.name) == [
+        file.name
+    ]
+    await cli("export", "--output", str(new), code=1)
+    assert len(new.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("value", ["{", "nul"])

@@ -170,7 +170,7 @@ VALUES = {
     '{"b": 1, "b": 2}': "duplicate key 'b'",
     "9" * 5_000: "4300 digits",
     "[" * 101 + "]" * 101: "nested",
-    "[" * 50_000 + "]" * 50_000: "recursion",
+    "[" * 50_000 + "]" * 50_000: "nested too deeply",
 }
 
 

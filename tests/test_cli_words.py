@@ -194,11 +194,13 @@ def test_a_command_imports_little(line, spared, tmp_path):
         "import atexit, json, os, sys\n"
         "atexit.register(lambda: os.write(2, json.dumps(list(sys.modules)).encode()))\n"
         "from agents_session_metadata.cli import main\n"
-        f"sys.argv[1:] = {line.split()}\n"
+        f"sys.argv[1:] = {json.dumps(line.split())}\n"
         "main()"
     )
     done = shell(f"{{python}} -c '{script}' 2>&1 >/dev/null | tail -n 1", tmp_path)
-    assert not spared & {*json.loads(done.stdout[done.stdout.index("[") :])}
+    imported = {*json.loads(done.stdout[done.stdout.index("[") :])}
+    assert not spared & imported
+    assert ("sqlalchemy.dialects.sqlite" in imported) == line.startswith("resume-check")
 
 
 def test_output_that_nobody_reads_to_its_end(tmp_path):
@@ -240,6 +242,7 @@ def test_asking_before_something_is_lost(tmp_path):
     code, shown = at_terminal(["delete", "a"], "n\n", url)
     assert (code, "Delete session a with history and metadata? [y/n] (n)" in shown) == (1, True)
     assert "nothing was changed" in shown
+    assert "Error" not in shown
     code, shown = at_terminal(["delete", "a"], "y\n", url)
     assert (code, "deleted 1 session" in shown) == (0, True)
     code, shown = at_terminal(["cleanup", "--hours", "0"], "n\n", url)
@@ -379,12 +382,12 @@ FULL = "standard output: No space left on device\n"
         ("{cli} list <&- >/dev/null", 0, ""),
         ("{cli} list --meta a=9 2>&-", 1, ""),
         ("{cli} list <&- >&- 2>&-", 1, ""),
-        ("{cli} import <&-", 1, "standard input is closed"),
-        ("{cli} mcp <&-", 1, "standard input is closed"),
+        ("{cli} import <&-", 1, "stdin is closed"),
+        ("{cli} mcp <&-", 1, "stdin is closed"),
         (
             "{cli} delete chat <&-",
             2,
-            "this command asks for confirmation and standard input is not a terminal; pass --yes",
+            "this command asks for confirmation and stdin is not a terminal; pass --yes",
         ),
         ("{cli} get chat big | head -c 1 >/dev/null", 0, ""),
         ("{cli} --help | true", 0, ""),
@@ -624,6 +627,13 @@ def test_help():
     assert "process list" in " ".join(run("list", "-h").stdout.split())
     assert "123 means the number" in said(run("list", "-h").stdout)
     assert "Did you mean 'list'" in run("lst").stderr
+
+
+def test_help_shows_every_command_under_a_heading():
+    shown = run("--help").stdout
+    listed = re.findall(r"^│ ([a-z][a-z-]*) ", shown, re.MULTILINE)
+    assert sorted(listed) == sorted(COMMANDS)
+    assert "─ Commands ─" not in shown  # where Typer puts those without a heading
 
 
 def test_completion():

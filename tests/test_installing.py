@@ -34,7 +34,7 @@ def test_the_command_for_an_extra(origin, command, tmp_path, monkeypatch):
     if origin is not None:
         (folder / "direct_url.json").write_text(json.dumps(origin), encoding="utf-8")
     found = metadata.PathDistribution(folder)
-    monkeypatch.setattr("agents_session_metadata.installing.distribution", lambda name: found)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: found)
     assert install_advice("cli") == (
         f"install agents-session-metadata[cli] with: pip install {command}"
     )
@@ -44,7 +44,7 @@ def test_a_package_that_was_not_installed(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("agents_session_metadata.installing.distribution", missing)
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
     assert install_advice("cli").endswith(f"pip install {INDEX}")
 
 

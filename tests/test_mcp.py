@@ -349,7 +349,7 @@ async def test_errors_say_what_to_change(catalog):
             ("list_sessions", {"where": '{"a": {"$foo": 1}}'}, "unknown operator"),
             ("list_sessions", {"where": "everything"}, "where: not valid JSON"),
             ("list_sessions", {"where": '{"a": NaN}'}, "where: not valid JSON: NaN"),
-            ("list_sessions", {"where": '{"a": 1, "a": 2}'}, "contains a key twice"),
+            ("list_sessions", {"where": '{"a": 1, "a": 2}'}, "duplicate key 'a'"),
             ("list_sessions", {"where": deep}, "where: not valid JSON"),
             ("list_sessions", {"where": nested}, ""),
             ("list_sessions", {"where": [1]}, "where: input should be a valid dictionary"),

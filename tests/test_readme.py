@@ -12,7 +12,7 @@ TEXT = README.read_text(encoding="utf-8")
 
 def test_it_begins_with_code_and_ends_in_time() -> None:
     assert blocks(README)[0].line <= 25
-    assert len(TEXT.splitlines()) <= 170
+    assert len(TEXT.splitlines()) <= 160
 
 
 def test_it_shows_searches_and_rewinds_a_history() -> None:

@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from demonstration import CHROMIUM, serving
 from node_packages import installed
 from playwright.async_api import Browser, Page, async_playwright
 
-PROGRAM = Path(sys.executable).with_name("agent-sessions")
-CHROMIUM = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 PAGES = ["/", "/?q=refund", "/waiting", "/statistics?count=all", "/session?id=billing-00000000"]
-
-
-@contextmanager
-def serving(folder: Path) -> Iterator[str]:
-    """The address of the demonstration, which leaves nothing behind."""
-    command = [PROGRAM, "web", "--demo", "--allow-write", "--by", "ana", "--port", "0"]
-    environment = {**os.environ, "TMPDIR": str(folder)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
-        try:
-            assert server.stderr is not None
-            lines = iter(server.stderr.readline, "")
-            yield next(found[0] for line in lines if (found := re.search(r"http://[\w.:]+", line)))
-        finally:
-            server.send_signal(signal.SIGINT)
-            code = server.wait(timeout=30)
-    assert code == 130
-    assert list(folder.iterdir()) == []
 
 
 @pytest.fixture

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
-from sqlalchemy import Table
+from sqlalchemy import Table, exists
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
@@ -16,6 +17,7 @@ from .storage.creation import CreateWithIndexes
 from .storage.tables import (
     DropTrigger,
     SessionTables,
+    TableGroup,
     TableNames,
     create_tables,
     table_names,
@@ -37,13 +39,20 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
     """
     sa_dialect, tables = offline(dialect), _tables(names)
     ways = dialect_of(sa_dialect)
-    elements: list[ExecutableDDLElement] = []
+    elements: list[Any] = []
     for group in tables.groups:
         for table in group.tables:
             elements += table_elements(table, ways, if_not_exists=True)
         if ways.uses_triggers:
             elements += group.triggers
+        elements += _restarts(group, tables.sessions)
     return [as_text(element, sa_dialect) for element in elements]
+
+
+def _restarts(group: TableGroup, sessions: Table) -> Iterator[Any]:
+    """Statements for tables that were created again: an index without rows is not complete."""
+    for table, restart in [*group.restarts.items()][:1]:
+        yield restart.where(exists().select_from(sessions), ~exists().select_from(table))
 
 
 def table_elements(
@@ -91,7 +100,7 @@ def drop_statements(
     return [as_text(element, sa_dialect) for element in elements]
 
 
-def as_text(element: ExecutableDDLElement, sa_dialect: SADialect, **options: Any) -> str:
+def as_text(element: Any, sa_dialect: SADialect, **options: Any) -> str:
     """One statement as text."""
     lines = str(element.compile(dialect=sa_dialect, **options)).strip().splitlines()
     stripped = (line.lstrip("\t") for line in lines)

@@ -81,12 +81,12 @@ class CorruptMetadataError(SessionMetadataError, ValueError):
     """A stored value cannot be read. This package never writes such values.
 
     A metadata value is NULL or not valid JSON, or its search key is damaged; or, on SQLite, a time
-    in the SDK's tables is not a time.
+    in the SDK's tables is not a time, or the text of an item that is exported is not UTF-8.
 
     Attributes:
         session_id: The session that the value belongs to.
         key: Its metadata key; `$created_at` or `$updated_at` for a time of the session, and
-            `$item_created_at` for one of its items.
+            `$item_created_at` for one of its items; `$item` for the text of an item.
     """
 
     def __init__(self, session_id: str, key: str, problem: str | None = None) -> None:
@@ -274,17 +274,19 @@ class TablesMismatchError(TablesMissingError):
 
     An empty sessions table would hide all sessions, and each new session would delete what an
     earlier one with its id has left. An empty metadata table would hide what retention spares. So
-    nothing is created or written, even with `create_tables=True`.
+    nothing is created or written, even with `create_tables=True`. To use a second metadata table
+    beside the sessions, create its tables with `agent-sessions ddl` or by a migration.
 
     Attributes:
         tables: The name of the table that is missing, or to which the others do not refer.
     """
 
-    def __init__(self, table: str, problem: str) -> None:
+    def __init__(self, table: str, problem: str, more: str | None = None) -> None:
         self.tables: tuple[str, ...] = (table,)
         super(TablesMissingError, self).__init__(
             f"{problem}: a table was renamed or dropped, or the name of a table is misspelled; "
             "restore the table, or pass the right names; `agent-sessions doctor` shows more"
+            + (f"; {more}" if more else "")
         )
 
 
@@ -306,7 +308,7 @@ class TextIndexMissingError(SessionMetadataError, RuntimeError):
     def __init__(self) -> None:
         super().__init__(
             'there is no text index; create it once with `await catalog.create_index("$text")` or '
-            "`agent-sessions index create '$text'`"
+            "`agent-sessions index create '$text' --create-tables`"
         )
 
 

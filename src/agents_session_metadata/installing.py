@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from importlib.metadata import PackageNotFoundError, distribution
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 NAME = "agents-session-metadata"
 
@@ -22,6 +19,11 @@ def install_advice(extra: str) -> str:
 
 
 def _source(wanted: str, extra: str) -> str:
+    # Only errors need these, and they take long to import.
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
     try:
         recorded = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:

@@ -240,12 +240,14 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
 
 
 def decode_value(text: Any) -> Any:
-    """The value of a stored JSON text.
+    """The value of a stored JSON text, which may be given in UTF-8.
 
     Raises:
         ValueError: If it is not valid JSON, or no text.
     """
-    if not isinstance(text, str):
+    if isinstance(text, bytes):
+        text = text.decode()
+    elif not isinstance(text, str):
         raise ValueError("a stored value must be text")  # as other bad values
     text = text.strip(" \t\n\r")
     try:

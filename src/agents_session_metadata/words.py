@@ -30,12 +30,13 @@ SNIPPET = 160
 _LEAD = 40
 """Characters of a snippet before the first match."""
 
-_DROPPED = re.compile("[\u034f\u180b-\u180f\u200c\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+# Compiled at first use: compiling these takes longer than importing the rest of the module.
+_DROPPED = "[\u034f\u180b-\u180f\u200c\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 """Joiners and variation selectors."""
 _ASCII_WORD = re.compile(r"[0-9A-Za-z_]+")
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
 _ACCENTED_SCRIPTS = ("LATIN ", "GREEK ", "CYRILLIC ")
-_UNSPACED = re.compile(
+_UNSPACED = (
     "[\u1100-\u11ff\u2e80-\u2fdf\u3005-\u3007\u3021-\u302f\u3031-\u3035\u3038-\u30ff\u3130-\u318f"
     "\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\uff66-\uffdc"
     "\U0001aff0-\U0001b16f\U00020000-\U0003ffff]"
@@ -64,7 +65,7 @@ class Token(NamedTuple):
 @lru_cache(maxsize=65_536)
 def _extends(character: str) -> bool:
     """Whether a character is normalized together with the one before it."""
-    if _DROPPED.match(character):
+    if re.match(_DROPPED, character):
         return True
     # Vowels and final consonants of Hangul compose with what is before them.
     if "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff":
@@ -93,14 +94,14 @@ def _kind(character: str) -> _Kind:
         return _Kind(True, False, False)
     category = unicodedata.category(character)[0]
     mark = category == "M"
-    return _Kind(category in "LMN", mark, not mark and bool(_UNSPACED.match(character)))
+    return _Kind(category in "LMN", mark, not mark and bool(re.match(_UNSPACED, character)))
 
 
 def normalize(text: str) -> str:
     """Text in the form in which it is compared."""
     if text.isascii():
         return text.lower()
-    text = _DROPPED.sub("", text)
+    text = re.sub(_DROPPED, "", text)
     # Folding may produce what normalizes further, and the other way round.
     for _ in range(2):
         text = unicodedata.normalize("NFKC", text).casefold()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
+from sqlalchemy import event
 
 from agents_session_metadata import (
     InvalidMetadataError,
@@ -142,3 +144,51 @@ async def test_times_may_end_in_z(catalog):
 async def test_bare_items_are_told_from_records(catalog):
     with pytest.raises(InvalidMetadataError, match="an item of a history; import records"):
         await catalog.import_sessions([raw.message("hello")])
+
+
+@pytest.mark.not_on("sqlite")
+@pytest.mark.parametrize("on_conflict", ["error", "skip"])
+async def test_an_import_keeps_the_time_zone_of_the_connection(shared_database, on_conflict):
+    zone = "Asia/Kathmandu" if shared_database.kind == "postgresql" else "+05:45"
+    engine = shared_database.engine(pool_size=1, max_overflow=0)
+    read = "SHOW TIME ZONE" if shared_database.kind == "postgresql" else "SELECT @@time_zone"
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _set_zone(connection, _):
+        cursor = connection.cursor()
+        setting = "TIME ZONE" if shared_database.kind == "postgresql" else "time_zone ="
+        cursor.execute(f"SET {setting} '{zone}'")
+        connection.commit()
+
+    catalog = SessionCatalog(engine, create_tables=True)
+    records = [record(number) for number in range(20)]
+    await catalog.import_sessions(records[:10])
+    assert await raw.execute(engine, read) == [(zone,)]
+    with contextlib.suppress(SessionExistsError):
+        await catalog.import_sessions([*records[10:], records[3]], on_conflict)
+    assert await raw.execute(engine, read) == [(zone,)]
+    assert [each async for each in catalog.export_sessions()] == records
+
+
+@pytest.mark.only_on("postgresql")
+async def test_an_import_reads_no_table_again_and_again(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    metadata = {"tags": ["x", "y"], "note": "n" * 1_500}
+    await catalog.import_sessions(record(number, metadata=metadata) for number in range(2_000))
+    await engine.dispose()  # The server counts what a connection has read when it ends.
+    reader = shared_database.engine()
+    counts = (
+        "SELECT indexrelname, idx_scan FROM pg_stat_user_indexes"
+        " WHERE relname = 'agent_sessions_metadata'"
+    )
+    scans: dict[str, int] = {}
+    for _ in range(100):
+        scans = dict(await raw.execute(reader, counts))
+        if scans["agent_sessions_metadata_pkey"]:
+            break
+        await asyncio.sleep(0.1)
+    # While the table is small, either index is as good for the 4,000 elements.
+    assert scans["agent_sessions_metadata_search_idx"] < 2_500, scans
+    read = "SELECT sum(seq_tup_read) FROM pg_stat_user_tables"
+    assert (await raw.execute(reader, read))[0][0] < 10_000

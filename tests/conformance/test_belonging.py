@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sqlite3
 
 import commands
 import pytest
 from agents.extensions.memory import SQLAlchemySession
+from doctoring import BY_APPLICATION, complete, ddl_dialect, run
 from servers import Database
 from sqlalchemy.exc import NotSupportedError
 
@@ -17,6 +19,8 @@ from agents_session_metadata import (
     TablesMismatchError,
     TablesMissingError,
 )
+from agents_session_metadata.ddl import create_statements
+from agents_session_metadata.storage.tables import query_tables, table_names
 from conformance import raw
 from conformance.test_tables import schema_of
 
@@ -334,3 +338,107 @@ async def test_tables_of_another_schema(shared_database: Database, tmp_path):
 
 def _beside(engine, schema: str, name: str) -> str:
     return f"{schema}.{name}" if engine.dialect.name == "mysql" else name
+
+
+WRITTEN = ["agent_messages", *(f"agent_sessions_metadata{end}" for end in ("", *BY_APPLICATION))]
+
+
+async def doctors(database: Database, *options: str) -> list:
+    result = await asyncio.to_thread(commands.run, "doctor", "--json", *options, url=database.url)
+    found = json.loads(result.stdout)["findings"]
+    return [each for each in found if each["level"] != "info"]
+
+
+@pytest.mark.parametrize("table", WRITTEN)
+async def test_a_renamed_table_is_not_replaced_by_an_empty_one(shared_database: Database, table):
+    engine = shared_database.engine()
+    await complete(engine)
+    if table == WRITTEN[1]:
+        await rename(engine, f"{table}_elements", "kept_elements")
+    await rename(engine, table, "kept")
+    tables = await raw.table_names(engine)
+    calls = {
+        "agent_messages": lambda catalog: catalog.list_items("a"),
+        WRITTEN[1]: lambda catalog: catalog.delete_sessions({"n": {"$ne": 1}}),
+        f"{WRITTEN[1]}_paused": lambda catalog: catalog.delete_sessions({"n": 1}),
+        f"{WRITTEN[1]}_usage": lambda catalog: catalog.usage(),
+    }
+
+    async def export(catalog: SessionCatalog) -> list:
+        return [record async for record in catalog.export_sessions()]
+
+    for create_tables in (True, False):
+        catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
+        with pytest.raises(TablesMismatchError, match=f"{table} is missing, although kept has"):
+            await calls.get(table, export)(catalog)
+        if table.endswith("_thread_items"):
+            with pytest.raises(TablesMismatchError, match="although kept has"):
+                await catalog.fork_session("a", "copy")
+    assert await raw.table_names(engine) == tables
+    assert await raw.count_rows(engine, "agent_sessions") == 2
+    for finding in await doctors(shared_database):
+        assert f"{table} is missing, although kept has" in finding["problem"]
+        assert finding["repair"] == []
+    await rename(engine, "kept", table)
+    if table == WRITTEN[1]:
+        await rename(engine, "kept_elements", f"{table}_elements")
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    assert await catalog.count_sessions({"n": 1}) == 2
+    assert len(await export(catalog)) == 2
+
+
+@pytest.mark.parametrize("has_keys", [True, False])
+@pytest.mark.parametrize("option", ["metadata", "messages"])
+async def test_a_misspelled_name_creates_nothing(shared_database: Database, option, has_keys):
+    engine = shared_database.engine()
+    await fill(engine)
+    if not has_keys:
+        await raw.drop_foreign_keys(engine, {"metadata": OURS[0], "messages": OURS[2]}[option])
+    tables = await raw.table_names(engine)
+    misspelled = (f"--{option}-table", "agent_misspelled")
+    where = ("--where", '{"n": {"$ne": 1}}', "--yes")
+    for command in (("cleanup", *where), ("export",), ("list",), ("set", "a", "m=1")):
+        arguments = (*command, *misspelled, "--create-tables")
+        result = await asyncio.to_thread(commands.run, *arguments, url=shared_database.url)
+        assert result.exit_code == 1
+        assert "agent_misspelled is missing, although" in commands.said(result.output)
+    [finding] = await doctors(shared_database, *misspelled)
+    assert f"--{option}-table" in finding["problem"]
+    assert finding["repair"] == []
+    assert await raw.table_names(engine) == tables
+    assert await raw.count_rows(engine, "agent_sessions") == 2
+
+
+async def test_a_second_metadata_table_is_created_by_sql(shared_database: Database):
+    engine = shared_database.engine()
+    await complete(engine)
+    names = table_names(metadata_table="labels")
+    with pytest.raises(TablesMismatchError, match="only if both tables are intended"):
+        await SessionCatalog(engine, metadata_table="labels", create_tables=True).count_sessions()
+    await run(engine, create_statements(await ddl_dialect(engine), names))
+    labels = SessionCatalog(engine, metadata_table="labels", create_tables=True)
+    await labels.set_metadata("a", {"color": "red"})
+    assert await labels.count_sessions({"n": 1}) == 0
+    # The tables of its features are created as usual.
+    for group in ("usage", "paused", "threads"):
+        for table in query_tables(names).group(group).tables:
+            await raw.execute(engine, f"DROP TABLE {table.name}")
+    assert await labels.usage() == []
+    assert await raw.count_rows(engine, "labels_usage") == 0
+    assert await SessionCatalog(engine).count_sessions({"n": 1}) == 2
+
+
+async def test_a_virtual_table_whose_module_is_not_loaded(tmp_path):
+    path = tmp_path / "chat.db"
+    url = f"sqlite+aiosqlite:///{path}"
+    async with SessionCatalog.from_url(url, create_tables=True) as catalog:
+        await catalog.create_session("a", metadata={"n": 1})
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "INSERT INTO sqlite_master VALUES ('table', 'vectors', 'vectors', 0,"
+            " 'CREATE VIRTUAL TABLE vectors USING not_loaded(x)')"
+        )
+    async with SessionCatalog.from_url(url, create_tables=True) as catalog:
+        assert len([record async for record in catalog.export_sessions()]) == 1
+        assert await catalog.delete_sessions({"n": 1}) == 1

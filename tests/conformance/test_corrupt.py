@@ -10,7 +10,7 @@ from servers import SHARED_DATABASES
 from sqlalchemy import text
 
 from agents_session_metadata import CorruptMetadataError, SessionCatalog, SessionMetadataError
-from agents_session_metadata.doctor import rewrite_search_keys
+from agents_session_metadata.doctor import diagnose, rewrite_search_keys
 from conformance import raw
 
 BAD = ["{bad", "", " ", "nope", "NaN", "[1,]", "1 2", "'a'", "[" * 100_000, None]
@@ -46,6 +46,19 @@ async def allow_null(engine) -> None:
                 "ALTER TABLE agent_sessions_metadata MODIFY value LONGTEXT NULL"
             )
         await connection.commit()
+
+
+async def every_page(catalog, order_by: str, limit: int) -> tuple[list, list]:
+    """All nine sessions, a page at a time, and the errors of what cannot be read."""
+    infos, errors, cursor = [], [], None
+    while True:
+        page = await catalog.list_sessions(
+            order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
+        )
+        infos += page.sessions
+        cursor = page.next_cursor
+        if cursor is None or len(infos) > 9:
+            return infos, errors
 
 
 @pytest.fixture
@@ -117,16 +130,8 @@ async def test_pages_and_walks_go_past_bad_values(catalog, engine):
         del whole[session_id][key]
     for order_by in ("session_id", "-updated_at", "title", "-n"):
         for limit in (1, 2, 3, 20):
-            found, errors, cursor = {}, [], None
-            while True:
-                page = await catalog.list_sessions(
-                    order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
-                )
-                found.update((info.session_id, info.metadata) for info in page.sessions)
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-            assert found == whole
+            infos, errors = await every_page(catalog, order_by, limit)
+            assert {info.session_id: info.metadata for info in infos} == whole
             assert sorted((error.session_id, error.key) for error in errors) == bad
     # A page does not raise for the session after its last one.
     page = await catalog.list_sessions(order_by="session_id", limit=2)
@@ -226,17 +231,9 @@ async def test_times_that_are_none(catalog, engine, time):
     bad = [("s2", "$updated_at"), ("s5", "$updated_at"), ("s6", "$created_at")]
     for order_by in ("-updated_at", "updated_at", "created_at", "session_id", "-n"):
         for limit in (1, 2, 20):
-            found, errors, cursor = [], [], None
-            while True:
-                page = await catalog.list_sessions(
-                    order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
-                )
-                found += [info.session_id for info in page.sessions]
-                assert len(found) <= 9
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-            assert sorted(found) == [f"s{number}" for number in range(9)], (order_by, limit)
+            infos, errors = await every_page(catalog, order_by, limit)
+            found = sorted(info.session_id for info in infos)
+            assert found == [f"s{number}" for number in range(9)], (order_by, limit)
             assert sorted((error.session_id, error.key) for error in errors) == bad
     errors = []
     walked = [info async for info in catalog.iter_sessions(on_corrupt=errors.append)]
@@ -311,17 +308,9 @@ async def test_search_keys_that_no_value_has(catalog, engine, damaged):
             await catalog.list_sessions(order_by="n")
     for order_by in ("n", "-n"):
         for limit in (1, 2, 20):
-            found, errors, cursor = [], [], None
-            while True:
-                page = await catalog.list_sessions(
-                    order_by=order_by, limit=limit, cursor=cursor, on_corrupt=errors.append
-                )
-                found += [info.session_id for info in page.sessions]
-                assert len(found) <= 9
-                cursor = page.next_cursor
-                if cursor is None:
-                    break
-            assert sorted(found) == [f"s{number}" for number in range(9)], (order_by, limit)
+            infos, errors = await every_page(catalog, order_by, limit)
+            found = sorted(info.session_id for info in infos)
+            assert found == [f"s{number}" for number in range(9)], (order_by, limit)
             assert {(error.session_id, error.key) for error in errors} == (
                 set() if is_ordered else {("s3", "n")}
             )
@@ -332,3 +321,34 @@ async def test_search_keys_that_no_value_has(catalog, engine, damaged):
     assert found == {}
     assert await rewrite_search_keys(engine) == (1, 0)
     assert {one.value for one in await catalog.count_values("n")} == set(range(9))
+
+
+@pytest.mark.only_on("sqlite")
+async def test_items_that_are_not_utf8(catalog, engine):
+    await catalog.create_index("$text")
+    for name in ("s1", "s2"):
+        await catalog.session(name).add_items([raw.message("hello there")])
+    await raw.execute(
+        engine,
+        "INSERT INTO agent_messages (session_id, message_data)"
+        " VALUES ('s1', CAST(:begin || x'ff227d' AS TEXT))",
+        begin='{"role": "user", "content": "hello',
+    )
+    [[item_id]] = await raw.execute(engine, "SELECT max(id) FROM agent_messages")
+    page = await catalog.list_items("s1")
+    assert [each.item["content"] for each in page.items] == ["hello there"]
+    await catalog.session("s1").add_items([raw.message("again")])
+    found = await catalog.search("hello")
+    assert found.complete
+    assert {hit.session_id for hit in found.hits} == {"s1", "s2"}
+    info = await catalog.get_session("s1", preview=True)
+    assert info.preview == "hello there"
+    with pytest.raises(CorruptMetadataError, match=f"item {item_id} of session 's1'") as caught:
+        [record async for record in catalog.export_sessions()]
+    assert (caught.value.session_id, caught.value.key) == ("s1", "$item")
+    errors = []
+    records = [each async for each in catalog.export_sessions(on_corrupt=errors.append)]
+    assert [each.session_id for each in errors] == ["s1"]
+    assert len(records) == 8
+    assert len(await catalog.session("s1").rewind(turns=1)) == 1
+    assert await diagnose(engine)

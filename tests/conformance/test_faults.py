@@ -16,6 +16,7 @@ from servers import SHARED_DATABASES
 from sqlalchemy import event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.util import await_only
 
 from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 from conformance import raw
@@ -202,9 +203,7 @@ async def test_killed_connections_during_edits(database):
         await asyncio.gather(*[write(number) for number in range(5)], kill())
     finally:
         await killer.dispose()
-    # A connection may have been killed in the pool; who meets it empties the pool.
-    with contextlib.suppress(DBAPIError):
-        await session.get_metadata()
+    await engine.dispose()  # Connections may have been killed in the pool.
     assert await session.edit_metadata(lambda metadata: metadata.update(done=True))
     assert failed
     assert acknowledged
@@ -236,6 +235,41 @@ async def kill_others(engine) -> None:
     for (connection,) in found:
         with contextlib.suppress(DBAPIError):  # it may have gone meanwhile
             await raw.execute(engine, f"KILL {connection}")
+
+
+@pytest.mark.not_on("sqlite")
+async def test_a_connection_that_dies_during_an_import(shared_database):
+    engine = shared_database.engine(pool_size=1, max_overflow=0)
+    catalog = SessionCatalog(engine, create_tables=True)
+    records = [
+        {
+            "format": 1,
+            "session_id": f"s{number}",
+            "created_at": "2020-01-01T00:00:00+00:00",
+            "updated_at": "2020-01-01T00:00:00+00:00",
+            "metadata": {"n": number},
+            "items": [],
+        }
+        for number in range(10)
+    ]
+    read = "SHOW TIME ZONE" if shared_database.kind == "postgresql" else "SELECT @@time_zone"
+    before = await raw.execute(engine, read)
+    others = shared_database.engine()
+    lost = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def lose(_connection, _cursor, statement, *_):
+        if statement.startswith("INSERT INTO agent_sessions ") and not lost:
+            lost.append(statement)
+            await_only(kill_others(others))
+
+    with pytest.raises(DBAPIError) as caught:
+        await catalog.import_sessions(records)
+    assert caught.value.connection_invalidated
+    assert await catalog.count_sessions() == 0
+    assert await catalog.import_sessions(records) == 10
+    assert await raw.execute(engine, read) == before
+    assert [info.metadata["n"] async for info in catalog.iter_sessions()] == list(range(10))
 
 
 @pytest.mark.only_on("sqlite")

@@ -1,19 +1,17 @@
-"""Items of a history page by page, previews, rewinding, and forks that end before an item."""
+"""Items of a history page by page, rewinding, and forks that end before an item."""
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from agents import Runner
-from agents.extensions.memory import EncryptedSession, SQLAlchemySession
+from agents.extensions.memory import EncryptedSession
 from agents.run_internal.items import drop_orphan_function_calls
 from hypothesis import given
 from processes import run_processes
 from scaling import examples, scale
-from sqlalchemy import event
 from test_pairs import HISTORIES
 
 from agents_session_metadata import (
@@ -145,68 +143,6 @@ async def test_pages_and_previews_within_a_scope(mine, everyone):
     assert (await copy.get_metadata(["owner_id"])) == {"owner_id": "mine"}
     assert [each.item for each in await mine.rewind_session("mine-0", turns=1)] == [item.item]
     assert (await mine.get_metadata("mine-0"))["title"] == "mine 0"
-
-
-# ---- previews ----
-
-
-async def test_previews(catalog, engine):
-    long = "  A question\n\n about\ttrams 😀 " + "x" * 5_000
-    shown = ("A question about trams 😀 " + "x" * 5_000)[:200]
-    content = [{"type": "input_text", "text": "in parts"}, {"type": "input_image"}]
-    histories = {
-        "answer-first": ([raw.message("hello", "assistant"), *TURN], "question"),
-        "content-first": ([{"content": long, "role": "user"}], shown),
-        "empty": ([], None),
-        "late": ([OUTPUT] * 9 + TURN, "question"),
-        "long": ([raw.message(long), raw.message("not this")], shown),
-        "megabytes": ([{"content": "y" * 3_000_000, "role": "user"}], "y" * 200),
-        "no-user": ([raw.message('"role":"user"', "assistant")] * 20, None),
-        "parts": ([{"role": "user", "type": "message", "content": content}], "in parts"),
-    }
-    for session_id, (items, _) in histories.items():
-        await catalog.create_session(session_id)
-        await catalog.session(session_id).add_items(items)
-    expected = {session_id: preview for session_id, (_, preview) in histories.items()}
-    encrypted = EncryptedSession("encrypted", catalog.session("encrypted"), "key")
-    await encrypted.add_items(TURN)
-    plain = SQLAlchemySession("spaces", engine=engine)
-    await plain.add_items(TURN)
-    await raw.execute(
-        engine,
-        "UPDATE agent_messages SET message_data = :data WHERE session_id = 'spaces'",
-        data=json.dumps(raw.message("with spaces")),
-    )
-    expected |= {"encrypted": None, "spaces": "with spaces"}
-    page = await catalog.list_sessions(preview=True, order_by="session_id")
-    assert {info.session_id: info.preview for info in page.sessions} == expected
-    for session_id, preview in expected.items():
-        assert (await catalog.get_session(session_id, preview=True, keys=[])).preview == preview
-        assert (await catalog.get_session(session_id)).preview is None
-    page = await catalog.list_sessions(preview=True, order_by="session_id", limit=2)
-    more = await catalog.list_sessions(
-        preview=True, order_by="session_id", limit=2, cursor=page.next_cursor
-    )
-    found = {info.session_id: info.preview for info in page.sessions + more.sessions}
-    assert found == dict(sorted(expected.items())[:4])
-
-
-async def test_previews_are_one_statement_more(catalog, engine):
-    for number in range(5):
-        await catalog.session(f"chat-{number}").add_items(TURN * 50)
-    await catalog.list_sessions(preview=True)
-    statements = []
-    event.listen(
-        engine.sync_engine,
-        "before_cursor_execute",
-        lambda connection, cursor, statement, *_: statements.append(statement),
-    )
-    await catalog.list_sessions()
-    without = len(statements)
-    await catalog.list_sessions(preview=True)
-    assert len(statements) == 2 * without + 1
-    await catalog.list_sessions({"nobody": 1}, preview=True)
-    assert len(statements) == 3 * without + 1
 
 
 # ---- rewinding ----

@@ -241,6 +241,30 @@ async def test_answers_are_the_same(catalog, engine):
     assert await catalog.list_indexes() == []
 
 
+async def test_entries_of_others_reach_nobody(catalog, engine):
+    """As after triggers were lost, for example in a backup without them."""
+    await same_day(engine)
+    scoped = catalog.scoped({"owner_id": "u0"})
+    before, before_scoped = await answers(catalog), await answers(scoped)
+    await catalog.create_index("owner_id")
+    await catalog.create_index("tags")
+    await raw.set_times(engine, "s1", updated_at="2020-01-09 00:00:00")
+    others = "(SELECT m.search_key FROM agent_sessions_metadata m WHERE m.session_id = 's0' AND"
+    await raw.execute(
+        engine,
+        "UPDATE agent_sessions_metadata_activity"
+        f" SET search_key = {others} m.{quoted(engine, 'key')} = 'owner_id')"
+        f" WHERE session_id = 's1' AND {quoted(engine, 'key')} = 'owner_id'",
+    )
+    assert await answers(scoped) == before_scoped
+    await same_day(engine)
+    assert await answers(catalog) == before
+    assert (await scoped.last_session({})).session_id == "s2"
+    assert await scoped.session("any").find_sessions_by_metadata({}, limit=1) == ["s2"]
+    assert await scoped.delete_sessions(inactive_for=timedelta(days=1)) == 2
+    assert await catalog.get_session("s1") is not None
+
+
 async def test_on_tables_that_the_sdk_made(engine):
     await raw.create_sdk_tables(engine)
     names = ["a", "B", "é", "z", "Ä"]

@@ -12,6 +12,7 @@ from agents_session_metadata import (
     SessionCatalog,
     TextIndexMissingError,
 )
+from agents_session_metadata.storage.word_index import STEP
 from conformance import raw
 
 
@@ -118,6 +119,21 @@ async def test_other_writers_wait_in_the_queue(catalog, engine):
     await plain.clear_session()
     await catalog.delete_session("mine")
     assert await word_rows(engine) == 0
+
+
+async def test_a_write_indexes_what_waits_of_its_session_in_bounded_steps(catalog, engine):
+    plain = SQLAlchemySession("chat", engine=engine)
+    await plain.add_items([raw.message(f"number{number}") for number in range(STEP + 10)])
+    await SQLAlchemySession("other", engine=engine).add_items([raw.message("elsewhere")])
+    index = catalog._store.database.word_index
+    async with engine.begin() as connection:
+        assert await connection.run_sync(index.index_own, ["chat"], 1)  # The other one waits.
+    assert await raw.count_rows(engine, "agent_sessions_metadata_words_queue") == 11
+    for number, hits in ((STEP + 9, 1), (10, 1), (9, 0)):
+        assert len((await catalog.search(f"number{number}")).hits) == hits
+    await catalog.session("chat").add_items([raw.message("more")])
+    assert await found(catalog, "number0") == [("chat", "number0")]
+    assert await found(catalog, "elsewhere") == [("other", "elsewhere")]
 
 
 async def test_scope_filter_and_pages(catalog):

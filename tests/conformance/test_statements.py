@@ -106,3 +106,57 @@ async def test_a_search_takes_as_many_statements_whether_something_is_found(data
     assert [hit.snippet for hit in (await scoped.search("tram 3")).hits] == ["tram 3"]
     again = dict(catalog._store.database._queries()._statements)
     assert len(again) == len(built) + 1  # with two words
+
+
+async def test_a_write_beside_the_text_index(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat")
+    statements = Statements(engine)
+
+    async def fewest() -> int:
+        """The statements of a write that does not look whether there is an index."""
+        items = [{"role": "user", "content": "take the tram"}]
+        return min([await statements.of(session.add_items(items)) for _ in range(3)])
+
+    without = await fewest()
+    await catalog.create_index("$text")
+    # Empty the queue, reading what it names, and write the words.
+    assert await fewest() == without + (3 if database.kind == "mysql" else 2)
+
+
+async def test_a_page_from_an_index_with_further_conditions(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    rare, ids = [7, 100, 293], [f"s{n:03}" for n in range(300)]
+    await catalog.import_sessions(
+        {
+            "format": 1,
+            "session_id": session_id,
+            "created_at": "2026-01-01T00:00:00+00:00",
+            "updated_at": f"2026-01-01T00:{n // 60:02}:{n % 60:02}+00:00",
+            "metadata": {"owner_id": "u1", "kind": "chat", **({"flag": "x"} if n in rare else {})},
+            "items": [],
+        }
+        for n, session_id in enumerate(ids)
+    )
+    await catalog.create_index("owner_id")
+    statements = Statements(engine)
+    for condition, expected, taken in (
+        ({"kind": {"$exists": True}}, ids[:-21:-1], 1),
+        ({"kind": {"$prefix": "c"}}, ids[:-21:-1], 1),
+        # Nearly all have this value, but that is not known before it is counted.
+        ({"kind": "chat"}, ids[:-21:-1], 2),
+        ({"flag": {"$exists": True}}, [ids[n] for n in reversed(rare)], 3),
+        ({"flag": "x"}, [ids[n] for n in reversed(rare)], 2),
+    ):
+        where = {"owner_id": "u1", **condition}
+        page = await catalog.list_sessions(where, limit=20)
+        assert [info.session_id for info in page.sessions] == expected, condition
+        assert await statements.of(catalog.list_sessions(where, limit=20)) == taken, condition
+        call = catalog.session("any").find_sessions_by_metadata(where, limit=20)
+        assert await statements.of(call) == taken, condition
+    # A long page passes as many entries as one may pass: what is rare is looked for before.
+    for limit, taken in ((123, 1), (124, 2)):
+        page = catalog.list_sessions({"owner_id": "u1", "kind": {"$exists": True}}, limit=limit)
+        assert await statements.of(page) == taken

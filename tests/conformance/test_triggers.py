@@ -183,3 +183,17 @@ async def test_a_trigger_that_suppresses_redundant_updates(database: Database):
             " FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
         )
     await check_everything(engine)
+
+
+@pytest.mark.parametrize("first", ["create", "find"])
+async def test_the_first_writes_of_a_connection(database: Database, everyone, first):
+    """A connection knows nothing yet, or knows what it did to another session."""
+    mine = SessionCatalog(database.engine()).scoped({"owner_id": "mine"})
+    if first == "create":
+        await mine.session("new").add_items([raw.message("mine")])
+    for _ in range(2):
+        with pytest.raises(SessionNotFoundError):
+            await mine.session("theirs-0").add_items([raw.message("stolen")])
+        await mine.session("new").add_items([raw.message("mine")])
+    assert await everyone.get_metadata("new") == {"owner_id": "mine"}
+    assert len(await everyone.session("theirs-0").get_items()) == 1

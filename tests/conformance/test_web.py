@@ -4,10 +4,46 @@ from __future__ import annotations
 
 import re
 
+from sqlalchemy import event
+
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.web.reading import read_facets
+from agents_session_metadata.web.view import View
 from conformance import raw
 
 from .browsing import HOST, SCRIPT, client, link, names, token
+
+
+async def test_facets_read_the_values_and_nothing_else(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number, metadata in enumerate(
+        (
+            {"owner_id": "u1", "tags": ["a", "a", "b", 1, ["a"]], "status": "open"},
+            {"owner_id": "u2", "tags": ["b"], "status": 7},
+            {"owner_id": "u1", "tags": "b", "status": ""},
+            {"owner_id": "u1", "tags": {"a": 1}, "status": "open", "other": "open"},
+        )
+    ):
+        await catalog.create_session(f"chat-{number}", metadata=metadata)
+    await raw.execute(
+        engine,
+        "UPDATE agent_sessions_metadata SET value = 'no JSON'"
+        " WHERE session_id = 'chat-3' AND value = '\"u1\"'",
+    )
+    await catalog.create_index("$updated_at")
+    await catalog.get_metadata("chat-0")
+    sent: list[str] = []
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: sent.append(call[2]))
+    facets = await read_facets(catalog, View.of({}))
+    assert {key: values for key, _, values in facets.groups} == {
+        "status": [("open", 2, False)],
+        "owner_id": [("u1", 2, False), ("u2", 1, False)],
+        "tags": [("b", 3, False), ("a", 1, False)],
+    }
+    assert (facets.number, facets.complete) == (4, True)
+    # With an index, the rows of the sessions are not read: they may be all over the table.
+    assert len(sent) == 2
+    assert not [each for each in sent if re.search(r"(FROM|JOIN) agent_sessions\b", each)]
 
 
 async def test_lists_pages_facets_and_sessions(engine) -> None:

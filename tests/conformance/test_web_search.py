@@ -32,7 +32,7 @@ async def test_without_an_index_the_page_says_how_to_create_one(engine) -> None:
     async with client(catalog) as browser:
         page = await browser.get("/?q=lisbon")
         assert page.status_code == 200
-        assert "agent-sessions index create '$text'" in page.text
+        assert "agent-sessions index create '$text' --create-tables" in page.text
         await catalog.create_index("$text")
         assert hits(await browser.get("/?q=lisbon")) == ["[Lisbon]"]
 

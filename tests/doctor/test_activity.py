@@ -59,4 +59,4 @@ async def test_missing_triggers_and_indexes_that_are_not_complete(engine):
     await raw.execute(engine, "UPDATE agent_sessions_metadata_indexes SET state = 0")
     [finding] = await activity(engine)
     assert finding.level == "warning"
-    assert "create_index" in finding.problem
+    assert "agent-sessions index create owner_id continues it" in finding.problem

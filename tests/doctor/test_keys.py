@@ -19,6 +19,10 @@ from doctoring import (
 )
 from sqlalchemy import inspect
 
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.ddl import create_statements
+from agents_session_metadata.storage.tables import table_names
+
 
 @pytest.mark.only_on("postgresql", "mariadb")
 async def test_a_missing_primary_key_is_added(filled, shared_database):
@@ -29,8 +33,14 @@ async def test_a_missing_primary_key_is_added(filled, shared_database):
         # The foreign key leans on the primary key's index.
         await without_foreign_keys(engine, "agent_sessions_metadata")
     await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata DROP {word or 'PRIMARY KEY'}")
-    found = await repair(engine, "indexes")
+    found = await problems(engine)
     assert "primary key of agent_sessions_metadata" in found[0].problem
+    await run(engine, printed(found))
+    if shared_database.kind == "mysql":
+        # Without the key, the server does not say whether a foreign key that used it exists.
+        assert "once the findings above are repaired" in found[1].problem
+        await repair(engine, "foreign keys")
+    assert await problems(engine) == []
     await intact(filled)
 
 
@@ -87,8 +97,8 @@ async def test_orphans_get_their_session_row_back(filled, shared_database):
     await raw.execute(engine, rows)
     found = await problems(engine)
     assert [finding.check for finding in found] == ["orphans"] * 3 + ["triggers"] * 3
-    assert "1 row of agent_messages has no row in agent_sessions" in found[0].problem
-    assert "2 rows of agent_sessions_metadata_elements have no row" in found[2].problem
+    assert "1 row of agent_messages has no row in agent_sessions" in found[1].problem
+    assert "2 rows of agent_sessions_metadata_elements have no row" in found[0].problem
     await run(engine, printed(found))
     # The trigger that is left deletes metadata of an earlier session when a session is inserted.
     messages, metadata = await explained(engine, "orphans")
@@ -104,6 +114,30 @@ async def test_orphans_get_their_session_row_back(filled, shared_database):
     assert await filled.get_metadata("a") == {"tags": ["x", "y"], "n": 1}
     assert len(await filled.session("a").get_items()) == 1
     assert await filled.get_metadata("b") == {"n": 1}
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("metadata_table", [None, "second"])
+async def test_orphans_of_another_metadata_table_survive(filled, shared_database, metadata_table):
+    engine = filled.engine
+    names = table_names(metadata_table="second")
+    await run(engine, create_statements("sqlite", names))
+    second = SessionCatalog(engine, metadata_table="second")
+    await second.set_metadata("a", {"note": "keep"})
+    deleting = await raw.execute(
+        engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger' AND name LIKE '%delete'"
+    )
+    for name, _ in deleting:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
+    await run(engine, [sql for _, sql in deleting])
+    found = await problems(engine, table_names(metadata_table=metadata_table))
+    words = found[0].problem.partition("session row again: ")[2]
+    await run(engine, split(words))
+    assert await filled.get_metadata("a") == {"tags": ["x", "y"], "n": 1}
+    assert await second.get_metadata("a") == {"note": "keep"}
+    assert await problems(engine) == []
+    assert await problems(engine, names) == []
 
 
 @pytest.mark.parametrize("way", ["DISABLE TRIGGER ALL", "on replicas only", "on the parent"])

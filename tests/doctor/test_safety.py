@@ -32,6 +32,8 @@ from agents_session_metadata.storage.tables import query_tables, table_names
 NAMES = table_names()
 S, M, D, E = NAMES
 DERIVED = ("_elements", "_activity", "_words", "_words_queue")
+MARKED = {"_indexes": {"state"}, "_words_state": {"state", "last_item", "item_id", "session_id"}}
+"""What says how far an index is complete, by the end of the table's name."""
 
 
 async def snapshot(engine, names=NAMES, derived=True):
@@ -46,7 +48,8 @@ async def snapshot(engine, names=NAMES, derived=True):
         for table in sorted(inspector.get_table_names()):
             columns = [column["name"] for column in inspector.get_columns(table)]
             quote = sync.dialect.identifier_preparer.quote
-            listed = ", ".join(map(quote, columns))
+            marked = {name for end in MARKED if table.endswith(end) for name in MARKED[end]}
+            listed = ", ".join(quote(name) for name in columns if name not in marked)
             rows = ()
             if derived or not table.endswith(DERIVED):
                 query = f"SELECT {listed} FROM {quote(table)}"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.paging import Found, with_previews
+from agents_session_metadata.query.paging import Found
 from agents_session_metadata.query.queries import Queries, Query
-from agents_session_metadata.query.walks import Reader, read_sessions
+from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
 
 if TYPE_CHECKING:
@@ -55,18 +55,10 @@ class CatalogPart:
             lambda connection, queries: connection.scalars(*query(queries)).all()
         )
 
-    async def _page(
-        self, condition: Condition, ordering: Ordering, *, previews: int = 0, **options: Any
-    ) -> list[Found]:
-        """Read sessions; as many of the first ones as `previews` says get one."""
-
-        def read(reader: Reader) -> list[Found]:
-            found = reader.page(condition, ordering, **options)
-            if not previews:
-                return found
-            return with_previews(reader.connection, reader.queries, found, previews)
-
-        return await read_sessions(self._store.database, read)
+    async def _page(self, condition: Condition, ordering: Ordering, **options: Any) -> list[Found]:
+        return await read_sessions(
+            self._store.database, lambda reader: reader.page(condition, ordering, **options)
+        )
 
     async def _last(self, condition: Condition, **options: Any) -> Found | None:
         return await read_sessions(

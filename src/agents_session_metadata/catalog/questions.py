@@ -11,6 +11,7 @@ from agents_session_metadata.errors import (
     InvalidFilterError,
 )
 from agents_session_metadata.query.cursors import decode_cursor, encode_cursor
+from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import WALK, OrderBy, Ordering, Position
 from agents_session_metadata.query.paging import OnCorrupt, read_counts
@@ -79,7 +80,7 @@ class Questions(CatalogPart):
             cursor: The `next_cursor` of the previous page, for the same filter, order and scope.
             keys: The metadata keys to return; all stored keys by default. `[]` means none.
             count_items: Whether to count the items of each history.
-            preview: As in `get_session`; it takes one more statement for the whole page.
+            preview: As in `get_session`.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
                 be read, instead of raising it; the session is returned without these keys. A time
                 that cannot be read is 1970-01-01.
@@ -107,11 +108,10 @@ class Questions(CatalogPart):
         found = await self._page(
             condition,
             ordering,
-            previews=limit if preview else 0,
             limit=limit + 1,
             after=after,
             keys=wanted,
-            count_items=count_items,
+            details=Details(count_items, preview),
         )
         next_cursor = None
         if len(found) > limit:
@@ -158,7 +158,7 @@ class Questions(CatalogPart):
                 limit=_WALK_PAGE,
                 after=after,
                 keys=wanted,
-                count_items=count_items,
+                details=Details(count_items),
             )
             for each in found:
                 yield each.checked(on_corrupt)

@@ -65,7 +65,7 @@ class Searching(CatalogPart):
             InvalidCursorError: If the cursor is damaged or belongs to another question.
             InvalidFilterError: If the filter is invalid.
             InvalidSearchError: If all terms of the query are excluded, or it has too many terms.
-            TextIndexMissingError: If there is no text index.
+            TextIndexMissingError: If the text index does not exist.
             TypeError: If the query is not a string.
             ValueError: If `limit` is out of range.
         """
@@ -110,7 +110,7 @@ class Searching(CatalogPart):
 
         Raises:
             ScopeError: If the catalog has a scope.
-            TextIndexMissingError: If there is no text index.
+            TextIndexMissingError: If the text index does not exist.
             ValueError: If the key is not `"$text"`.
         """
         check_no_scope(self._store, "refresh_index")

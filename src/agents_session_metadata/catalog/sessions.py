@@ -12,6 +12,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.keys import AGENT, normalize_agent
 from agents_session_metadata.query.conditions import IdIn, equality
 from agents_session_metadata.query.derived_ids import derived_id
+from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where, parse_values
 from agents_session_metadata.query.ordering import WALK
 from agents_session_metadata.query.paging import OnCorrupt
@@ -153,10 +154,9 @@ class SingleSessions(CatalogPart):
         found = await self._page(
             condition,
             WALK,
-            previews=int(preview),
             limit=1,
             keys=wanted,
-            count_items=count_items,
+            details=Details(count_items, preview),
         )
         return found[0].checked(on_corrupt) if found else None
 
@@ -184,7 +184,7 @@ class SingleSessions(CatalogPart):
         if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
             where = {**where, AGENT: normalize_agent(where[AGENT])}
         condition = self._condition(where)
-        found = await self._last(condition, count_items=count_items)
+        found = await self._last(condition, details=Details(count_items))
         return None if found is None else found.checked()
 
     async def delete_session(self, session_id: str) -> bool:

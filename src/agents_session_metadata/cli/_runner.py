@@ -17,6 +17,10 @@ class Runner:
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
 
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop."""
+        return self._loop
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine.
 

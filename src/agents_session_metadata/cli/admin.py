@@ -66,7 +66,7 @@ def ddl(
     if not drop:
         say(
             f"if {names.sessions} was renamed or dropped while other tables have rows, restore it "
-            "instead; `agent-sessions doctor` tells whether tables belong together",
+            "instead; if tables with rows exist, run `agent-sessions doctor` before and after",
             "yellow",
         )
 

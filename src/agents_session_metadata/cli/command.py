@@ -117,7 +117,11 @@ def command(
 
 def build(name: str) -> Any:
     """The registered command or group of a name."""
-    return typer.main.get_command(_APPS[name])
+    app = _APPS[name]
+    built: Any = typer.main.get_command(app)
+    # Typer takes these from `add_typer`, and a group that is built alone has neither.
+    built.name, built.rich_help_panel = name, app.rich_help_panel
+    return built
 
 
 def place_of(ctx: typer.Context) -> Place:

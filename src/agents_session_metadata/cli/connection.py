@@ -11,7 +11,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +172,7 @@ class Calls:
 
         self._place = place
         self._runner = Runner()
+        self._runner.get_loop()  # Ctrl-C while it is made would leave half a loop behind.
         self._progressed = False
         self._gave_up = False
 
@@ -337,7 +338,6 @@ def place_from_options(
 
 def explain(error: Exception, place: Place) -> Failure | None:
     """What an error means to whoever typed the command; None for a bug."""
-    from agents_session_metadata.dialects.names import PRODUCTS, possible_names
     from agents_session_metadata.errors import (
         InvalidCursorError,
         InvalidFilterError,
@@ -347,21 +347,9 @@ def explain(error: Exception, place: Place) -> Failure | None:
         UnsupportedDialectError,
     )
 
-    if isinstance(error, TablesMismatchError):
-        return Failure(str(error))
-    if isinstance(error, TablesMissingError) and place.names.sessions not in error.tables:
-        return Failure(
-            f"missing tables or triggers: {', '.join(error.tables)}; if no table was renamed or "
-            "dropped and the names are right, which `agent-sessions doctor` checks, pass "
-            "--create-tables"
-        )
-    if isinstance(error, TablesMissingError):
-        dialect, *others = possible_names(place.database_url()) or ("…",)
-        other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)
-        return Failure(
-            f"missing tables or triggers: {', '.join(error.tables)}; pass --create-tables, "
-            f"or run the SQL that `agent-sessions ddl --dialect {dialect}` prints{other}"
-        )
+    if isinstance(error, TablesMissingError) and not isinstance(error, TablesMismatchError):
+        missing = f"missing tables or triggers: {', '.join(error.tables)}"
+        return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
         return Failure(str(error), 2)
     if isinstance(error, SessionMetadataError):
@@ -375,6 +363,22 @@ def explain(error: Exception, place: Place) -> Failure | None:
     # A plain ValueError is no usage error: the arguments were checked before.
     plain = Failure(str(error)) if isinstance(error, (ValueError, OverflowError)) else None
     return _database_failure(error, place) or plain
+
+
+def _how_to_create(tables: Sequence[str], place: Place) -> str:
+    from agents_session_metadata.dialects.names import PRODUCTS, possible_names
+
+    if place.names.sessions not in tables:
+        return (
+            "if no table was renamed or dropped and the names are right, which "
+            "`agent-sessions doctor` checks, pass --create-tables"
+        )
+    dialect, *others = possible_names(place.database_url()) or ("…",)
+    other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)
+    return (
+        "pass --create-tables, or run the SQL that "
+        f"`agent-sessions ddl --dialect {dialect}` prints{other}"
+    )
 
 
 def _database_failure(error: Exception, place: Place) -> Failure | None:

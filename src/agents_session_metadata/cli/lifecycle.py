@@ -183,7 +183,7 @@ def resume_check(
 
     With --agent, the command checks the agent's last session.
 
-    With --stdin, or without SESSION and --agent if standard input is not a terminal, the command
+    With --stdin, or without SESSION and --agent if stdin is not a terminal, the command
     reads a JSON request: {"session_id": "chat-1", "max_idle_minutes": 30, "max_errors": 3,
     "phases": ["approval"], "context": {}}. Pass "agent" instead of "session_id" for an agent's last
     session. All other fields are optional. Options override them. The output is JSON and contains

@@ -9,7 +9,10 @@ from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
 
+from agents_session_metadata import strict_json
 from agents_session_metadata.quoting import escaped, quoted
+
+from .output import say
 
 T = TypeVar("T")
 
@@ -85,8 +88,8 @@ def parse_json(text: str, what: str) -> Any:
         Failure: If it is not valid JSON, or contains NaN, an infinity or a duplicate key.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
+        return strict_json.parse_json(text)
+    except ValueError as error:
         usage(f"{what} is not valid JSON: {error}")
 
 
@@ -98,7 +101,7 @@ def parse_value(text: str, what: str = "the value") -> Any:
             too deep, a duplicate key.
     """
     try:
-        json.loads(text, parse_constant=_refuse_constant, parse_int=str)
+        json.loads(text, parse_constant=strict_json.refuse_constant, parse_int=str)
     except ValueError:
         return text
     except RecursionError:
@@ -157,7 +160,7 @@ def standard_input() -> BinaryIO:
         Failure: If it is closed.
     """
     if sys.stdin is None:
-        raise Failure("standard input is closed")
+        raise Failure("stdin is closed")
     return sys.stdin.buffer
 
 
@@ -170,17 +173,18 @@ def require_answer(*, yes: bool) -> None:
     """Refuse to start something that will ask a question when nobody can answer.
 
     Raises:
-        Failure: If standard input is not a terminal and `--yes` is missing.
+        Failure: If stdin is not a terminal and `--yes` is missing.
     """
     if not yes and not is_interactive():
-        usage("this command asks for confirmation and standard input is not a terminal; pass --yes")
+        usage("this command asks for confirmation and stdin is not a terminal; pass --yes")
 
 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask for confirmation, unless `--yes` was given.
 
     Raises:
-        Failure: If nobody can be asked, or the answer is no.
+        Failure: If stdin is not a terminal and `--yes` is missing.
+        Exit: If the answer is no.
     """
     require_answer(yes=yes)
     if yes:
@@ -190,22 +194,5 @@ def confirm(question: str, *, yes: bool) -> None:
     from rich.text import Text
 
     if not Confirm.ask(Text(escaped(question)), default=False, console=Console(stderr=True)):
-        raise Failure("nothing was changed")
-
-
-def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; `json.loads` would drop all but the last of duplicate keys.
-
-    Raises:
-        ValueError: If a key is given twice.
-    """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"duplicate key {quoted(twice)}")
-    return found
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
+        say("nothing was changed")
+        raise typer.Exit(1)

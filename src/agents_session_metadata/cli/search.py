@@ -60,7 +60,7 @@ def search(
 ) -> int:
     """Find messages and titles that contain all words, newest first.
 
-    Requires the text index: agent-sessions index create '$text'.
+    Requires the text index: agent-sessions index create '$text' --create-tables.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
     condition = parse_where(where, meta)

@@ -166,7 +166,7 @@ def get(
     if info is None:
         return nothing(_missing(session))
     if not stored and not corrupt.exit_code:
-        what = ", ".join(keys) if keys else "metadata"
+        what = f"value for {named}" if (named := ", ".join(keys or [])) else "metadata"
         return nothing(f"session {shown(session)} has no {what}")
     return corrupt.exit_code
 

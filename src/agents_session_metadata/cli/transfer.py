@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import IO, Annotated, Any, BinaryIO, Literal
 
 import typer
+
+from agents_session_metadata.strict_json import parse_json
 
 from . import command as registry
 from .command import place_of
@@ -30,7 +31,6 @@ from .options import (
     refuse_both,
     require_answer,
     standard_input,
-    unique,
     usage,
 )
 from .output import (
@@ -150,7 +150,7 @@ def export(
     """Export sessions with history and metadata, one JSON record per line.
 
     With --json, the output is one list of records. An existing file is replaced when the export is
-    complete, and keeps its permissions.
+    complete, and keeps its permissions. It is not replaced if a corrupt value leaves out a session.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
     condition = parse_where(where, meta)
@@ -165,6 +165,11 @@ def export(
                 for record in batch:
                     records.add(record)
                 counter.reach(records.count)
+        if corrupt.exit_code and target.replaces:
+            raise Failure(
+                f"{output} was not replaced: the export leaves out sessions with corrupt values;"
+                " repair the values, or export to a new file"
+            )
         target.is_complete = records.count > 0
         if target.is_complete or output is None:
             records.close()
@@ -235,10 +240,17 @@ def import_(
 
 
 class _Target:
-    """What an export writes to."""
+    """What an export writes to.
 
-    def __init__(self, file: IO[str]) -> None:
+    Attributes:
+        file: The new file.
+        replaces: Whether the new file replaces an old one when it is complete.
+        is_complete: Whether it is.
+    """
+
+    def __init__(self, file: IO[str], *, replaces: bool = False) -> None:
         self.file = file
+        self.replaces = replaces
         self.is_complete = False
 
 
@@ -264,7 +276,8 @@ def _writing(path: Path | None) -> Iterator[_Target]:
                 part.chmod(stat.S_IMODE(mode))
     except (OSError, ValueError) as error:
         raise Failure(f"{path}: {getattr(error, 'strerror', error)}") from None
-    target = _Target(open(descriptor, "w", encoding="utf-8"))  # noqa: PTH123, SIM115  # a descriptor
+    file = open(descriptor, "w", encoding="utf-8")  # noqa: PTH123, SIM115  # a descriptor
+    target = _Target(file, replaces=mode is not None and part != path)
     try:
         try:
             yield target
@@ -332,8 +345,8 @@ class _Records:
                 line = b"\n".join([line, *[each async for each in lines]])  # noqa: PLW2901
             try:
                 text = line.decode("utf-8", "surrogateescape")
-                found = json.loads(text, object_pairs_hook=unique)
-            except (ValueError, RecursionError) as error:
+                found = parse_json(text)
+            except ValueError as error:
                 place = "the list" if is_list else f"line {number}"
                 sentence = f"{place} is not valid JSON: {error}"
                 if self._on_invalid is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -16,6 +17,7 @@ from sqlalchemy import (
     bindparam,
     func,
     select,
+    text,
 )
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -75,8 +77,10 @@ class Dialect:
     """Whether the first write of a transaction blocks all other writers, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
-    nests_correlated: ClassVar[bool] = True
-    """Whether a subquery in FROM can refer to the query outside the one that contains it."""
+    takes_ranges: ClassVar[bool] = True
+    """Whether a range of rows is deleted and returned at once without blocking other writers."""
+    stops_early: ClassVar[bool] = True
+    """Whether a query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
     """Whether to look up an id by a range that contains only this id.
 
@@ -89,11 +93,6 @@ class Dialect:
     """Lists with more values than this may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
-    rows_per_insert: ClassVar[int] = 1
-    """How many rows with computed columns to insert per statement.
-
-    Greater than 1 if the driver would otherwise send one statement per row.
-    """
     warns_of_missing: ClassVar[bool] = False
     """Whether `DROP … IF EXISTS` raises a warning if there is nothing to drop."""
     index_if_not_exists: ClassVar[bool] = True
@@ -203,6 +202,10 @@ class Dialect:
         """A stored JSON text, or its bytes. None if the stored value is not text."""
         return column
 
+    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
+        """The stored text of an item, or its bytes if the text need not be UTF-8."""
+        return column
+
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A `stored_time` to sort by, even if the stored value is not a valid time."""
         return self.stored_time(column)
@@ -282,8 +285,16 @@ class Dialect:
         raise NotImplementedError
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        """The expression that stores the time in a parameter in a column of the SDK's tables."""
+        """The expression that stores the time in a parameter in a column of the SDK's tables.
+
+        Statements with it run in a `storing_times` block.
+        """
         raise NotImplementedError
+
+    @contextmanager
+    def storing_times(self, connection: Connection) -> Iterator[None]:
+        """Prepares a connection for statements with `stored_by`."""
+        yield
 
     def now(self) -> ColumnElement[int]:
         """The current time by the database's clock, in microseconds since 1970 in UTC."""
@@ -304,19 +315,52 @@ class Dialect:
         """
         raise NotImplementedError
 
+    def discard_plans(self, connection: Connection) -> None:
+        """Makes the connection plan its statements anew, for tables that have grown since."""
+
     def schema_of(self, connection: Connection, table: Table) -> str:
         """Returns the quoted schema of a table and a dot, or an empty string without a schema."""
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
-    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+    def existing_triggers(self, connection: Connection, *tables: Table) -> set[str]:
+        """Returns the names of the triggers on tables."""
+        return {name for table in tables for name in self.triggers_of(connection, table)}
+
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         """Returns the names of the triggers on a table."""
         raise NotImplementedError
+
+    def create_trigger(self, connection: Connection, statement: str) -> None:
+        """Creates a trigger, unless another process has created it in the meantime."""
+        try:
+            connection.exec_driver_sql(statement)
+        except DBAPIError as error:
+            if not self.is_creation_race(error):
+                raise
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
         """Returns the foreign keys of the column `session_id` in tables, with one statement."""
+        raise NotImplementedError
+
+    def tables_with(
+        self, connection: Connection, sessions: Table, columns: Sequence[str]
+    ) -> list[str]:
+        """Returns the names of the tables beside the sessions table that have these columns."""
+        schema = connection.schema_for_object(sessions)
+        query = text(self.columns_query(self.schema_of(connection, sessions)))
+        query = query.bindparams(bindparam("columns", list(columns), expanding=True), schema=schema)
+        found = Counter(connection.scalars(query))
+        return sorted(name for name, number in found.items() if number == len(columns))
+
+    def columns_query(self, schema: str) -> str:
+        """Returns a query for the tables of a schema, once per column of theirs in `:columns`.
+
+        Args:
+            schema: As `schema_of` returns it. The query can also use it unquoted, as `:schema`.
+        """
         raise NotImplementedError
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -13,6 +13,7 @@ from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
+    DateTime,
     Insert,
     Integer,
     LargeBinary,
@@ -31,7 +32,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
@@ -42,6 +43,7 @@ from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
 
 _CREATED = "@agents_session_created"
+_ZONE = "@agents_session_zone"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
@@ -67,11 +69,17 @@ class _MySQLLocks(Locks):
             .values(session_id=func.IF(created, of_session, of_session))
             .on_duplicate_key_update(session_id=func.IF(was_there, same, same))
         )
+        self._upsert_and_read = self._upsert.returning(text(_CREATED))
         self._read_created: Any = select(text(_CREATED))
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
-        connection.execute(self._upsert, {"of_session": session_id})
-        return connection.execute(self._read_created).scalar() == 1
+        returns = connection.dialect.insert_returning  # MariaDB, not MySQL
+        upsert: Any = self._upsert_and_read if returns else self._upsert
+        result = connection.execute(upsert, {"of_session": session_id})
+        created = result.scalar() if returns else None
+        if created is None:  # On MariaDB, this connection had not used the variable before.
+            created = connection.execute(self._read_created).scalar()
+        return bool(created == 1)
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
@@ -130,9 +138,8 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    nests_correlated = False  # MariaDB does not support it.
+    takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
-    rows_per_insert = 50
     warns_of_missing = True
     index_if_not_exists = False
     transactional_ddl = False
@@ -190,10 +197,25 @@ class MySQL(Dialect):
         # The server would store the current time instead of an earlier one.
         if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
             raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
-        return self.moment_value(moment)
+        return moment.replace(tzinfo=None)
 
     def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        return func.from_unixtime(bindparam(parameter, type_=Numeric(20, 6)))
+        # Drivers combine the rows of an INSERT into one statement only if it calls no function.
+        return bindparam(parameter, type_=DateTime())
+
+    @contextmanager
+    def storing_times(self, connection: Connection) -> Iterator[None]:
+        connection.execute(text(f"SET {_ZONE} = @@time_zone, time_zone = '+00:00'"))
+        restore = text(f"SET time_zone = {_ZONE}")
+        try:
+            yield
+        except BaseException:
+            try:
+                connection.execute(restore)
+            except SQLAlchemyError:
+                connection.invalidate()  # Nobody gets it with another time zone.
+            raise
+        connection.execute(restore)
 
     def now(self) -> ColumnElement[int]:
         present = func.utc_timestamp(literal_column("6"))
@@ -219,13 +241,13 @@ class MySQL(Dialect):
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
 
-    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         schema = connection.schema_for_object(table)
         query = (
             "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :name"
             " AND event_object_schema = coalesce(:schema, database())"
         )
-        return set(connection.scalars(text(query), {"name": table.name, "schema": schema}))
+        return connection.scalars(text(query), {"name": table.name, "schema": schema})
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
@@ -251,6 +273,15 @@ class MySQL(Dialect):
             wanted = fold(own_schema), fold(sessions.name)
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
+
+    def columns_query(self, schema: str) -> str:
+        return (
+            "SELECT c.table_name FROM information_schema.columns c"
+            " JOIN information_schema.tables t"
+            " ON t.table_schema = c.table_schema AND t.table_name = c.table_name"
+            " WHERE c.table_schema = coalesce(:schema, database())"
+            " AND t.table_type = 'BASE TABLE' AND c.column_name IN :columns"
+        )
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # command denied on a table or database; or, with a binary log, a privilege is missing

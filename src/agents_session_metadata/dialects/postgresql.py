@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, ClassVar
 
@@ -58,6 +58,7 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
+    stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
     # must be current.
     write_isolation: ClassVar[str | None] = "READ COMMITTED"
@@ -196,6 +197,11 @@ class PostgreSQL(Dialect):
 
         return Triples(each, part(0, "string"), whole(1), whole(2))
 
+    def discard_plans(self, connection: Connection) -> None:
+        # A foreign key that was first checked on an empty table may use the wrong index. Each check
+        # then reads all rows of one key, until ANALYZE runs.
+        connection.execute(text("DISCARD PLANS"))
+
     def schema_of(self, connection: Connection, table: Table) -> str:
         found = connection.scalar(
             text(
@@ -206,9 +212,9 @@ class PostgreSQL(Dialect):
         )
         return f"{found}."
 
-    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
-        return set(connection.scalars(text(query), {"name": _qualified(connection, table)}))
+        return connection.scalars(text(query), {"name": _qualified(connection, table)})
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
@@ -228,6 +234,14 @@ class PostgreSQL(Dialect):
         names["sessions"] = _qualified(connection, sessions)
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
+
+    def columns_query(self, schema: str) -> str:
+        return (
+            "SELECT r.relname FROM pg_class r JOIN pg_attribute a ON a.attrelid = r.oid"
+            " WHERE r.relkind IN ('r', 'p') AND NOT a.attisdropped AND a.attname IN :columns"
+            " AND r.relnamespace = to_regnamespace(coalesce(quote_ident(:schema),"
+            " quote_ident(current_schema())))"
+        )
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(_qualified(connection, table) for table in tables)

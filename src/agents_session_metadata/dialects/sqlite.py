@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
@@ -60,7 +60,7 @@ class _SQLiteLocks(Locks):
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
         # Read as bytes, because the driver rejects text that is not valid UTF-8.
-        is_json = func.typeof(column) != literal_column("'blob'")
+        is_json = ~_has_type(column, "blob")
         every = func.json_group_object(metadata.c.key, case((is_json, column)))
         stored = select(type_coerce(cast(every, LargeBinary), NullType()))
         own = metadata.c.session_id == bindparam("of_session")
@@ -149,12 +149,15 @@ class SQLite(Dialect):
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # The driver rejects a whole result if one text in it is not valid UTF-8.
-        is_text = func.typeof(column) == literal_column("'text'")
+        is_text = _has_type(column, "text")
         return type_coerce(case((is_text, cast(column, LargeBinary))), NullType())
+
+    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
+        return type_coerce(cast(column, LargeBinary), NullType())
 
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         # Other types sort by other rules, and a cursor could not continue after them.
-        is_text = func.typeof(column) == literal_column("'text'")
+        is_text = _has_type(column, "text")
         return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
 
     # The SDK stores times as text in UTC, with six decimals or none.
@@ -221,10 +224,10 @@ class SQLite(Dialect):
 
         return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
 
-    def existing_triggers(self, connection: Connection, table: Table) -> set[str]:
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         schema = connection.schema_for_object(table)
         names = table_clause("sqlite_master", column("name"), column("type"), schema=schema)
-        return set(connection.scalars(select(names.c.name).where(names.c.type == "trigger")))
+        return connection.scalars(select(names.c.name).where(names.c.type == "trigger"))
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
@@ -241,6 +244,14 @@ class SQLite(Dialect):
         wanted = sessions.name.lower()
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
+    def columns_query(self, schema: str) -> str:
+        return (
+            f"SELECT m.name FROM {schema}sqlite_master m"  # noqa: S608  # a quoted name
+            " JOIN pragma_table_info(m.name, coalesce(:schema, 'main')) c"
+            # A virtual table, which has no page, may need a module that is not loaded.
+            " WHERE m.type = 'table' AND m.rootpage > 0 AND c.name IN :columns"
+        )
+
     def moment_type(self) -> TypeEngine[Any]:
         return String()
 
@@ -252,6 +263,10 @@ class SQLite(Dialect):
         text = self.moment_value(moment)
         # Stored times have a fraction or none.
         return f"{text}~" if high else text[:10]
+
+
+def _has_type(column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    return func.typeof(column) == literal_column(f"'{name}'")
 
 
 def _json_object(stored: bytes) -> dict[str, Any]:

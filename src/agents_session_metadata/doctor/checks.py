@@ -10,7 +10,12 @@ from typing import Any
 from sqlalchemy import Column, Table
 from sqlalchemy.schema import CreateColumn
 
-from agents_session_metadata.storage.belonging import destroys
+from agents_session_metadata.storage.belonging import (
+    destroys,
+    intended,
+    look_alike,
+    written_tables,
+)
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.tables import DropTrigger
 
@@ -48,6 +53,7 @@ def check(inspection: Inspection) -> list[Finding]:
         _foreign_keys,
         _indexes,
         _triggers,
+        _left_triggers,
         lambda inspection: Contents(inspection).check(inspection.connection),
         lambda inspection: inspection.check_times(),
         check_activity,
@@ -103,6 +109,14 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
                 elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
                 problem = f"the foreign key of {child.name} {elsewhere}"
                 yield Finding("error", "names", f"{problem}: {advice}")
+    connection, tables = inspection.connection, inspection.tables
+    for table in written_tables(tables):
+        other = None if table.name in inspection.existing else look_alike(connection, tables, table)
+        if other is not None:
+            problem = f"{table.name} is missing, although {other} has the same columns and rows"
+            more = intended(tables, table)
+            problem += f": {advice}" + (f"; {more}" if more else "")
+            yield Finding("error", "names", problem)
     for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
         if not inspection.is_filled(parent):
             state = "is empty" if parent.name in inspection.existing else "is missing"
@@ -122,6 +136,10 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
             continue
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"
+        elif table.name in [each.name for each in written_tables(inspection.tables)[2:]]:
+            problem += "; if it was renamed or dropped, restore it instead"
+        elif table not in inspection.core:
+            problem += "; once it exists, run agent-sessions index create for each index"
         parents = [constraint.referred_table for constraint in table.foreign_key_constraints]
         refused = [each.name for each in parents if not inspection.is_referable(each)]
         if refused:
@@ -218,7 +236,10 @@ def _ids(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _orphans(inspection: Inspection) -> Iterator[Finding]:
-    for constraint in inspection.links:
+    # Rows that are derived first: an index that has them refuses the session that they lack.
+    for constraint in sorted(
+        inspection.links, key=lambda each: each.table not in inspection.derived
+    ):
         condition = inspection.orphan_condition(constraint)
         child, parent = constraint.table, constraint.referred_table
         count = 0 if condition is None else inspection.count(child, condition)
@@ -317,6 +338,22 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             yield Finding("error", "triggers", problem)
             continue
         yield Finding("error", "triggers", problem, create)
+
+
+def _left_triggers(inspection: Inspection) -> Iterator[Finding]:
+    """Triggers that write to tables of an optional feature, none of which is there."""
+    for group in inspection.expected.groups:
+        every = {trigger.name: DropTrigger(trigger) for trigger in group.triggers}
+        drops: dict[str, Any] = {**every, **{drop.name: drop for drop in group.cleanup}}
+        left = [name for name in drops if name in inspection.triggers]
+        if left and group.name not in [each.name for each in inspection.groups]:
+            tables = " and ".join(table.name for table in group.tables)
+            problem = (
+                f"triggers write to {tables}, which no longer exist, so that writing sessions or"
+                f" messages fails: {', '.join(left)}"
+            )
+            repair = tuple(inspection.sql(drops[name]) for name in left)
+            yield Finding("error", "triggers", problem, repair)
 
 
 def _has_tables(inspection: Inspection, trigger: CreateTrigger) -> bool:

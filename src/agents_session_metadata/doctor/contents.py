@@ -5,16 +5,16 @@ All are read in batches, in the order of the primary key; memory does not grow w
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, or_, select, type_coerce
 from sqlalchemy.types import NullType
 
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.strict_json import parse_json
 from agents_session_metadata.values import SearchKey, decode_elements, search_key, value_problem
 
 from .findings import Finding
@@ -197,16 +197,12 @@ def _decode(stored: Any) -> tuple[str | None, SearchKey, tuple[SearchKey, ...]]:
         return "NULL", nothing, ()
     try:
         text = bytes(stored).decode() if not isinstance(stored, str) else stored
-        value = json.loads(text, parse_constant=_refuse)
+        value = parse_json(text, duplicates=True)
         if value_problem(value) is not None:
             return "not valid JSON", nothing, ()
         return None, search_key(value), decode_elements(text)
     except (ValueError, TypeError, RecursionError, OverflowError):
         return "not valid JSON", nothing, ()
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
 
 
 def _as_bytes(stored: Any) -> bytes | None:

@@ -7,6 +7,7 @@ and of the titles are compared; what belongs to nothing is found in all of it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 from typing import Any
 
 from sqlalchemy import (
@@ -25,9 +26,10 @@ from sqlalchemy import (
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.activity import ACTIVITY, COMPLETE
+from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_check import compare, needed_triggers
 from agents_session_metadata.storage.definitions import TableGroup
+from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
 
@@ -52,6 +54,17 @@ def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) 
     # The statements contain what the database says that the trigger runs.
     is_right = bool(found) and _normal(found) in _normal("".join(create))
     return None if is_right else f"trigger {name} does something else or is switched off"
+
+
+def _unfinished(key: str, state: int | None) -> str:
+    """What to do about an index that is not complete; the state is None if only rows are left."""
+    index = "the text index" if key == TEXT else f"the index on {quoted(key)}"
+    create, drop = (f"agent-sessions index {verb} {quote(key)}" for verb in ("create", "drop"))
+    if state is None:
+        return f"{index} does not exist, and there are rows of it; {create} creates it again"
+    if state == DROPPING:
+        return f"dropping {index} was interrupted; {drop} completes it, {create} creates it again"
+    return f"{index} is not complete; {create} continues it, {drop} deletes it"
 
 
 def _normal(statement: str) -> str:
@@ -90,8 +103,7 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
     found = connection.execute(select(indexes.c.key, indexes.c.state).order_by(indexes.c.key))
     for key, state in found.all():
         if state != COMPLETE:
-            words = f"the index on {quoted(key)} is not complete; create_index continues it"
-            yield Finding("warning", "activity", words)
+            yield Finding("warning", "activity", _unfinished(key, state))
             continue
         wrong, missing, repair = compare(connection, tables, key)
         if wrong or missing:
@@ -118,8 +130,7 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
     if found is None and not inspection.is_filled(words) and not inspection.is_filled(queue):
         return
     if found != COMPLETE:
-        unfinished = f"the text index is not complete; {_CREATE} continues it"
-        yield Finding("warning", "words", unfinished)
+        yield Finding("warning", "words", _unfinished(TEXT, found))
         return
     for trigger in word_triggers(connection, tables.tables, group):
         create = tuple(inspection.ways.triggers.create(trigger))
@@ -162,7 +173,13 @@ def _different(inspection: Inspection, index: WordIndex) -> Iterator[Finding]:
     title: Any = literal_column(str(TITLE_ITEM))
     # The time of a title depends on the zone of the client.
     sources: Any = (
-        (messages.c.id, messages.c.id, messages.c.message_data, time, messages.c.id > TITLE_ITEM),
+        (
+            messages.c.id,
+            messages.c.id,
+            ways.item_text(messages.c.message_data),
+            time,
+            messages.c.id > TITLE_ITEM,
+        ),
         (rows.c.session_id, title, rows.c.value, null(), rows.c.key == TITLE),
     )
     for key, item, stored, at, condition in sources:

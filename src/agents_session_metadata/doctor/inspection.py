@@ -1,9 +1,10 @@
 """What a database has, and the statements that repair it. Nothing here changes anything.
 
 A printed statement may add a table, an index, a default, a foreign key, a primary key where there
-is none, or a trigger; widen a column; replace a trigger of this package; and add or delete rows of
-a table that this package derives from others. No other kind of statement is printed. An empty
-result means that no such statement helps: the problem is then explained in words.
+is none, or a trigger; widen a column; replace a trigger of this package, or drop one whose tables
+are gone; add or delete rows of a table that this package derives from others; and mark an index as
+not complete. No other kind of statement is printed. An empty result means that no such statement
+helps: the problem is then explained in words.
 """
 
 # Some databases need less of what a method is passed.
@@ -407,7 +408,9 @@ class Inspection:
 
     def create_table(self, table: Table) -> Statements:
         """Create a missing table and its indexes."""
-        return tuple(self.sql(each) for each in table_elements(table, self.ways))
+        restarts = [group.restarts[table] for group in self.groups if table in group.restarts]
+        first = [each for each in restarts if each.table.name in self.existing]
+        return tuple(self.sql(each) for each in (*first, *table_elements(table, self.ways)))
 
     def create_index(self, index: Index) -> Statements:
         """Create a missing index."""

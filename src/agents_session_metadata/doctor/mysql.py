@@ -131,6 +131,8 @@ class MySQLInspection(Inspection):
     def may_refer(self, constraint: ForeignKeyConstraint) -> bool:
         return (
             super().may_refer(constraint)
+            # Without the key that it used, a foreign key that exists is not shown.
+            and self.has_key(constraint.table)
             and self.engines.get(constraint.table.name) == "InnoDB"
             and self._size_problem(constraint.table, [*constraint.columns]) is None
         )

@@ -27,7 +27,6 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.tables import DropTrigger
 
 from .findings import Finding
 from .inspection import Inspection, Statements, kind_of
@@ -130,18 +129,25 @@ class SQLiteInspection(Inspection):
         return ()
 
     def restore_sessions(self, child: Table, condition: str) -> str:
-        # A trigger deletes the leftover rows of an id when its session row is inserted. The
-        # condition holds also in a shell that goes on after an error.
+        # A trigger deletes the leftover rows of an id when its session row is inserted, those of
+        # other metadata tables as well. The condition holds also in a shell that goes on after
+        # an error.
         insert, drops, creates = super().restore_sessions(child, condition), [], []
-        for trigger in self.expected.triggers:
-            if trigger.event == "INSERT" and trigger.emptied.name in self.existing:
-                name = trigger.name.replace("'", "''")
+        ours = {each.name for each in self.expected.triggers if each.event == "INSERT"}
+        schema = f"{self.quote(self.schema)}." if self.schema else ""
+        query = (
+            f"SELECT name, sql FROM {self.master} WHERE type = 'trigger'"  # noqa: S608  # a name
+            " AND tbl_name = :table COLLATE NOCASE ORDER BY rowid"
+        )
+        for name, sql in self.rows(query, table=self.expected.sessions.name):
+            if name in ours or sql.endswith(" WHERE session_id = NEW.session_id; END"):
+                text = name.replace("'", "''")
                 insert += (
                     f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
-                    f" WHERE type = 'trigger' AND name = '{name}')"
+                    f" WHERE type = 'trigger' AND name = '{text}')"
                 )
-                drops.append(self.sql(DropTrigger(trigger)))
-                creates.append(self.sql(trigger))
+                drops.append(f"DROP TRIGGER IF EXISTS {schema}{self.quote(name)}")
+                creates.append(sql.replace("CREATE TRIGGER ", f"CREATE TRIGGER {schema}", 1))
         return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
+
+from agents_session_metadata.strict_json import parse_json
 
 from .errors import APIError, invalid
 
@@ -24,24 +25,8 @@ _DEEPEST: Final = 100
 M = TypeVar("M", bound=BaseModel)
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON strictly.
-
-    Raises:
-        ValueError: If it is not JSON, or contains NaN or an infinity.
-    """
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
 def _filter(text: object) -> object:
-    return parse_json(text) if isinstance(text, str) else text
+    return parse_json(text, duplicates=True) if isinstance(text, str) else text
 
 
 def _bounded(item: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +178,7 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
         message = "The body did not arrive in time."
         raise APIError(408, message, code="timeout", headers=headers) from None
     try:
-        value = parse_json(body.decode())
+        value = parse_json(body.decode(), duplicates=True)
     except ValueError as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise invalid(f"The body is not valid JSON: {reason}.") from None

@@ -29,15 +29,13 @@ from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import InvalidMetadataError, TriggersNotAllowedError
 from agents_session_metadata.storage.activity import (
     ACTIVITY,
-    COMPLETE,
-    DROPPING,
     ENTRY_COLUMNS,
-    FILLING,
     UPDATED_AT,
     expected_entries,
 )
 from agents_session_metadata.storage.activity_triggers import Target, row_triggers
 from agents_session_metadata.storage.database import Database
+from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
@@ -213,17 +211,14 @@ class _Index:
 
     def create_triggers(self, connection: Connection) -> None:
         """Create the triggers that are missing; replace what has the keys of the indexes in it."""
-        existing: set[str] = set()
-        core = self._tables.tables
-        for table in core:
-            existing |= self._dialect.existing_triggers(connection, table)
+        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         with self._dialect.brief_waits(connection):
             for trigger in self._triggers(connection):
                 *functions, create = self._dialect.triggers.create(trigger)
                 for function in functions:
                     connection.exec_driver_sql(function)
                 if trigger.plain not in existing:
-                    self._create(connection, create)
+                    self._dialect.create_trigger(connection, create)
 
     def note_long_ids(self, connection: Connection) -> None:
         """Note whether a session has an id that is too long for an entry."""
@@ -262,19 +257,21 @@ class _Index:
 
     def finish(self, token: str, connection: Connection) -> bool:
         """Declare the index complete, if it is still the one that was begun."""
-        still = self._own, self._indexes.c.token == token, self._indexes.c.state == FILLING
-        result = connection.execute(update(self._indexes).where(*still).values(state=COMPLETE))
-        return bool(result.rowcount == 1)
+        # Not from the number of rows, which triggers of the application may change.
+        row = lock_state(connection, self._indexes, self.key)
+        if row is None or (row.token, row.state) != (token, FILLING):
+            return False
+        connection.execute(update(self._indexes).where(self._own).values(state=COMPLETE))
+        return True
 
     def leave(self, connection: Connection) -> str | None:
         """End the use of the index; a token if there is one."""
         in_one = self._dialect.lock_tables(connection, [self._indexes])
-        token = uuid.uuid4().hex
-        result = connection.execute(
-            update(self._indexes).where(self._own).values(state=DROPPING, token=token)
-        )
-        if result.rowcount == 0:
+        if lock_state(connection, self._indexes, self.key) is None:
             return None
+        token = uuid.uuid4().hex
+        left = update(self._indexes).where(self._own)
+        connection.execute(left.values(state=DROPPING, token=token))
         if in_one:
             connection.execute(delete(self._indexes).where(self._own))
             for trigger in self._triggers(connection):
@@ -317,10 +314,3 @@ class _Index:
         schema = self._dialect.schema_of(connection, self._entries)
         target = Target(schema, self._tables.tables, self._indexes, self._entries)
         return row_triggers(connection, target, keys)
-
-    def _create(self, connection: Connection, statement: str) -> None:
-        try:
-            connection.exec_driver_sql(statement)
-        except DBAPIError as error:
-            if not self._dialect.is_creation_race(error):
-                raise

@@ -14,7 +14,7 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.messages import delete_messages
-from agents_session_metadata.storage.paused_rows import has_paused_table
+from agents_session_metadata.storage.paused import PAUSED
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
@@ -45,6 +45,7 @@ async def sparing_paused(
     """A condition, and that no run of the session was paused within so long a time.
 
     Raises:
+        TablesMismatchError: If the table of paused runs was renamed.
         TypeError: If `paused_for` is no timedelta.
         ValueError: If it is negative.
     """
@@ -52,8 +53,7 @@ async def sparing_paused(
         raise TypeError(f"paused_for must be a timedelta, got {type(paused_for).__name__}")
     if paused_for < timedelta(0):
         raise ValueError(f"paused_for must not be negative, got {paused_for}")
-    tables = store.database.tables
-    if not paused_for or not await store.database.look(lambda c: has_paused_table(c, tables)):
+    if not paused_for or not await store.database.has_group(PAUSED):
         return condition
     return All((condition, NotPausedSince(paused_for)))
 

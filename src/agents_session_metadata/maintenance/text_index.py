@@ -18,11 +18,9 @@ from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAllowedError
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.database import Database, forget_text_indexes
+from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
-    COMPLETE,
-    DROPPING,
-    FILLING,
     TEXT,
     TITLE_ITEM,
     WORDS,
@@ -78,7 +76,7 @@ async def refresh_text_index(database: Database[Any], progress: Progress | None 
         The number of messages and titles that were taken from the queue.
 
     Raises:
-        TextIndexMissingError: If there is no text index.
+        TextIndexMissingError: If the text index does not exist.
     """
     index = _TextIndex(database)
     if await index.run_read(index.read_state) in (None, DROPPING):
@@ -185,15 +183,13 @@ class _TextIndex:
     def create_triggers(self, connection: Connection) -> None:
         """Create the triggers that are missing, then record which items were there before."""
         tables = self._tables
-        if self._dialect.lock_tables(
-            connection, [tables.sessions, tables.messages, tables.metadata]
-        ):
-            pass  # No writer is between two tables while triggers appear on one after the other.
+        # No writer is between two tables while triggers appear on one after the other.
+        self._dialect.lock_tables(connection, [tables.sessions, tables.messages, tables.metadata])
         missing = self._missing(connection)
         with self._dialect.brief_waits(connection):
             for trigger in missing:
                 for statement in self._dialect.triggers.create(trigger):
-                    self._create(connection, statement)
+                    self._dialect.create_trigger(connection, statement)
         # From a transaction of its own where creating triggers ended the last one: a snapshot from
         # before would lack what was written meanwhile.
         newest = select(func.coalesce(func.max(tables.messages.c.id), 0)).scalar_subquery()
@@ -208,7 +204,7 @@ class _TextIndex:
 
     def drop_triggers(self, connection: Connection) -> None:
         """Drop all triggers."""
-        existing = self._existing(connection)
+        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         with self._dialect.brief_waits(connection):
             for drop in self._group.cleanup:
                 if getattr(drop, "name", None) in existing:
@@ -262,15 +258,17 @@ class _TextIndex:
 
     def finish(self, connection: Connection) -> bool:
         """Declare the index complete."""
-        filling = self._own, self._state.c.state == FILLING
-        result = connection.execute(update(self._state).where(*filling).values(state=COMPLETE))
-        return bool(result.rowcount == 1)
+        if self._lock_position(connection) is None:
+            return False
+        self._advance(connection, state=COMPLETE)
+        return True
 
     def leave(self, connection: Connection) -> bool:
         """End the use of the index; return whether there was one."""
-        values = {"state": DROPPING, "token": uuid.uuid4().hex}
-        result = connection.execute(update(self._state).where(self._own).values(**values))
-        return bool(result.rowcount == 1)
+        if lock_state(connection, self._state, TEXT) is None:
+            return False
+        self._advance(connection, state=DROPPING, token=uuid.uuid4().hex)
+        return True
 
     def end(self, connection: Connection) -> None:
         """Forget an index that was dropped."""
@@ -279,32 +277,13 @@ class _TextIndex:
 
     def _lock_position(self, connection: Connection) -> Any:
         """How far the index is filled; None if it is complete or dropped. Fillers take turns."""
-        # The update is the lock on SQLite, where a read takes none.
-        touched = update(self._state).where(self._own).values(token=self._state.c.token)
-        connection.execute(touched)
-        filling = self._own, self._state.c.state == FILLING
-        return connection.execute(
-            select(self._state).where(*filling).with_for_update()
-        ).one_or_none()
+        row = lock_state(connection, self._state, TEXT)
+        return row if row is not None and row.state == FILLING else None
 
-    def _advance(self, connection: Connection, **position: Any) -> None:
-        connection.execute(update(self._state).where(self._own).values(**position))
-
-    def _create(self, connection: Connection, statement: str) -> None:
-        try:
-            connection.exec_driver_sql(statement)
-        except DBAPIError as error:
-            if not self._dialect.is_creation_race(error):
-                raise
+    def _advance(self, connection: Connection, **values: Any) -> None:
+        connection.execute(update(self._state).where(self._own).values(**values))
 
     def _missing(self, connection: Connection) -> list[Any]:
-        existing = self._existing(connection)
+        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         triggers = word_triggers(connection, self._tables.tables, self._group)
         return [trigger for trigger in triggers if trigger.plain not in existing]
-
-    def _existing(self, connection: Connection) -> set[str]:
-        """The names of the triggers that the tables have."""
-        tables = self._tables.tables
-        return {
-            name for table in tables for name in self._dialect.existing_triggers(connection, table)
-        }

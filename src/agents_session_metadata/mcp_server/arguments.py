@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
     create_model,
 )
 
+from agents_session_metadata import strict_json
 from agents_session_metadata.query.filters import OPERATORS
 
 _SHOWN_CHARACTERS = 80
@@ -39,22 +40,9 @@ def parse_json(text: str) -> Any:
             nested too deeply.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_without_repeats)
-    except RecursionError:
-        raise ValueError("not valid JSON: it is nested too deeply") from None
+        return strict_json.parse_json(text)
     except ValueError as error:
         raise ValueError(f"not valid JSON: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object contains a key twice")
-    return found
 
 
 def _object_or_text(given: Any) -> Any:

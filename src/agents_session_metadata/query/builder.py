@@ -33,9 +33,11 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.storage.previews import first_message
 from agents_session_metadata.values import LIST, NULL, OBJECT, SEARCH_KEY_BYTES, upper_bound
 
-from .conditions import constant
+from .conditions import bytes_of_call, constant
+from .details import Details
 from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
 from .ordering import Ordering
 
@@ -45,6 +47,7 @@ DAMAGED = {False: b"\xfe", True: b"\x01"}
 """What stands for a search key that no value has; such sessions come just before those without."""
 _ABOVE = upper_bound(OBJECT)
 """Above the search key of every value."""
+_UNLIMITED = 2**31 - 1
 NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
@@ -135,11 +138,11 @@ class Builder:
         beyond: bool,
         pieces: int,
         some_keys: int | None,
-        count_items: bool,
+        details: Details,
     ) -> Statement:
         """A page of sessions with their metadata."""
         source = self.source(sessions=True, walk=ordering.native and beyond)
-        columns = self._info_columns(source.session_id, count_items=count_items)
+        columns = self._info_columns(source.session_id, details)
         if ordering.key is not None:
             source, by_key = self._ordered_by_key(source, pieces, descending=ordering.descending)
         else:
@@ -149,15 +152,15 @@ class Builder:
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         if beyond:
             inner = inner.where(after_position(terms))
-        return self._with_metadata(inner, terms, some_keys, native=ordering.native)
+        return self._with_metadata(inner, terms, some_keys, details, native=ordering.native)
 
-    def last(self, *, some_keys: int | None, count_items: bool) -> Statement:
+    def last(self, *, some_keys: int | None, details: Details) -> Statement:
         """The session that was active last."""
-        inner = self._newest_of(self.source(sessions=True), count_items=count_items)
-        return self._with_metadata(inner, (), some_keys)
+        inner = self._newest_of(self.source(sessions=True), details)
+        return self._with_metadata(inner, (), some_keys, details)
 
-    def _newest_of(self, source: Source, *, count_items: bool) -> Statement:
-        columns = self._info_columns(source.session_id, count_items=count_items)
+    def _newest_of(self, source: Source, details: Details) -> Statement:
+        columns = self._info_columns(source.session_id, details)
         updated = self._dialect.stored_time(self._sessions.c.updated_at)
         rank = func.rank().over(order_by=updated.desc()).label("rank")
         ranked = source.select(*columns, updated.label("position"), rank).subquery("ranked")
@@ -220,14 +223,14 @@ class Builder:
                 .group_by(*grouped)
             )
 
-    def _info_columns(self, session_id: Any, *, count_items: bool) -> list[Any]:
+    def _info_columns(self, session_id: Any, details: Details) -> list[Any]:
         sessions, messages, utc = self._sessions, self._tables.messages, self._dialect.utc
         columns = [
             session_id.label("session_id"),
             utc(sessions.c.created_at).label("created_at"),
             utc(sessions.c.updated_at).label("updated_at"),
         ]
-        if count_items:
+        if details.count_items:
             count = select(func.count()).where(messages.c.session_id == session_id)
             columns.append(count.correlate(session_id.table).scalar_subquery().label("item_count"))
         return columns
@@ -237,27 +240,37 @@ class Builder:
         inner: Statement,
         terms: Sequence[Term],
         some_keys: int | None,
+        details: Details,
         *,
         native: bool = False,
         beside: FromClause | None = None,
     ) -> Statement:
         """Add the metadata of each session, read by primary key.
 
-        `beside` has one row, whose columns every row gets; if there is no session, the only one.
+        With a preview, each session has one more row, which has the beginning of its first user
+        message. The columns of the one row of `beside` are added to every row. If there is no
+        session, that row is the only one.
         """
-        if some_keys == 0 and beside is None:
+        if some_keys == 0 and beside is None and not details.preview:
             return inner
         page = inner.subquery("page")
+        if details.preview:
+            page = _twice(page)
         columns: list[Any] = list(page.c)
         joined: FromClause = page
         if beside is not None:
             columns += beside.c
             joined = beside.outerjoin(page, true())
+        if details.preview:
+            message = self._dialect.item_text(first_message(self._tables, self._dialect, page))
+            columns.append(case((page.c.again == constant(1), message)).label("message"))
         if some_keys != 0:
             rows = self._tables.metadata
             same = rows.c.session_id == page.c.session_id
             if some_keys:
                 same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
+            if details.preview:
+                same = and_(same, page.c.again == constant(0))
             columns += [rows.c.key, self._dialect.json_text(rows.c.value).label("value")]
             joined = joined.outerjoin(rows, same)
         statement = select(*columns).select_from(joined)
@@ -304,8 +317,8 @@ class Builder:
         rest = case((rows.c.search_rest >= empty, rows.c.search_rest), else_=empty)
         by_rest = self._sorted_by(rest, pieces)
         terms = [
-            Term("position_key", search, descending, _bytes("after_key"), [search]),
-            Term("position_rest", rest, descending, _bytes("after_rest"), by_rest),
+            Term("position_key", search, descending, bytes_of_call("after_key"), [search]),
+            Term("position_rest", rest, descending, bytes_of_call("after_rest"), by_rest),
         ]
         return replace(source, rows=source.rows.outerjoin(rows, same)), terms
 
@@ -367,6 +380,14 @@ class Builder:
         return by_key
 
 
+def _twice(page: FromClause) -> FromClause:
+    """Every row with 0 as `again`, and with 1."""
+    both = union_all(select(constant(0).label("again")), select(constant(1))).subquery("both")
+    rows = select(*page.c, both.c.again).select_from(page.join(both, true()))
+    # Without a limit, MariaDB merges it into the statement, and sorts in a temporary table.
+    return rows.limit(constant(_UNLIMITED)).subquery("twice")
+
+
 def directed(terms: Sequence[Term]) -> list[Any]:
     """What to order by."""
     return [
@@ -387,10 +408,6 @@ def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
     return beyond
 
 
-def _bytes(name: str) -> BindParameter[bytes]:
-    return bindparam(name, type_=LargeBinary)
-
-
-def limit_of_call() -> BindParameter[int]:
-    """The limit of a call: in the text of the statement, because a planner needs to know it."""
-    return bindparam("limit", type_=Integer, literal_execute=True)
+def limit_of_call(name: str = "limit") -> BindParameter[int]:
+    """A limit of a call: in the text of the statement, because a planner needs to know it."""
+    return bindparam(name, type_=Integer, literal_execute=True)

@@ -146,11 +146,14 @@ class Equals(MetadataCondition):
         search, rest = rows.c.search_key, rows.c.search_rest
         whole, long = self._split()
         options: list[ColumnElement[bool]] = [
-            and_(search == _bytes(f"{name}_long{index}"), rest == _bytes(f"{name}_rest{index}"))
+            and_(
+                search == bytes_of_call(f"{name}_long{index}"),
+                rest == bytes_of_call(f"{name}_rest{index}"),
+            )
             for index in range(len(long))
         ]
         if len(whole) == 1:
-            options.insert(0, search == _bytes(name))
+            options.insert(0, search == bytes_of_call(name))
         elif whole:
             options.insert(0, dialect.one_of(search, name, len(whole)))
         return or_(*options)
@@ -243,9 +246,9 @@ class HasPrefix(MetadataCondition):
 
     def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
         search, rest = rows.c.search_key, rows.c.search_rest
-        begins, above = _bytes(name), _bytes(f"{name}_above")
+        begins, above = bytes_of_call(name), bytes_of_call(f"{name}_above")
         if self.prefix.rest:
-            return and_(search == begins, rest >= _bytes(f"{name}_rest"), rest < above)
+            return and_(search == begins, rest >= bytes_of_call(f"{name}_rest"), rest < above)
         return and_(search >= begins, search < above)
 
     def encoded(self) -> list[Any]:
@@ -426,7 +429,8 @@ def _hex(value: SearchKey) -> str:
     return (value.indexed + value.rest).hex()
 
 
-def _bytes(name: str) -> BindParameter[bytes]:
+def bytes_of_call(name: str) -> BindParameter[bytes]:
+    """A parameter of bytes, such as a search key or a word."""
     return bindparam(name, type_=LargeBinary)
 
 
@@ -454,6 +458,6 @@ def _bounds(
         return [(within if beyond is op.gt else beyond)(search, literal(limit, LargeBinary))]
     compare = within if end.inclusive else beyond
     if end.value.is_whole:
-        return [compare(search, _bytes(name))]
-    further = compare(rest, _bytes(f"{name}_rest"))
-    return [within(search, _bytes(name)), or_(beyond(search, _bytes(name)), further)]
+        return [compare(search, bytes_of_call(name))]
+    further = compare(rest, bytes_of_call(f"{name}_rest"))
+    return [within(search, bytes_of_call(name)), or_(beyond(search, bytes_of_call(name)), further)]

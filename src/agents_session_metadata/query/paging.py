@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Connection, Result, bindparam, select, type_coerce
 from sqlalchemy.types import NullType
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.storage.previews import read_previews
+from agents_session_metadata.storage.previews import preview_of
 from agents_session_metadata.storage.stored import (
+    TIME_ERRORS,
     UNKNOWN_TIME,
     corrupt_search_key,
     decode_counted,
-    decode_stored,
     decode_time,
+    plain_text,
     read_search_key,
 )
 from agents_session_metadata.types import Metadata, SessionInfo
-from agents_session_metadata.values import SearchKey
+from agents_session_metadata.values import SearchKey, decode_value
 
 from .builder import DAMAGED, MISSING
+from .details import NOTHING_ELSE, Details
 from .logic import Condition
 from .ordering import Ordering, Position
 from .queries import Queries
@@ -71,7 +72,7 @@ def read_page(
     limit: int,
     after: Position | None = None,
     keys: Sequence[str] | None = None,
-    count_items: bool = False,
+    details: Details = NOTHING_ELSE,
 ) -> list[Found]:
     """Read a page of sessions."""
     ask = partial(
@@ -81,7 +82,7 @@ def read_page(
         limit=limit,
         after=after,
         keys=keys,
-        count_items=count_items,
+        details=details,
     )
     pieces = 1
     while True:
@@ -96,28 +97,16 @@ def read_page(
         pieces = -(-longest // queries.dialect.sorted_bytes)
 
 
-def with_previews(
-    connection: Connection, queries: Queries, found: list[Found], count: int
-) -> list[Found]:
-    """The same sessions, the first ones with their previews."""
-    ids = [each.info.session_id for each in found[:count]]
-    previews = read_previews(connection, queries.tables, queries.dialect, ids)
-    return [
-        each._replace(info=replace(each.info, preview=previews.get(each.info.session_id)))
-        for each in found
-    ]
-
-
 def read_last(
     connection: Connection,
     queries: Queries,
     condition: Condition,
     *,
     keys: Sequence[str] | None = None,
-    count_items: bool = False,
+    details: Details = NOTHING_ELSE,
 ) -> Found | None:
     """Read the session that was active last."""
-    query = queries.last(condition, keys=keys, count_items=count_items)
+    query = queries.last(condition, keys=keys, details=details)
     found = collect(connection.execute(*query), queries.dialect)
     return found[0] if found else None
 
@@ -166,7 +155,7 @@ def _session_with(
 
 def collect(result: Result[Any], dialect: Dialect, order_key: str | None = None) -> list[Found]:
     """Put the rows of each session together, one for each of its keys."""
-    return collected(list(result.keys()), cast("Iterable[Any]", result), dialect, order_key)
+    return collected(list(result.keys()), result.all(), dialect, order_key)
 
 
 def collected(
@@ -177,6 +166,8 @@ def collected(
 ) -> list[Found]:
     """The same, of the names of the columns and the rows."""
     place = {name: index for index, name in enumerate(names)}
+    has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")
+    to_datetime = dialect.to_datetime
     found = []
     for session_id, group in groupby(every_row, itemgetter(0)):
         rows = list(group)
@@ -184,29 +175,40 @@ def collected(
         metadata: Metadata = {}
         errors = []
         # Key and value come last; a session without metadata has neither.
-        if "key" in place and row[-2] is not None:
+        if has_metadata:
+            stored = [each for each in rows if each[-2] is not None]
             # To sort them in the statement, a database would copy all values first.
-            rows.sort(key=itemgetter(-2))
-            for each in rows:
+            stored.sort(key=itemgetter(-2))
+            for each in stored:
                 try:
-                    metadata[each[-2]] = decode_stored(session_id, each[-2], each[-1])
-                except CorruptMetadataError as error:  # noqa: PERF203  # one at a time
-                    errors.append(error)
+                    metadata[each[-2]] = decode_value(each[-1])
+                except ValueError:  # noqa: PERF203  # one at a time
+                    errors.append(CorruptMetadataError(session_id, each[-2]))
         if order_key is not None and bytes(row[place["position_key"]]) in DAMAGED.values():
             errors.append(corrupt_search_key(session_id, order_key))
-        created_at, updated_at = (
-            _time(dialect, session_id, column, value, errors)
-            for column, value in (("created_at", row[1]), ("updated_at", row[2]))
-        )
+        try:
+            created_at, updated_at = to_datetime(row[1]), to_datetime(row[2])
+        except TIME_ERRORS:
+            created_at, updated_at = (
+                _time(dialect, session_id, column, value, errors)
+                for column, value in (("created_at", row[1]), ("updated_at", row[2]))
+            )
         info = SessionInfo(
             session_id,
             created_at,
             updated_at,
             metadata,
-            row[place["item_count"]] if "item_count" in place else None,
+            None if count is None else row[count],
+            None if message is None else _preview(rows, message),
         )
         found.append(Found(info, _position(session_id, row, place), tuple(errors)))
     return found
+
+
+def _preview(rows: list[Any], place: int) -> str | None:
+    message = next((row[place] for row in rows if row[place] is not None), None)
+    text = plain_text(message)
+    return None if text is None else preview_of(text)
 
 
 def _time(

@@ -15,6 +15,7 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.storage.tables import SessionTables
 
 from .builder import MISSING, Builder
+from .details import NOTHING_ELSE, Details
 from .logic import Condition, Context
 from .ordering import Ordering, Position
 
@@ -70,7 +71,7 @@ class Queries:
         limit: int,
         after: Position | None = None,
         keys: Sequence[str] | None = None,
-        count_items: bool = False,
+        details: Details = NOTHING_ELSE,
         pieces: int = 1,
     ) -> Query:
         """A page of sessions with their metadata: a row per session and key, in one statement.
@@ -85,14 +86,14 @@ class Queries:
             parameters.update(self._position(ordering, after))
         some_keys = self.some_keys(keys, parameters)
         return self._query(
-            ("page", ordering.shape, after is None, pieces, some_keys, count_items),
+            ("page", ordering.shape, after is None, pieces, some_keys, details),
             condition,
             lambda build: build.page(
                 ordering,
                 beyond=after is not None,
                 pieces=pieces,
                 some_keys=some_keys,
-                count_items=count_items,
+                details=details,
             ),
             parameters,
         )
@@ -102,15 +103,15 @@ class Queries:
         condition: Condition,
         *,
         keys: Sequence[str] | None = None,
-        count_items: bool = False,
+        details: Details = NOTHING_ELSE,
     ) -> Query:
         """The session that was active last: by time, and within one tick by its newest message."""
         parameters: dict[str, Any] = {}
         some_keys = self.some_keys(keys, parameters)
         return self._query(
-            ("last", some_keys, count_items),
+            ("last", some_keys, details),
             condition,
-            lambda build: build.last(some_keys=some_keys, count_items=count_items),
+            lambda build: build.last(some_keys=some_keys, details=details),
             parameters,
         )
 

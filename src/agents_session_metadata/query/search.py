@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from agents_session_metadata.errors import TextIndexMissingError
+from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
 from agents_session_metadata.storage.stored import decode_time
-from agents_session_metadata.storage.words import COMPLETE, DROPPING, TITLE_ITEM
+from agents_session_metadata.storage.words import TITLE_ITEM
 from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import WordQuery, text_of_item
 

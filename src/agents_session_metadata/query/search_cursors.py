@@ -36,7 +36,7 @@ def decode_search_cursor(
     """Read the place out of a cursor.
 
     Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another question.
+        InvalidCursorError: If the cursor is damaged or belongs to another query.
     """
     body = unseal(cursor, _question(query, condition))
     try:

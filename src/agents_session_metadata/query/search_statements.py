@@ -7,11 +7,8 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    BindParameter,
     ColumnElement,
     FromClause,
-    Integer,
-    LargeBinary,
     String,
     bindparam,
     exists,
@@ -27,8 +24,10 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.words import TEXT, WORDS
+from agents_session_metadata.values import upper_bound
 
 from .builder import Builder, limit_of_call
+from .conditions import bytes_of_call
 from .logic import Condition, Context
 
 QUEUE_READ = 1_000
@@ -84,13 +83,13 @@ class SearchBuilder(Builder):
             waiting = false()
         columns: list[Any] = [self._state.c.state, waiting.label("waiting")]
         if counted:
-            columns.append(self._count(self._words.c.word == _bytes("word")))
+            columns.append(self._count(self._words.c.word == bytes_of_call("word")))
         return select(*columns).where(self._state.c.key == literal_column(f"'{TEXT}'"))
 
     def counts(self, words: int) -> Statement:
         """How many entries each of so many words has, up to a limit."""
         return select(
-            *(self._count(self._words.c.word == _bytes(f"word_{n}")) for n in range(words))
+            *(self._count(self._words.c.word == bytes_of_call(f"word_{n}")) for n in range(words))
         )
 
     def count_of_prefix(self) -> Statement:
@@ -101,7 +100,7 @@ class SearchBuilder(Builder):
         """The sessions that have a text of some time and item."""
         words = self._words
         return select(words.c.session_id).where(
-            words.c.word == _bytes("word"),
+            words.c.word == bytes_of_call("word"),
             words.c.created_at == self._after_time(),
             words.c.item_id == bindparam("after_item", type_=BigInteger),
         )
@@ -116,7 +115,7 @@ class SearchBuilder(Builder):
         """
         words = self._words.alias("entries")
         inner: Any = select(words.c.session_id, words.c.created_at, words.c.item_id).where(
-            _begins(words.c.word, "") if shape.by_prefix else words.c.word == _bytes("word")
+            _begins(words.c.word, "") if shape.by_prefix else words.c.word == bytes_of_call("word")
         )
         if sessions is not None:
             inner = inner.where(self._dialect.one_of(words.c.session_id, "ids", sessions))
@@ -132,13 +131,13 @@ class SearchBuilder(Builder):
 
     def walked(self, shape: Shape) -> Statement:
         """The first places among the next entries of a word, with their texts."""
-        rows = self._walk(shape).limit(_number("size")).subquery("walked")
+        rows = self._walk(shape).limit(limit_of_call("size")).subquery("walked")
         statement = self._narrowed(rows, shape).where(self.truth(rows.c.session_id))
         return self._with_texts(statement.order_by(*self._order(rows)), checked=True)
 
     def end_of_walk(self, shape: Shape) -> Statement:
         """The last of these entries, if there are as many."""
-        return self._walk(shape).offset(_number("offset")).limit(_ONE)
+        return self._walk(shape).offset(limit_of_call("offset")).limit(_ONE)
 
     def titles(self, sessions: int) -> Statement:
         """The titles of some sessions."""
@@ -157,7 +156,7 @@ class SearchBuilder(Builder):
     def _walk(self, shape: Shape) -> Any:
         words = self._words.alias("entries")
         columns = words.c.session_id, self._time(words), words.c.item_id
-        entries = select(*columns).where(words.c.word == _bytes("word"))
+        entries = select(*columns).where(words.c.word == bytes_of_call("word"))
         return self._after(entries, words, shape).order_by(*self._order(words))
 
     def _narrowed(self, rows: FromClause, shape: Shape) -> Any:
@@ -166,7 +165,7 @@ class SearchBuilder(Builder):
         for number in range(shape.words):
             others = self._words.alias(f"word_{number}")
             found = select(_ONE).where(
-                others.c.word == _bytes(f"word_{number}"),
+                others.c.word == bytes_of_call(f"word_{number}"),
                 others.c.session_id == rows.c.session_id,
                 others.c.item_id == rows.c.item_id,
             )
@@ -193,7 +192,7 @@ class SearchBuilder(Builder):
                 page.c.item_id,
                 messages.c.session_id.label("owner"),
                 self._dialect.utc(messages.c.created_at).label("written"),
-                messages.c.message_data,
+                self._dialect.item_text(messages.c.message_data).label("message_data"),
                 holds.label("holds"),
             )
             .select_from(page.outerjoin(messages, messages.c.id == page.c.item_id))
@@ -227,18 +226,8 @@ class SearchBuilder(Builder):
 
 def prefix_parameters(prefix: bytes, name: str = "") -> dict[str, bytes]:
     """The parameters of a prefix."""
-    # No byte of UTF-8 is the greatest one.
-    end = prefix[:-1] + bytes([prefix[-1] + 1])
-    return {f"begin{name}": prefix, f"end{name}": end}
+    return {f"begin{name}": prefix, f"end{name}": upper_bound(prefix)}
 
 
 def _begins(word: ColumnElement[bytes], name: str) -> ColumnElement[bool]:
-    return (word >= _bytes(f"begin{name}")) & (word < _bytes(f"end{name}"))
-
-
-def _bytes(name: str) -> BindParameter[bytes]:
-    return bindparam(name, type_=LargeBinary)
-
-
-def _number(name: str) -> BindParameter[int]:
-    return bindparam(name, type_=Integer, literal_execute=True)
+    return (word >= bytes_of_call(f"begin{name}")) & (word < bytes_of_call(f"end{name}"))

@@ -11,7 +11,7 @@ reads the state of its index: an answer counts only if the index was complete at
 from __future__ import annotations
 
 import operator as op
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,8 +21,10 @@ from sqlalchemy import (
     FromClause,
     Integer,
     LargeBinary,
+    Result,
     String,
     bindparam,
+    case,
     func,
     literal,
     select,
@@ -30,16 +32,19 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
-from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.storage.activity import ACTIVITY, COMPLETE, UPDATED_AT
+from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.database import Database
+from agents_session_metadata.storage.index_states import COMPLETE
 
 from . import paging
 from .builder import NAME, Builder, Source, Term, after_position, directed, limit_of_call
-from .conditions import Contains, Equals, MetadataCondition, NotPausedSince, TimeBound, constant
-from .logic import All, Condition, Context, Driver
+from .conditions import Equals, MetadataCondition, NotPausedSince, TimeBound, constant
+from .details import NOTHING_ELSE, Details
+from .logic import All, Condition
 from .ordering import Ordering, Position
 from .paging import Found
+from .plans import LEADER, Plan, is_of_activity, is_single
 from .queries import Queries
 
 T = TypeVar("T")
@@ -51,103 +56,8 @@ MOST_WALKED = 1_000
 _FIRST_WALKED = 200
 """Entries that the first attempt passes at least."""
 
-_BY_ID = frozenset({0, 2})
-"""The ranks of conditions on the id, which need no index."""
 NEWEST_FIRST = Ordering("updated_at", descending=True)
 OLDEST_FIRST = Ordering("updated_at", descending=False)
-
-
-@dataclass(frozen=True)
-class Leading(Condition):
-    """A condition that drives before all others."""
-
-    part: Condition
-
-    @property
-    def rank(self) -> int:
-        return 0
-
-    def variant(self) -> Hashable:
-        return self.part.shape()
-
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        return self.part.parameters(name, dialect)
-
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
-        return self.part.truth(name, context, session_id)
-
-    def driver(self, name: str, context: Context) -> Driver:
-        return self.part.driver(name, context)
-
-    def encoded(self) -> list[Any]:
-        return self.part.encoded()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A walk that can answer a question.
-
-    Attributes:
-        leader: The condition that the walked entries fulfill; None for those of all sessions.
-        others: What else must hold.
-    """
-
-    leader: Equals | None
-    others: tuple[Condition, ...]
-
-    @classmethod
-    def of(cls, condition: Condition, keys: Collection[str]) -> Plan | None:
-        """The plan for a question, with indexes of these keys; None if there is none."""
-        if not keys:
-            return None
-        parts = [part for _, part in condition.conjunction(NAME)]
-        if any(part.rank in _BY_ID for part in parts):
-            return None
-        for part in parts:
-            if _is_single(part) and isinstance(part, Equals) and part.key in keys:
-                return cls(part, tuple(other for other in parts if other is not part))
-        # A walk of all sessions for a condition that holds for few would pass most in vain.
-        if UPDATED_AT in keys and all(map(_is_of_activity, parts)):
-            return cls(None, tuple(parts))
-        return None
-
-    @property
-    def condition(self) -> Condition:
-        """What else must hold, as one condition."""
-        return All(self.others)
-
-    @property
-    def rivals(self) -> list[MetadataCondition]:
-        """The other conditions that might hold for few sessions."""
-        return [part for part in self.others if isinstance(part, MetadataCondition)]
-
-    def led_by(self, rival: MetadataCondition) -> Condition:
-        """The whole condition, driven by one part."""
-        leader = () if self.leader is None else (self.leader,)
-        rest = (part for part in (*leader, *self.others) if part is not rival)
-        return All((Leading(rival), *rest))
-
-    def parameters(self) -> dict[str, Any]:
-        """The parameters of the walk."""
-        if self.leader is None:
-            return {"walk_key": UPDATED_AT, "walk_of_list": 0, "walk_value": b""}
-        return {
-            "walk_key": self.leader.key,
-            "walk_of_list": int(isinstance(self.leader, Contains)),
-            "walk_value": self.leader.values[0].indexed,
-        }
-
-
-def _is_of_activity(part: Condition) -> bool:
-    """Whether a condition limits the time of activity, by which the entries are sorted."""
-    return isinstance(part, TimeBound) and part.column == "updated_at"
-
-
-def _is_single(part: Condition) -> bool:
-    """Whether a condition requires one value, which the index tells from all others."""
-    return isinstance(part, Equals) and part.reads_one_key
 
 
 class WalkBuilder(Builder):
@@ -160,15 +70,16 @@ class WalkBuilder(Builder):
         self,
         ordering: Ordering,
         *,
+        leader: Equals | None,
         beyond: bool,
         bounded: bool,
         some_keys: int | None,
-        count_items: bool,
+        details: Details,
     ) -> Statement:
         """A page of sessions with their metadata, or one row without a session.
 
         Every row has the state of the index as `usable`, and the number of entries as `walked` if
-        that is bounded.
+        that is bounded. `holds` tells whether the session of the row belongs to its entry.
         """
         entries = self._entries()
         by_time, by_id = self._in_order(entries, ordering)
@@ -184,16 +95,17 @@ class WalkBuilder(Builder):
         )
         source = self._of_sessions(found.subquery("walked"))
         terms = list(self._by_columns(ordering, source.session_id))
-        columns = self._info_columns(source.session_id, count_items=count_items)
+        columns = self._info_columns(source.session_id, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
+        columns.append(self._holds(leader, source.session_id))
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         walked: Any = literal(0, Integer)
         if bounded:
             passed = select(entries.c.session_id).where(*conditions).limit(bound).subquery("passed")
             walked = select(func.count()).select_from(passed).scalar_subquery()
-        return self._with_state(inner, terms, some_keys, walked)
+        return self._with_metadata(inner, terms, some_keys, details, beside=self._state(walked))
 
-    def candidates(self, ordering: Ordering, *, beyond: bool) -> Statement:
+    def candidates(self, ordering: Ordering, *, leader: Equals | None, beyond: bool) -> Statement:
         """The ids and times of entries, and the state of the index, or one row with only that."""
         entries = self._entries()
         terms = self._in_order(entries, ordering)
@@ -208,10 +120,13 @@ class WalkBuilder(Builder):
             .subquery("walked")
         )
         state = self._state(literal(0, Integer))
-        rows = select(state.c.usable, found).select_from(state.outerjoin(found, true()))
+        holds = self._holds(leader, found.c.session_id)
+        rows = select(state.c.usable, found, holds).select_from(state.outerjoin(found, true()))
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
-    def last_walked(self, *, some_keys: int | None, count_items: bool) -> Statement:
+    def last_walked(
+        self, *, leader: Equals | None, some_keys: int | None, details: Details
+    ) -> Statement:
         """The session that was active last, or one row without a session."""
         entries = self._entries()
         of_value = self._of_value(entries)
@@ -225,8 +140,11 @@ class WalkBuilder(Builder):
         )
         found = select(entries.c.session_id).where(*of_value, entries.c.updated_at == time)
         source = self._of_sessions(found.subquery("walked"))
-        inner = self._newest_of(source, count_items=count_items)
-        return self._with_state(inner, (), some_keys, literal(0, Integer))
+        inner = self._newest_of(source, details)
+        holds = self._holds(leader, inner.selected_columns.session_id)
+        inner = inner.add_columns(holds)
+        state = self._state(literal(0, Integer))
+        return self._with_metadata(inner, (), some_keys, details, beside=state)
 
     def probe(self, parts: Sequence[tuple[str, MetadataCondition]]) -> Statement:
         """For how many sessions each of some conditions holds, as far as that is few."""
@@ -261,7 +179,7 @@ class WalkBuilder(Builder):
     def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:
         """What the conditions on the time of activity mean for entries; they are checked again."""
         for name, part in self._condition.conjunction(NAME):
-            if isinstance(part, TimeBound) and _is_of_activity(part):
+            if isinstance(part, TimeBound) and is_of_activity(part):
                 high = part.operator in ("$lt", "$lte")
                 limit = self._dialect.outer_limit(name, high=high)
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
@@ -275,10 +193,13 @@ class WalkBuilder(Builder):
         ]
         return Source(rows, session_id, tuple(truths), selective=True)
 
-    def _with_state(
-        self, inner: Statement, terms: Sequence[Term], some_keys: int | None, walked: Any
-    ) -> Statement:
-        return self._with_metadata(inner, terms, some_keys, beside=self._state(walked))
+    def _holds(self, leader: Equals | None, session_id: ColumnElement[str]) -> Any:
+        """Whether a session fulfills the condition of the entries.
+
+        Entries that a lost trigger has left behind would otherwise reach out of a scope.
+        """
+        holds = true() if leader is None else leader.truth(LEADER, self._context, session_id)
+        return case((holds, constant(1)), else_=constant(0)).label("holds")
 
     def _state(self, walked: Any) -> FromClause:
         indexes = self._tables.group(ACTIVITY)["_indexes"]
@@ -323,22 +244,19 @@ class Reader:
         limit: int,
         after: Position | None = None,
         keys: Sequence[str] | None = None,
-        count_items: bool = False,
+        details: Details = NOTHING_ELSE,
     ) -> list[Found]:
         """Read a page of sessions."""
         plan = None
         if ordering.time == "updated_at" and ordering.key is None:
             plan = Plan.of(condition, self.keys)
         if plan is not None:
-            rival = self._few(plan)
-            if rival is not None:
-                condition = plan.led_by(rival)
-            else:
-                found = self.walk(
-                    plan, ordering, limit=limit, after=after, keys=keys, count_items=count_items
-                )
-                if found is not None:
-                    return found
+            found = self._walk_or_lead(
+                plan, ordering, limit=limit, after=after, keys=keys, details=details
+            )
+            if isinstance(found, list):
+                return found
+            condition = found or condition
         return paging.read_page(
             self.connection,
             self.queries,
@@ -347,7 +265,7 @@ class Reader:
             limit=limit,
             after=after,
             keys=keys,
-            count_items=count_items,
+            details=details,
         )
 
     def last(
@@ -355,17 +273,19 @@ class Reader:
         condition: Condition,
         *,
         keys: Sequence[str] | None = None,
-        count_items: bool = False,
+        details: Details = NOTHING_ELSE,
     ) -> Found | None:
         """Read the session that was active last."""
         plan = Plan.of(condition, self.keys)
         if plan is not None and not plan.others:
-            parameters = plan.parameters()
+            parameters = plan.parameters(self.queries.dialect)
             some_keys = self.queries.some_keys(keys, parameters)
             usable, _, found = self._read(
-                ("last walk", some_keys, count_items),
+                ("last walk", some_keys, details),
                 plan,
-                lambda build: build.last_walked(some_keys=some_keys, count_items=count_items),
+                lambda build: build.last_walked(
+                    leader=plan.leader, some_keys=some_keys, details=details
+                ),
                 parameters,
             )
             if usable:
@@ -374,7 +294,7 @@ class Reader:
             rival = self._few(plan)
             condition = condition if rival is None else plan.led_by(rival)
         return paging.read_last(
-            self.connection, self.queries, condition, keys=keys, count_items=count_items
+            self.connection, self.queries, condition, keys=keys, details=details
         )
 
     def oldest(
@@ -388,37 +308,41 @@ class Reader:
         parts = [part for _, part in condition.conjunction(NAME)]
         known = All(tuple(part for part in parts if not isinstance(part, NotPausedSince)))
         plan = Plan.of(known, self.keys)
-        if plan is None or not all(map(_is_of_activity, plan.others)):
+        if plan is None or not all(map(is_of_activity, plan.others)):
             return None
-        rows = self.connection.execute(
-            *self.queries.built(
-                ("candidates", after is None),
-                plan.condition,
-                WalkBuilder,
-                lambda build: build.candidates(OLDEST_FIRST, beyond=after is not None),
-                self._parameters(plan, limit, after),
-            )
-        ).all()
-        found = [row for row in rows if row.session_id is not None]
-        # Times that are NULL have no place in the order.
-        if not rows[0].usable or any(row.updated_at is None for row in found):
-            return None
-        return [Position(row.session_id, str(row.updated_at)) for row in found]
+        return self._entries(plan, OLDEST_FIRST, limit=limit, after=after)
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
         """Read the ids of sessions, most recently active first."""
         plan = Plan.of(condition, self.keys)
         if plan is not None and limit is not None:
-            rival = self._few(plan)
-            found = None
-            if rival is None:
-                found = self.walk(plan, NEWEST_FIRST, limit=limit, keys=[])
-            if found is not None:
+            if not plan.others:
+                entries = self._entries(plan, NEWEST_FIRST, limit=limit)
+                if entries is not None:
+                    return [each.session_id for each in entries]
+            found = self._walk_or_lead(plan, NEWEST_FIRST, limit=limit, keys=[])
+            if isinstance(found, list):
                 return [each.info.session_id for each in found]
-            condition = condition if rival is None else plan.led_by(rival)
+            condition = found or condition
         return list(self.connection.scalars(*self.queries.find(condition, limit)))
 
-    def walk(
+    def _entries(
+        self, plan: Plan, ordering: Ordering, *, limit: int, after: Position | None = None
+    ) -> list[Position] | None:
+        """Read entries of the index alone; None if they cannot be used."""
+        rows = self._execute(
+            ("candidates", ordering.descending, after is None),
+            plan,
+            lambda build: build.candidates(ordering, leader=plan.leader, beyond=after is not None),
+            self._parameters(plan, limit, after),
+        ).all()
+        found = [row for row in rows if row.session_id is not None]
+        # Times that are NULL have no place in the order.
+        if not rows[0].usable or any(row.updated_at is None or not row.holds for row in found):
+            return None
+        return [Position(row.session_id, str(row.updated_at)) for row in found]
+
+    def _walk_or_lead(
         self,
         plan: Plan,
         ordering: Ordering,
@@ -426,43 +350,51 @@ class Reader:
         limit: int,
         after: Position | None = None,
         keys: Sequence[str] | None = None,
-        count_items: bool = False,
-    ) -> list[Found] | None:
-        """Read a page from the index; None if it cannot be answered so."""
+        details: Details = NOTHING_ELSE,
+    ) -> list[Found] | Condition | None:
+        """Read a page from the index; if it cannot, return a condition that a rare part leads."""
         bounds = [0]
         if plan.others:
             first = max(_FIRST_WALKED, 8 * limit)
             bounds = [first, MOST_WALKED] if first < MOST_WALKED else [MOST_WALKED]
+        # One value is often rare. Anything else is counted when the first walk has found it rare.
+        probed_at = bounds[0 if any(map(is_single, plan.rivals)) else -1]
+        found: list[Found] = []
         for bound in bounds:
+            if bound == probed_at:
+                rival = self._few(plan)
+                if rival is not None:
+                    return plan.led_by(rival)
+            if bound > bounds[0] and len(found) * MOST_WALKED < limit * bounds[0]:
+                break  # So few matches would not fill the page later either.
             parameters = self._parameters(plan, limit, after)
             if plan.others:
                 parameters["walk_bound"] = bound
             some_keys = self.queries.some_keys(keys, parameters)
             usable, walked, found = self._read(
-                ("walk", ordering.descending, after is None, bound > 0, some_keys, count_items),
+                ("walk", ordering.descending, after is None, bound > 0, some_keys, details),
                 plan,
                 lambda build: build.walk(  # called within this turn of the loop
                     ordering,
+                    leader=plan.leader,
                     beyond=after is not None,
                     bounded=bound > 0,  # noqa: B023
                     some_keys=some_keys,  # noqa: B023
-                    count_items=count_items,
+                    details=details,
                 ),
                 parameters,
             )
             if not usable:
-                return None
+                break
             if len(found) == limit or walked < bound or not bound:
                 return found
-            if len(found) * MOST_WALKED < limit * bound:
-                break  # So few matches would not fill the page later either.
         return None
 
     def _parameters(self, plan: Plan, limit: int, after: Position | None) -> dict[str, Any]:
         dialect = self.queries.dialect
-        parameters = {**plan.parameters(), "limit": limit}
+        parameters = {**plan.parameters(dialect), "limit": limit}
         for name, part in plan.condition.conjunction(NAME):
-            if isinstance(part, TimeBound) and _is_of_activity(part):
+            if isinstance(part, TimeBound) and is_of_activity(part):
                 high = part.operator in ("$lt", "$lte")
                 parameters[f"{name}_outer"] = dialect.outer_value(part.moment, high=high)
         if after is not None:
@@ -491,9 +423,20 @@ class Reader:
         build: Callable[[WalkBuilder], Statement],
         parameters: dict[str, Any],
     ) -> tuple[bool, int, list[Found]]:
-        query = self.queries.built(kind, plan.condition, WalkBuilder, build, parameters)
-        result = self.connection.execute(*query)
+        result = self._execute(kind, plan, build, parameters)
         names, rows = list(result.keys()), result.all()
-        usable, walked = names.index("usable"), names.index("walked")
+        usable, walked, holds = map(names.index, ("usable", "walked", "holds"))
         found = [] if rows[0][0] is None else paging.collected(names, rows, self.queries.dialect)
-        return bool(rows[0][usable]), int(rows[0][walked]), found
+        is_right = bool(rows[0][usable]) and not (found and any(not row[holds] for row in rows))
+        return is_right, int(rows[0][walked]), found
+
+    def _execute(
+        self,
+        kind: tuple[Any, ...],
+        plan: Plan,
+        build: Callable[[WalkBuilder], Statement],
+        parameters: dict[str, Any],
+    ) -> Result[Any]:
+        kind = (*kind, plan.shape)
+        query = self.queries.built(kind, plan.condition, WalkBuilder, build, parameters)
+        return self.connection.execute(*query)

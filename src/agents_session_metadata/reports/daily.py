@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
@@ -10,16 +10,17 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, select
 
 from agents_session_metadata import keys
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.values import decode_value
+from agents_session_metadata.storage.stored import decode_stored, decode_time
+
+from .statistics import MOST
 
 _KEYS = (keys.STATUS, keys.RUNS, keys.DURATION_MS)
 _NEWEST = Ordering.parse("-created_at")
-_MOST = 10**15
-"""A number beyond, or a negative one, is left out."""
 
 
 @dataclass
@@ -56,7 +57,8 @@ async def read_daily(
 ) -> Daily:
     """Add up the sessions that were created since a time, the newest `most` of them.
 
-    It is one statement with a row per session. Values of another type are left out.
+    It is one statement with a row per session. Values of another type, or that cannot be read, are
+    left out, and so are sessions whose time cannot be read.
 
     Raises:
         InvalidFilterError: If the filter is invalid.
@@ -69,39 +71,44 @@ async def read_daily(
     return Daily(_by_day(rows[:most]), len(rows) <= most)
 
 
-def rank(ordered: Sequence[int], percent: int) -> int | None:
-    """A percentile by nearest rank; None if there is nothing."""
-    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
-
-
 def _read(
     connection: Connection, queries: Queries, condition: Any, limit: int
-) -> list[tuple[datetime, list[Any]]]:
+) -> list[tuple[datetime | None, list[Any]]]:
     page, parameters = queries.page(condition, _NEWEST, limit=limit, keys=[])
     recent = page.subquery("recent")
-    columns, joined = [recent.c.created_at], recent
+    dialect = queries.dialect
+    columns: list[Any] = [recent.c.session_id, recent.c.created_at]
+    joined: Any = recent
     for key in _KEYS:
         values = queries.tables.metadata.alias(f"of_{key}")
         same = and_(values.c.session_id == recent.c.session_id, values.c.key == key)
         joined = joined.outerjoin(values, same)
-        columns.append(values.c.value)
+        columns.append(dialect.json_text(values.c.value))
     found = connection.execute(select(*columns).select_from(joined), parameters)
-    as_datetime = queries.dialect.to_datetime
     return [
-        (as_datetime(created), [_decoded(each) for each in values]) for created, *values in found
+        (
+            _readable(decode_time, dialect, session_id, "created_at", created),
+            [
+                None if text is None else _readable(decode_stored, session_id, key, text)
+                for key, text in zip(_KEYS, values, strict=True)
+            ],
+        )
+        for session_id, created, *values in found
     ]
 
 
-def _decoded(text: str | None) -> Any:
+def _readable(decode: Callable[..., Any], *stored: Any) -> Any:
     try:
-        return None if text is None else decode_value(text)
-    except ValueError:
+        return decode(*stored)
+    except CorruptMetadataError:
         return None
 
 
-def _by_day(rows: Sequence[tuple[datetime, list[Any]]]) -> dict[date, Day]:
+def _by_day(rows: Sequence[tuple[datetime | None, list[Any]]]) -> dict[date, Day]:
     days: dict[date, Day] = {}
     for created, (status, runs, duration) in rows:
+        if created is None:
+            continue
         day = days.setdefault(created.date(), Day())
         day.sessions += 1
         day.failed += status == "failed"
@@ -114,4 +121,4 @@ def _by_day(rows: Sequence[tuple[datetime, list[Any]]]) -> dict[date, Day]:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < _MOST
+    return type(value) is int and 0 <= value < MOST

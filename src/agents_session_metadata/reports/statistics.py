@@ -57,7 +57,7 @@ _COUNTERS = (
 )
 _PART = Decimal("1e-12")
 _ZERO = search_key(0).indexed
-_MOST = 10**18
+MOST = 10**18
 """Nobody counts so far: a counter beyond, or a negative one, is left out."""
 _DEAREST = 10**12
 """Nobody spends so much on a session."""
@@ -89,7 +89,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
             base = base.join(joined, true())
         least, above = tag, upper_bound(tag)
         if tag == NUMBER:
-            most = _DEAREST if key == keys.COST else _MOST
+            most = _DEAREST if key == keys.COST else MOST
             least, above = _ZERO, search_key(most).indexed
         of_type = rows.c.search_key >= least, rows.c.search_key < above
         under = rows.c.key == key if isinstance(key, str) else rows.c.key.in_(key)
@@ -141,12 +141,19 @@ def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
     return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
 
 
+def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
+    """A percentile of values in their order, by nearest rank; None if there are none."""
+    return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
+
+
 def _ranked(values: Statement) -> Statement:
-    """The median and the 95th percentile of `_ranks`, by nearest rank; no division is needed."""
+    """The median and the 95th percentile of `_ranks`, as `nearest_rank` has them."""
     ranked = values.subquery("ranked")
     rank, number = ranked.c.rank, ranked.c.number
-    is_median = and_(rank * 2 >= number, (rank - 1) * 2 < number)
-    is_p95 = and_(rank * 20 >= number * 19, (rank - 1) * 20 < number * 19)
+    is_median, is_p95 = (
+        and_(rank * 100 >= number * percent, (rank - 1) * 100 < number * percent)
+        for percent in (50, 95)
+    )
     which = case((is_median, _MEDIAN), else_=0) + case((is_p95, _P95), else_=0)
     return select(*_part("duration", null(), ranked.c.value, which)).where(or_(is_median, is_p95))
 

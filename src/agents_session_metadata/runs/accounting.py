@@ -128,10 +128,10 @@ class Accounts:
     def _count_rest(self, run: _Run) -> None:
         # A call has gone into the usage before its hook is called. If the call was counted here in
         # the meantime, its hook counts it again, and the rest is negative the next time.
-        rest = Tokens.of(run.usage).minus(run.counted)
-        if rest != _NOTHING:
+        used = Tokens.of(run.usage)
+        if used != run.counted:
             agent, model = run.calling or (run.caller, self._model)
-            self._count(run, agent, model, rest)
+            self._count(run, agent, model, used.minus(run.counted))
 
     def _count(self, run: _Run, agent: str | None, model: str | None, used: Tokens) -> None:
         run.counted = run.counted.plus(used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import add, sub
 from typing import Any, NamedTuple, TypeAlias
 
 from agents.models import get_default_model
@@ -43,11 +44,11 @@ class Tokens(NamedTuple):
 
     def plus(self, other: Tokens) -> Tokens:
         """Both together."""
-        return Tokens(*(one + two for one, two in zip(self, other, strict=True)))
+        return Tokens(*map(add, self, other))
 
     def minus(self, other: Tokens) -> Tokens:
         """What this has more; negative where it has less."""
-        return Tokens(*(one - two for one, two in zip(self, other, strict=True)))
+        return Tokens(*map(sub, self, other))
 
 
 @dataclass(frozen=True)

@@ -455,7 +455,10 @@ def _call_id(context: Any, tool: Any) -> str:
 
 def _storable(text: object) -> str:
     """A name or message, which may come from outside, without what a database cannot add up."""
-    return str(text).encode(errors="replace").decode().replace("\x00", "\ufffd")
+    plain = str(text)
+    if not plain.isascii():
+        plain = plain.encode(errors="replace").decode()
+    return plain.replace("\x00", "\ufffd")
 
 
 def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:

@@ -33,10 +33,12 @@ from .definitions import (
     ColumnTypes,
     GroupDefinition,
     TableGroup,
+    by_code_point,
     derived_name,
     session_link,
     table_options,
 )
+from .index_states import restarting
 
 ACTIVITY = "activity"
 """The name of the group."""
@@ -44,8 +46,6 @@ UPDATED_AT = "$updated_at"
 """The key of the index of all sessions."""
 ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
 """The columns of an entry, in the order in which statements select them."""
-FILLING, COMPLETE, DROPPING = 0, 1, 2
-"""The states of an index. Triggers add entries in the first two; pages use only the second."""
 
 
 def _define(
@@ -87,8 +87,7 @@ def _define(
             "search_key",
             "updated_at",
             "session_id",
-            # By code point, whatever the collation of the sessions table.
-            postgresql_ops={"session_id": 'COLLATE "C"'},
+            **by_code_point(types),
         ),
         **options,
     )
@@ -99,7 +98,8 @@ def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
     cleanup = tuple(
         DropMaintenance(table, name) for table, name in trigger_names(core.tables, entries)
     )
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup)
+    restarts = {entries: restarting(indexes)}
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup, restarts=restarts)
 
 
 def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:

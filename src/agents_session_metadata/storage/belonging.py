@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, Table, exists, inspect, literal_column, select
+from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, select
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
 
+from .groups import GROUPS
+from .paused import PAUSED
 from .tables import CORE, CreateTrigger, SessionTables
+from .threads import THREADS
+from .usage import USAGE
+
+_SECOND = "only if both tables are intended, create the missing one with `agent-sessions ddl`"
 
 
 def check_links(connection: Connection, tables: SessionTables) -> None:
@@ -71,6 +77,61 @@ def check_beside(connection: Connection, tables: SessionTables, missing: Collect
         if not _has_rows(connection, sessions):
             problem = f"{sessions.name} {state}, although {child.name} has rows"
             raise TablesMismatchError(sessions.name, problem)
+
+
+def check_not_renamed(
+    connection: Connection, tables: SessionTables, missing: Collection[str]
+) -> None:
+    """Refuse to go on without a table that seems to exist under another name.
+
+    Args:
+        connection: The connection.
+        tables: The tables.
+        missing: The names of the tables and triggers that the database lacks.
+
+    Raises:
+        TablesMismatchError: If there is such a table.
+    """
+    for table in written_tables(tables):
+        other = look_alike(connection, tables, table) if table.name in missing else None
+        if other is not None:
+            problem = f"{table.name} is missing, although {other} has the same columns and rows"
+            raise TablesMismatchError(table.name, problem, intended(tables, table))
+
+
+def written_tables(tables: SessionTables) -> list[Table]:
+    """The tables beside the sessions whose rows do not follow from other tables."""
+    groups = (tables.group(name).tables for name in (PAUSED, USAGE, THREADS))
+    return [tables.metadata, tables.messages, *(table for group in groups for table in group)]
+
+
+def intended(tables: SessionTables, table: Table) -> str | None:
+    """What to do if a missing table is meant to exist beside another one that is like it."""
+    return _SECOND if table in tables.tables else None
+
+
+def look_alike(connection: Connection, tables: SessionTables, table: Table) -> str | None:
+    """The name of a table with the columns of a missing one, which may have been renamed.
+
+    It has rows and no foreign key to other sessions, and belongs to no other metadata table.
+    """
+    if not _exists(connection, tables.sessions):
+        return None
+    dialect = dialect_of(connection.dialect)
+
+    def alike(one: Table) -> set[str]:
+        return {*dialect.tables_with(connection, tables.sessions, one.c.keys())}
+
+    found = alike(table) - {each.name for group in tables.groups for each in group.tables}
+    if found and table not in tables.tables:
+        for metadata in alike(tables.metadata):
+            found.difference_update(*(group.names(metadata) for group in GROUPS))
+    for name in sorted(found):
+        other = Table(name, MetaData(), schema=table.schema)
+        links = dialect.session_links(connection, tables.sessions, [other])
+        if all(link.is_right for link in links) and _has_rows(connection, other):
+            return name
+    return None
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Insert, Table, bindparam, delete, false, insert, select
+from sqlalchemy import Connection, Table, delete, false, insert, select
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
@@ -17,7 +17,7 @@ from agents_session_metadata.values import EncodedValue
 
 from .belonging import check_links
 from .messages import delete_messages
-from .stored import decode_time
+from .stored import decode_item, decode_time
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
 
@@ -77,72 +77,63 @@ def insert_sessions(
     """
     # Rows are locked in the order of their ids, by everybody.
     new = sorted(sessions, key=lambda session: session.session_id)
+    if not new:
+        return
+    dialect.discard_plans(connection)
+    own = [
+        {
+            "session_id": each.session_id,
+            "new_created_at": each.created_at,
+            "new_updated_at": each.updated_at,
+        }
+        for each in new
+    ]
+    _insert(connection, dialect, tables.sessions, own, "created_at", "updated_at")
     _delete_leftovers(connection, tables, dialect, [each.session_id for each in new])
-    _insert(
-        connection,
-        dialect,
-        tables.sessions,
-        ("created_at", "updated_at"),
-        [
-            {
-                "session_id": each.session_id,
-                "created_at": each.created_at,
-                "updated_at": each.updated_at,
-            }
-            for each in new
-        ],
-    )
-    _insert(
-        connection,
-        dialect,
-        tables.metadata,
-        (),
-        [
-            {
-                "session_id": each.session_id,
-                "key": key,
-                "value": value.text,
-                "search_key": value.search.indexed,
-                "search_rest": value.search.rest,
-            }
-            for each in new
-            for key, value in each.metadata.items()
-        ],
-    )
-    _insert(
-        connection,
-        dialect,
-        tables.elements,
-        (),
-        [
-            row
-            for each in new
-            for key, value in each.metadata.items()
-            for row in element_rows(each.session_id, key, value.elements)
-        ],
-    )
-    _insert(
-        connection,
-        dialect,
-        tables.messages,
-        ("created_at",),
-        [
-            {"session_id": each.session_id, "created_at": at, "message_data": text}
-            for each in new
-            for at, text in each.items
-        ],
-    )
+    metadata = [
+        {
+            "session_id": each.session_id,
+            "key": key,
+            "value": value.text,
+            "search_key": value.search.indexed,
+            "search_rest": value.search.rest,
+        }
+        for each in new
+        for key, value in each.metadata.items()
+    ]
+    _insert(connection, dialect, tables.metadata, metadata)
+    elements = [
+        row
+        for each in new
+        for key, value in each.metadata.items()
+        for row in element_rows(each.session_id, key, value.elements)
+    ]
+    _insert(connection, dialect, tables.elements, elements)
+    items = [
+        {"session_id": each.session_id, "message_data": text, "new_created_at": at}
+        for each in new
+        for at, text in each.items
+    ]
+    _insert(connection, dialect, tables.messages, items, "created_at")
 
 
 def _delete_leftovers(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
+    """Delete the metadata of new sessions, which is what earlier ones with their ids left."""
+    owned, own_id = (tables.elements, tables.metadata), tables.sessions.c.session_id
+    # For a join, PostgreSQL would read all rows of a table without statistics.
+    first: list[Any] = [
+        select(table.c.key).where(table.c.session_id == own_id).limit(1).scalar_subquery()
+        for table in owned
+    ]
+    left = select(*first).where(dialect.one_of(own_id, "ids", len(ids)))
     parameters = dialect.list_parameters("ids", ids)
-    for table in (tables.elements, tables.metadata):
-        of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
-        # Deleting what is not there would lock the gaps between rows on MySQL.
-        if ids and connection.scalar(select(table.c.key).where(of_ids).limit(1), parameters):
-            check_links(connection, tables)
+    # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+    if any(map(any, connection.execute(left, parameters))):
+        check_links(connection, tables)
+        for table in owned:
+            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
             connection.execute(delete(table).where(of_ids), parameters)
 
 
@@ -163,7 +154,12 @@ def read_histories(
         return {}
     messages = tables.messages
     statement = (
-        select(messages.c.session_id, dialect.utc(messages.c.created_at), messages.c.message_data)
+        select(
+            messages.c.session_id,
+            dialect.utc(messages.c.created_at),
+            dialect.item_text(messages.c.message_data),
+            messages.c.id,
+        )
         .where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
         .order_by(messages.c.session_id, messages.c.created_at, messages.c.id)
     )
@@ -176,8 +172,11 @@ def read_histories(
     for session_id, rows in groupby(found, itemgetter(0)):
         try:
             histories[session_id] = [
-                (decode_time(dialect, session_id, "item_created_at", at), text)
-                for _, at, text in rows
+                (
+                    decode_time(dialect, session_id, "item_created_at", at),
+                    decode_item(session_id, item_id, text),
+                )
+                for _, at, text, item_id in rows
             ]
         except CorruptMetadataError as error:  # noqa: PERF203  # one for each history
             histories[session_id] = error
@@ -185,44 +184,11 @@ def read_histories(
 
 
 def _insert(
-    connection: Connection,
-    dialect: Dialect,
-    table: Table,
-    times: tuple[str, ...],
-    rows: list[dict[str, Any]],
+    connection: Connection, dialect: Dialect, table: Table, rows: list[dict[str, Any]], *times: str
 ) -> None:
-    """Insert rows; `times` names the columns that hold times."""
+    """Insert rows. `times` names columns with times; their values have the prefix `new_`."""
     if not rows:
         return
-    at_once, columns = dialect.rows_per_insert, tuple(rows[0])
-    whole = len(rows) // at_once * at_once if times and at_once > 1 else 0
-    for start in range(0, whole, at_once):
-        parameters = {
-            f"{name}_{index}": value
-            for index, row in enumerate(rows[start : start + at_once])
-            for name, value in row.items()
-        }
-        statement = _insert_of(table, dialect, columns, times, at_once)
-        connection.execute(statement, parameters)
-    if rows[whole:]:
-        statement = _insert_of(table, dialect, columns, times, 1)
-        connection.execute(
-            statement,
-            [{f"{name}_0": value for name, value in row.items()} for row in rows[whole:]],
-        )
-
-
-@lru_cache(maxsize=256)
-def _insert_of(
-    table: Table, dialect: Dialect, columns: tuple[str, ...], times: tuple[str, ...], count: int
-) -> Insert:
-    def row(index: int) -> dict[str, Any]:
-        return {
-            name: dialect.stored_by(f"{name}_{index}")
-            if name in times
-            else bindparam(f"{name}_{index}", type_=table.c[name].type)
-            for name in columns
-        }
-
-    values = [row(index) for index in range(count)]
-    return insert(table).values(values if count > 1 else values[0])
+    statement = insert(table).values({name: dialect.stored_by(f"new_{name}") for name in times})
+    with dialect.storing_times(connection) if times else nullcontext():
+        connection.execute(statement, rows)

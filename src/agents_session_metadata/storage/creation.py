@@ -66,6 +66,17 @@ def find_missing(
     return missing
 
 
+def groups_in_use(connection: Connection, names: TableNames) -> list[str]:
+    """The groups of which triggers exist, also if tables that these write to do not."""
+    tables = query_tables(names)
+    found = dialect_of(connection.dialect).existing_triggers(connection, *tables.tables)
+    return [
+        group.name
+        for group in tables.groups
+        if any(each.name in found for each in (*group.triggers, *group.cleanup))
+    ]
+
+
 def create_missing(connection: Connection, names: TableNames, group: str = CORE) -> None:
     """Create whatever the database lacks of a group; several processes may do it at once.
 
@@ -92,6 +103,9 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     refilled = group == CORE and names.metadata in existing and names.elements not in existing
     for each in wanted.tables:
         is_new = each.name not in existing
+        restart = wanted.restarts.get(each) if is_new else None
+        if restart is not None and restart.table.name in existing:
+            connection.execute(restart)
         if each is tables.elements and refilled:
             if not dialect.transactional_ddl:
                 _create_elements_aside(connection, tables)

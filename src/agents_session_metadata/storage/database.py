@@ -26,8 +26,8 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .belonging import check_beside, check_links
-from .creation import create_missing, find_missing
+from .belonging import check_beside, check_links, check_not_renamed
+from .creation import create_missing, find_missing, groups_in_use
 from .known_indexes import KnownIndexes
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import KnownText, WordIndex
@@ -264,6 +264,21 @@ class Database(Generic[Q]):
         """
         await self.retry(_nothing, group=group)
 
+    async def has_group(self, group: str) -> bool:
+        """Whether all tables of a group exist.
+
+        Raises:
+            TablesMismatchError: If one was renamed.
+        """
+
+        def look(connection: Connection) -> bool:
+            missing = find_missing(connection, self.names, (group,))
+            if missing:
+                check_not_renamed(connection, self.tables, missing)
+            return not any(table.name in missing for table in self.tables.group(group).tables)
+
+        return await self.look(look)
+
     async def find_missing(self) -> list[str]:
         """The names of all tables and triggers that the database lacks, of the groups in use."""
         return await self.look(self._find_missing)
@@ -305,10 +320,14 @@ class Database(Generic[Q]):
             # Not for want of tables. Looking would put a refused connection in the error's place,
             # as if nothing had been written, when a commit may have been.
             return False
-        if not await self._connect(self._find_missing):
+        in_use = {CORE: None, **state.checked}
+        if groups:
+            found = await self._connect(lambda connection: groups_in_use(connection, self.names))
+            in_use |= dict.fromkeys(found)
+        if not await self._connect(lambda connection: find_missing(connection, self.names, in_use)):
             return False
         if groups:
-            groups.extend(state.checked)
+            groups.extend(in_use)
         state.checked.clear()
         return True
 
@@ -323,9 +342,10 @@ class Database(Generic[Q]):
             if group == CORE:
                 check_links(connection, self.tables)
                 check_beside(connection, self.tables, missing)
-            if missing and not self.create_tables:
-                raise TablesMissingError(missing)
             if missing:
+                check_not_renamed(connection, self.tables, missing)
+                if not self.create_tables:
+                    raise TablesMissingError(missing)
                 create_missing(connection, self.names, group)
             self._state.indexes.look(connection, self.tables)
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]

@@ -7,7 +7,7 @@ feature: its tables are created when that feature is first used, and nothing els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -91,6 +91,11 @@ QUERY_TYPES = ColumnTypes(
 def table_options(types: ColumnTypes) -> dict[str, Any]:
     """Options for CREATE TABLE; queries need none, and SQLAlchemy would import every dialect."""
     return {} if types is QUERY_TYPES else TABLE_OPTIONS
+
+
+def by_code_point(types: ColumnTypes) -> dict[str, Any]:
+    """Options for an index whose ids sort by code point, also if those of the SDK do not."""
+    return {} if types is QUERY_TYPES else {"postgresql_ops": {"session_id": 'COLLATE "C"'}}
 
 
 CREATE_TYPES = ColumnTypes(
@@ -242,12 +247,15 @@ class TableGroup:
             to drop it, use its `name`.
         cleanup: Statements that drop other objects that the feature creates, on any database. Run
             them before you drop the tables. They do nothing if there is nothing to drop.
+        restarts: By table, a statement to run before the table is created again: the index that
+            fills it is then incomplete, and `create_index` continues it.
     """
 
     name: str
     tables: tuple[Table, ...]
     triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
-    cleanup: tuple[DDLElement, ...] = field(default=(), repr=False)
+    cleanup: tuple[Any, ...] = field(default=(), repr=False)
+    restarts: Mapping[Table, Any] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, suffix: str) -> Table:
         """The table whose name ends with `suffix`."""

@@ -11,7 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, inspect, select
 
-from .activity import ACTIVITY, COMPLETE
+from .activity import ACTIVITY
+from .index_states import COMPLETE
 from .tables import SessionTables
 
 _SECONDS = 30

@@ -74,7 +74,7 @@ def read_history(
     """All items of a session in the SDK's order; unreadable ones are `UNREADABLE`."""
     messages = tables.messages
     statement: Any = (
-        select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
+        _selected(messages, dialect)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(messages.c.created_at, messages.c.id)
     )
@@ -146,7 +146,7 @@ def read_items(
         return []
     messages = tables.messages
     statement: Any = (
-        select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
+        _selected(messages, dialect)
         .where(
             messages.c.session_id == bindparam("of_session"),
             messages.c.id.in_(bindparam("items", expanding=True)),
@@ -158,13 +158,18 @@ def read_items(
     return list(_items(connection.execute(statement, parameters), dialect, session_id))
 
 
+def _selected(messages: Table, dialect: Dialect) -> Any:
+    text = dialect.item_text(messages.c.message_data)
+    return select(messages.c.id, dialect.utc(messages.c.created_at), text)
+
+
 def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
         moment = decode_time(dialect, session_id, "item_created_at", created_at)
         yield ItemInfo(item_id, moment, _item(text))
 
 
-def _item(text: str) -> Any:
+def _item(text: Any) -> Any:
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):

@@ -16,8 +16,6 @@ its session first.
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -28,8 +26,6 @@ from sqlalchemy import (
     Table,
 )
 
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
-
 from .definitions import (
     ColumnTypes,
     GroupDefinition,
@@ -37,6 +33,7 @@ from .definitions import (
     derived_name,
     ending_with_session,
     session_link,
+    table_options,
 )
 
 PAUSED = "paused"
@@ -47,7 +44,7 @@ def _define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     [name] = names
-    options: dict[str, Any] = TABLE_OPTIONS
+    options = table_options(types)
     sessions = core.tables[0]
     table = metadata.tables.get(name)
     if table is None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, case, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
 
 from agents_session_metadata.dialects._dialect import Dialect
 
@@ -25,55 +24,44 @@ _USER = ('"role":"user"', '"role": "user"')
 """What the text of a user message contains; within a JSON string, the quotes would be escaped."""
 
 
-def read_previews(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> dict[str, str]:
-    """The previews of some sessions, by their ids; sessions without one are left out."""
-    if not ids:
-        return {}
-    statement = _statement(tables, dialect, min(len(ids), dialect.many + 1))
-    found: Any = connection.execute(statement, dialect.list_parameters("ids", ids))
-    previews = {session_id: preview_of(head) for session_id, head in found if head is not None}
-    return {session_id: text for session_id, text in previews.items() if text is not None}
-
-
-@lru_cache(maxsize=256)
-def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Any:
+def first_message(
+    tables: SessionTables, dialect: Dialect, sessions: FromClause
+) -> ColumnElement[Any]:
+    """The beginning of the first user message of each row of `sessions`; NULL if there is none."""
     # Neither the rest of the history is read nor the rest of a long message.
-    sessions = tables.sessions
-    find = _first_in_subquery if dialect.nests_correlated else _first_row_by_row
-    return select(sessions.c.session_id, find(tables)).where(
-        dialect.one_of(sessions.c.session_id, "ids", count)
+    if dialect.stops_early:
+        return _up_to_last_row(tables.messages, sessions)
+    return _of_first_rows(tables.messages, sessions)
+
+
+def _up_to_last_row(messages: Table, sessions: FromClause) -> ColumnElement[Any]:
+    """Stops at a user message, or at the last row among which it is looked for."""
+    rows = messages.alias("beginning")
+    is_user = _is_user(rows.c.message_data)
+    last = _in_order(messages, sessions).with_only_columns(messages.c.id)
+    last = last.limit(_number(1)).offset(_number(ROWS - 1))
+    found: ColumnElement[Any] = (
+        _in_order(rows, sessions)
+        .with_only_columns(case((is_user, _head(rows.c.message_data))))
+        .where(or_(is_user, rows.c.id == last.scalar_subquery()))
+        .limit(_number(1))
+        .scalar_subquery()
     )
+    return found
 
 
-def _first_in_subquery(tables: SessionTables) -> Any:
-    rows = _rows(tables).limit(literal_column(str(ROWS))).subquery("beginning")
-    text = rows.c.message_data
+def _of_first_rows(messages: Table, sessions: FromClause) -> ColumnElement[Any]:
+    rows = _in_order(messages, sessions).limit(_number(ROWS)).subquery("beginning")
     first = (
-        select(_head(text))
-        .where(_is_user(text))
+        select(_head(rows.c.message_data))
+        .where(_is_user(rows.c.message_data))
         .order_by(rows.c.created_at, rows.c.id)
-        .limit(literal_column("1"))
+        .limit(_number(1))
     )
-    return first.correlate(tables.sessions).scalar_subquery()
+    return first.correlate(sessions).scalar_subquery()
 
 
-def _first_row_by_row(tables: SessionTables) -> Any:
-    """One subquery per row; the database stops at the first that finds a user message."""
-    own = tables.messages.alias("own")
-    text = own.c.message_data
-    found = []
-    for number in range(ROWS):
-        row = _rows(tables).with_only_columns(tables.messages.c.id).limit(literal_column("1"))
-        item_id = row.offset(literal_column(str(number))).scalar_subquery()
-        head = select(case((_is_user(text), _head(text)))).where(own.c.id == item_id)
-        found.append(head.correlate(tables.sessions).scalar_subquery())
-    return func.coalesce(*found)
-
-
-def _rows(tables: SessionTables) -> Any:
-    messages, sessions = tables.messages, tables.sessions
+def _in_order(messages: FromClause, sessions: FromClause) -> Any:
     return (
         select(messages.c.id, messages.c.created_at, messages.c.message_data)
         .where(messages.c.session_id == sessions.c.session_id)
@@ -87,7 +75,11 @@ def _is_user(text: Any) -> Any:
 
 
 def _head(text: Any) -> Any:
-    return func.substr(text, literal_column("1"), literal_column(str(HEAD)))
+    return func.substr(text, _number(1), _number(HEAD))
+
+
+def _number(value: int) -> Any:
+    return literal_column(str(value))
 
 
 def preview_of(head: str) -> str | None:

@@ -13,6 +13,9 @@ from agents_session_metadata.values import SearchKey, decode_scalar, decode_valu
 UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 """Replaces a time that cannot be read if the error is not raised."""
 
+TIME_ERRORS: Final = (ValueError, TypeError, AttributeError, ArithmeticError)
+"""What `Dialect.to_datetime` raises if it is given something that is not a time."""
+
 
 def decode_stored(session_id: str, key: str, text: Any) -> Any:
     """The value of a stored JSON text, as `Dialect.json_text` reads it.
@@ -21,7 +24,7 @@ def decode_stored(session_id: str, key: str, text: Any) -> Any:
         CorruptMetadataError: If it is NULL or not valid JSON.
     """
     try:
-        return decode_value(text.decode() if isinstance(text, bytes) else text)
+        return decode_value(text)
     except ValueError:
         raise CorruptMetadataError(session_id, key) from None
 
@@ -34,6 +37,23 @@ def plain_text(text: Any) -> Any:
         return None
 
 
+def decode_item(session_id: str, item_id: int, text: Any) -> str:
+    """The stored text of an item, selected as `Dialect.item_text`.
+
+    Raises:
+        CorruptMetadataError: If it is not valid UTF-8.
+    """
+    found = plain_text(text)
+    if isinstance(found, str):
+        return found
+    raise CorruptMetadataError(
+        session_id,
+        "$item",
+        f"the stored text of item {item_id} of session {quoted(session_id)} is not valid UTF-8; "
+        "correct it by SQL, or delete the item",
+    )
+
+
 def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> datetime:
     """A stored time of the SDK's tables, selected as `Dialect.utc`.
 
@@ -42,7 +62,7 @@ def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> d
     """
     try:
         return dialect.to_datetime(value)
-    except (ValueError, TypeError, AttributeError, ArithmeticError):
+    except TIME_ERRORS:
         what = {
             "created_at": "`created_at`",
             "updated_at": "`updated_at`",

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from datetime import date
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -29,7 +29,7 @@ from sqlalchemy import (
     insert,
 )
 
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS, RowId
+from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
 from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key
@@ -41,6 +41,7 @@ from .definitions import (
     derived_name,
     outliving_session,
     session_link,
+    table_options,
 )
 
 USAGE = "usage"
@@ -123,7 +124,7 @@ def add_usage(
 
 @lru_cache(maxsize=256)
 def _insertion(table: Table) -> Insert:
-    return insert(table)
+    return insert(table).inline()  # Nobody reads the id of the row.
 
 
 def _cut(name: str | None) -> str | None:
@@ -141,7 +142,7 @@ def _define(
     sessions = core.tables[0]
     usage = metadata.tables.get(name)
     if usage is None:
-        options: dict[str, Any] = TABLE_OPTIONS
+        options = table_options(types)
         usage = Table(
             name,
             metadata,

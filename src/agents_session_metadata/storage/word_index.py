@@ -24,6 +24,7 @@ from sqlalchemy import (
     bindparam,
     delete,
     exists,
+    func,
     inspect,
     select,
     type_coerce,
@@ -33,8 +34,9 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
+from .index_states import DROPPING
 from .tables import SessionTables
-from .words import DROPPING, TEXT, TITLE_ITEM, WORDS
+from .words import TEXT, TITLE_ITEM, WORDS
 
 STEP = 200
 """Messages and titles that are indexed at a time."""
@@ -111,15 +113,19 @@ class WordIndex:
         Returns:
             Whether other sessions have something in the queue.
         """
-        statement = self._own(min(len(ids), self._dialect.many + 1))
-        parameters = self._dialect.list_parameters("ids", ids)
+        takes = len(ids) == 1 and self._dialect.takes_ranges
+        statement = self._taking if takes else self._own(min(len(ids), self._dialect.many + 1))
+        parameters = {"of_session": ids[0]} if takes else self._dialect.list_parameters("ids", ids)
         done, waiting = 0, False
         while most is None or done < max(most, 1):
             rows: Any = connection.execute(statement, parameters).all()
             if not rows:
                 break
             items = {Queued(row[0], row[1]): (row[2], row[3]) for row in rows}
-            self._take(connection, items)
+            if takes:
+                self.insert(connection, items)
+            else:
+                self._take(connection, items)
             done += len(rows)
             waiting = any(row[4] for row in rows)
             if len(rows) < STEP:
@@ -162,7 +168,7 @@ class WordIndex:
                 select(
                     messages.c.session_id,
                     messages.c.id,
-                    messages.c.message_data,
+                    self._dialect.item_text(messages.c.message_data),
                     self._time(messages.c.created_at),
                 )
                 .where(messages.c.id.in_(bindparam("items", expanding=True)))
@@ -236,7 +242,7 @@ class WordIndex:
                 select(
                     queue.c.session_id,
                     queue.c.item_id,
-                    messages.c.message_data,
+                    self._dialect.item_text(messages.c.message_data),
                     self._time(messages.c.created_at),
                     elsewhere,
                 )
@@ -246,6 +252,42 @@ class WordIndex:
                 .limit(STEP)
             )
         return statement
+
+    @cached_property
+    def _taking(self) -> Any:
+        """Delete the rows of a session from the queue, and read the items that they name."""
+        queue, messages = self.queue, self._tables.messages
+        others, own = queue.alias("others"), queue.alias("own")
+        of_session = bindparam("of_session", type_=String)
+        oldest = (
+            select(own.c.item_id)
+            .where(own.c.session_id == of_session)
+            .order_by(own.c.item_id.desc())
+            .limit(1)
+            .offset(STEP - 1)
+            .scalar_subquery()
+        )
+        text, time = (
+            select(column)
+            .where(messages.c.id == queue.c.item_id, messages.c.session_id == of_session)
+            .correlate(queue)
+            .scalar_subquery()
+            for column in (
+                self._dialect.item_text(messages.c.message_data),
+                self._time(messages.c.created_at),
+            )
+        )
+        return (
+            delete(queue)
+            .where(queue.c.session_id == of_session, queue.c.item_id >= func.coalesce(oldest, 0))
+            .returning(
+                queue.c.session_id,
+                queue.c.item_id,
+                text,
+                time,
+                exists().where(others.c.session_id != of_session),
+            )
+        )
 
     @cached_property
     def _insert(self) -> Any:

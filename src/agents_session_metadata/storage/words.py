@@ -23,15 +23,25 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
+    literal_column,
+    null,
 )
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._triggers import RowTrigger
-from agents_session_metadata.dialects.sqltypes import TABLE_OPTIONS
 from agents_session_metadata.keys import TITLE
 
 from .activity_triggers import DropMaintenance
-from .definitions import ColumnTypes, GroupDefinition, TableGroup, derived_name, session_link
+from .definitions import (
+    ColumnTypes,
+    GroupDefinition,
+    TableGroup,
+    by_code_point,
+    derived_name,
+    session_link,
+    table_options,
+)
+from .index_states import restarting
 
 WORDS = "words"
 """The name of the group."""
@@ -39,8 +49,6 @@ TEXT = "$text"
 """The key of the text index."""
 TITLE_ITEM = 0
 """Stands for the id of an item in the rows of a title. The ids of items begin with 1."""
-FILLING, COMPLETE, DROPPING = 0, 1, 2
-"""The states of the index. In all but the last, what is written is indexed."""
 
 _NAMES = (
     (0, "_of_session_delete"),
@@ -65,7 +73,7 @@ def _define(
     words_name, queue_name, state_name = names
     if words_name in metadata.tables:
         return _group(core, *(metadata.tables[name] for name in names))
-    options: dict[str, Any] = {**TABLE_OPTIONS, "sqlite_with_rowid": False}
+    options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
 
     words = Table(
         words_name,
@@ -83,8 +91,7 @@ def _define(
             "created_at",
             "session_id",
             "item_id",
-            # By code point, whatever the collation of the sessions table.
-            postgresql_ops={"session_id": 'COLLATE "C"'},
+            **by_code_point(types),
         ),
         **options,
     )
@@ -119,7 +126,11 @@ def _group(core: TableGroup, words: Table, queue: Table, state: Table) -> TableG
         DropMaintenance(core.tables[place], derived_name(words.name, suffix))
         for place, suffix in _NAMES
     )
-    return TableGroup(WORDS, (words, queue, state), cleanup=cleanup)
+    restart = restarting(
+        state, last_item=null(), item_id=literal_column("0"), session_id=literal_column("''")
+    )
+    restarts = {words: restart, queue: restart}
+    return TableGroup(WORDS, (words, queue, state), cleanup=cleanup, restarts=restarts)
 
 
 GROUP = GroupDefinition(WORDS, ("_words", "_words_queue", "_words_state"), _define)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.query.walks import Reader, read_sessions
+from agents_session_metadata.reports.values import read_values
 from agents_session_metadata.types import SessionInfo
 
 from .view import FACETS, View
@@ -43,29 +45,44 @@ class Facets:
 
 async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
     """Count the values of the newest sessions of a list."""
-    found = await catalog.list_sessions(
-        view.where, limit=SAMPLE, keys=list(FACETS), on_corrupt=ignore
-    )
-    groups = list(_groups(found.sessions, view))
-    return Facets(groups, len(found.sessions), found.next_cursor is None, SAMPLE)
+    store, sample = catalog._store, SAMPLE
+    condition = store.condition(view.where)
+
+    def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
+        ids = reader.ids(condition, sample + 1)
+        queries = reader.queries
+        found = read_values(
+            reader.connection, queries.tables, queries.dialect, ids[:sample], [*FACETS]
+        )
+        return ids, {key: _counted(values) for key, values in found.items()}
+
+    ids, counts = await read_sessions(store.database, read)
+    number = min(len(ids), sample)
+    return Facets(list(_groups(counts, number, view)), number, len(ids) <= sample, sample)
+
+
+def _counted(values: Iterable[tuple[Any, int]]) -> Counter[Any]:
+    """How many sessions have each text, as their value or in their list."""
+    counts: Counter[Any] = Counter()
+    for value, number in values:
+        elements = value if isinstance(value, list) else [value]
+        for each in {each for each in elements if isinstance(each, str) and each}:
+            counts[each] += number
+    return counts
 
 
 def _groups(
-    infos: list[SessionInfo], view: View
+    found: Mapping[str, Counter[Any]], number: int, view: View
 ) -> Iterator[tuple[str, str, list[tuple[Any, int, bool]]]]:
     chosen = dict(view.chosen)
     for key, heading in FACETS.items():
-        counts: Counter[Any] = Counter()
-        for info in infos:
-            value = info.metadata.get(key)
-            elements = value if isinstance(value, list) else [value]
-            counts.update({each for each in elements if isinstance(each, str) and each})
+        counts = found.get(key, Counter())
         most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
         values = [(each, count, False) for each, count in most]
         if key in chosen:
             count = counts.get(chosen[key], 0) if isinstance(chosen[key], str) else 0
             others = [each for each in values if each[0] != chosen[key]]
-            values = [(chosen[key], count or len(infos), True)]
+            values = [(chosen[key], count or number, True)]
             values += others if key == keys.TAGS else []
         if values:
             yield key, heading, values

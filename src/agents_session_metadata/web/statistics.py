@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import TablesMissingError
-from agents_session_metadata.reports.daily import Day, rank, read_daily
+from agents_session_metadata.reports.daily import Day, read_daily
+from agents_session_metadata.reports.statistics import nearest_rank
 from agents_session_metadata.types import SessionInfo, UsageRow
 
 from . import charts
@@ -47,12 +48,12 @@ class Figures:
     @property
     def median(self) -> int | None:
         """The median of the durations."""
-        return rank(self.sessions.durations, 50)
+        return nearest_rank(self.sessions.durations, 50)
 
     @property
     def p95(self) -> int | None:
         """Their 95th percentile."""
-        return rank(self.sessions.durations, 95)
+        return nearest_rank(self.sessions.durations, 95)
 
 
 async def page(call: Call) -> Response:
@@ -90,8 +91,8 @@ async def page(call: Call) -> Response:
         runs=sum(each.sessions.runs for each in figures),
         tokens=None if usage is None else sum(each.total_tokens for each in usage),
         cost=None if usage is None else float(sum(each.cost or 0 for each in usage)),
-        median=rank(durations, 50),
-        p95=rank(durations, 95),
+        median=nearest_rank(durations, 50),
+        p95=nearest_rank(durations, 95),
         charts=_charts(figures, with_usage=usage is not None),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),

@@ -6,10 +6,11 @@ import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from agents_session_metadata import keys
+from agents_session_metadata.strict_json import parse_json
 
 from .security import Refused
 
@@ -183,13 +184,9 @@ def _condition(key: str, in_list: bool, value: Any) -> dict[str, Any]:
 def read_value(text: str) -> Any:
     """A value: JSON if it is valid JSON, otherwise the string itself."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
+        return parse_json(text, duplicates=True)
+    except ValueError:
         return text
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
 
 
 def written_value(value: Any) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Final
+from typing import Final
 
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.errors import RunClaimedError, TablesMissingError
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.records import PausedPage
+from agents_session_metadata.strict_json import parse_json
 
 from .call import Call
 from .reading import read_named
@@ -104,17 +105,10 @@ def _readable(text: str) -> str:
     if len(text) <= _ONE_LINE and "\n" not in text:
         return text
     try:
-        value = json.loads(text, object_pairs_hook=_unique, parse_float=_exact)
+        value = parse_json(text, parse_float=_exact)
         return cut(json.dumps(value, ensure_ascii=False, indent=2))
-    except (ValueError, RecursionError):
+    except ValueError:
         return cut(text)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name is given twice")
-    return found
 
 
 def _exact(digits: str) -> float:

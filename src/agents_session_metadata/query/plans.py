@@ -1,0 +1,120 @@
+"""Which index can answer a question: one that holds the sessions of one value, or all sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement
+
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.storage.activity import UPDATED_AT
+
+from .builder import NAME
+from .conditions import Contains, Equals, MetadataCondition, TimeBound
+from .logic import All, Condition, Context, Driver
+
+_BY_ID = frozenset({0, 2})
+"""The ranks of conditions on the id, which need no index."""
+LEADER = "leader"
+"""The name of the condition that walked entries fulfill, among the parameters of a statement."""
+
+
+@dataclass(frozen=True)
+class Leading(Condition):
+    """A condition that drives before all others."""
+
+    part: Condition
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    def variant(self) -> Hashable:
+        return self.part.shape()
+
+    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return self.part.parameters(name, dialect)
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        return self.part.truth(name, context, session_id)
+
+    def driver(self, name: str, context: Context) -> Driver:
+        return self.part.driver(name, context)
+
+    def encoded(self) -> list[Any]:
+        return self.part.encoded()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A walk that can answer a question.
+
+    Attributes:
+        leader: The condition that the walked entries fulfill; None for those of all sessions.
+        others: What else must hold.
+    """
+
+    leader: Equals | None
+    others: tuple[Condition, ...]
+
+    @classmethod
+    def of(cls, condition: Condition, keys: Collection[str]) -> Plan | None:
+        """The plan for a question, with indexes of these keys; None if there is none."""
+        if not keys:
+            return None
+        parts = [part for _, part in condition.conjunction(NAME)]
+        if any(part.rank in _BY_ID for part in parts):
+            return None
+        for part in parts:
+            if is_single(part) and isinstance(part, Equals) and part.key in keys:
+                return cls(part, tuple(other for other in parts if other is not part))
+        # A walk of all sessions for a condition that holds for few would pass most in vain.
+        if UPDATED_AT in keys and all(map(is_of_activity, parts)):
+            return cls(None, tuple(parts))
+        return None
+
+    @property
+    def condition(self) -> Condition:
+        """What else must hold, as one condition."""
+        return All(self.others)
+
+    @property
+    def rivals(self) -> list[MetadataCondition]:
+        """The other conditions that might hold for few sessions."""
+        return [part for part in self.others if isinstance(part, MetadataCondition)]
+
+    def led_by(self, rival: MetadataCondition) -> Condition:
+        """The whole condition, driven by one part."""
+        leader = () if self.leader is None else (self.leader,)
+        rest = (part for part in (*leader, *self.others) if part is not rival)
+        return All((Leading(rival), *rest))
+
+    @property
+    def shape(self) -> Hashable:
+        """What the text of the walk depends on, beside the other conditions."""
+        return None if self.leader is None else self.leader.shape()
+
+    def parameters(self, dialect: Dialect) -> dict[str, Any]:
+        """The parameters of the walk."""
+        if self.leader is None:
+            return {"walk_key": UPDATED_AT, "walk_of_list": 0, "walk_value": b""}
+        return {
+            **self.leader.parameters(LEADER, dialect),
+            "walk_key": self.leader.key,
+            "walk_of_list": int(isinstance(self.leader, Contains)),
+            "walk_value": self.leader.values[0].indexed,
+        }
+
+
+def is_of_activity(part: Condition) -> bool:
+    """Whether a condition limits the time of activity, by which the entries are sorted."""
+    return isinstance(part, TimeBound) and part.column == "updated_at"
+
+
+def is_single(part: Condition) -> bool:
+    """Whether a condition requires one value, which the index tells from all others."""
+    return isinstance(part, Equals) and part.reads_one_key

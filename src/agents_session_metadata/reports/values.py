@@ -1,0 +1,47 @@
+"""The values that some sessions have under some keys, with how many have each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, select
+
+from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.values import decode_value
+
+
+def read_values(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    ids: Sequence[str],
+    keys: Sequence[str],
+) -> dict[str, list[tuple[Any, int]]]:
+    """Values by key, each with the number of sessions that have it.
+
+    Values that are not valid JSON are left out.
+    """
+    found: dict[str, list[tuple[Any, int]]] = {key: [] for key in keys}
+    if not ids:
+        return found
+    statement = _statement(tables, dialect, min(len(ids), dialect.many + 1))
+    rows = connection.execute(statement, {**dialect.list_parameters("ids", ids), "keys": keys})
+    for (key, text), number in Counter(map(tuple, rows.all())).items():
+        try:
+            found[key].append((decode_value(text), number))
+        except ValueError:  # noqa: PERF203  # each value for itself
+            continue
+    return found
+
+
+@lru_cache(maxsize=256)
+def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Statement:
+    rows = tables.metadata
+    return select(rows.c.key, dialect.json_text(rows.c.value)).where(
+        dialect.one_of(rows.c.session_id, "ids", count),
+        rows.c.key.in_(bindparam("keys", expanding=True)),
+    )

@@ -1,0 +1,28 @@
+"""The state of an index: a row in a table of its own, beside the tables that the index fills."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Table, Update, literal_column, select, update
+
+FILLING, COMPLETE, DROPPING = 0, 1, 2
+"""The states. Triggers maintain an index in the first two; only a complete one is used."""
+
+
+def lock_state(connection: Connection, states: Table, key: str) -> Any:
+    """The row of an index, locked; None if there is none."""
+    own = states.c.key == key
+    # The update is the lock on SQLite, where a read takes none.
+    connection.execute(update(states).where(own).values(token=states.c.token))
+    return connection.execute(select(states).where(own).with_for_update()).one_or_none()
+
+
+def restarting(states: Table, **position: Any) -> Update:
+    """A statement that makes indexes incomplete, before a table that they fill is created empty."""
+    filling: Any = literal_column(str(FILLING))
+    return (
+        update(states)
+        .where(states.c.state != literal_column(str(DROPPING)))
+        .values(state=filling, **position)
+    )

@@ -1,0 +1,42 @@
+"""Parses JSON from outside: no NaN or infinity, and no duplicate keys."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from .quoting import quoted
+
+
+def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:
+    """Parses JSON strictly.
+
+    Args:
+        text: The JSON text.
+        duplicates: Whether an object may repeat a key. The last value is then used.
+        hooks: Further arguments of `json.loads`.
+
+    Raises:
+        ValueError: If it is not JSON, contains NaN or an infinity, repeats a key, or is nested too
+            deeply.
+    """
+    if not duplicates:
+        hooks["object_pairs_hook"] = _without_duplicates
+    try:
+        return json.loads(text, parse_constant=refuse_constant, **hooks)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Rejects NaN and the infinities, which are not JSON. For `parse_constant` of `json.loads`."""
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"duplicate key {quoted(repeated)}")
+    return found
