@@ -25,7 +25,10 @@ help:  ## show this help
 demo: $(LIGHT)  ## run examples/quickstart.py
 	@$(BIN)/python examples/quickstart.py
 	@echo
-	@echo 'The command line is $(BIN)/agent-sessions. To have it on PATH: source $(BIN)/activate'
+	@echo 'To list sessions with the command line:'
+	@printf '  %s\n' 'source $(BIN)/activate' \
+		$(if $(AGENT_SESSIONS_URL),,'export AGENT_SESSIONS_URL=sqlite:///demo.db' 'make demo') \
+		'agent-sessions list'
 
 test: $(SDK)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)

@@ -256,6 +256,11 @@ def _of_doors() -> Iterator[Goal]:
     yield contest(f"{threads} / memory", doors.THREADS, doors.MEMORY, 1 / 5)
     yield contest(f"{threads} / SQL", doors.THREADS, doors.SQL, 1 / 5)
     yield contest(f"{threads} / SQL with an index", doors.THREADS, doors.SQL_INDEXED, math.inf)
+    # What no store can go below: the same request if the store has its page ready.
+    for name in (doors.MEMORY, doors.SQL):
+        yield Goal(
+            f"{OF_DOORS}{doors.READY} / {name}", (math.inf, math.inf, math.inf), _floor(name)
+        )
     yield contest(
         "the same without ChatKit's server / memory", doors.LOAD_THREADS, doors.MEMORY, math.inf
     )
@@ -273,6 +278,18 @@ def _own_cost(server: dict[str, Any]) -> float | None:
     if layers is None:
         return None
     return float(layers[doors.HTTP]["ms"] - layers[doors.CATALOG]["ms"])
+
+
+def _floor(name: str) -> Callable[[dict[str, Any]], float | None]:
+    """What ChatKit's server takes by itself, as a share of what it takes with a store."""
+
+    def share(server: dict[str, Any]) -> float | None:
+        found = server.get("doors", {}).get(doors.THREADS, {})
+        if doors.READY not in found:
+            return None
+        return float(found[doors.READY]["ms"] / found[name]["ms"])
+
+    return share
 
 
 def _leaks(server: dict[str, Any]) -> float | None:

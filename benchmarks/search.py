@@ -96,7 +96,7 @@ class Messages:
     """So many messages, in sessions of ten: the same ones each time."""
 
     size: int
-    has_messages = False  # Those of every other corpus are loaded by `load`.
+    messages = 0  # Those of every other corpus are loaded by `load`.
 
     def __iter__(self) -> Iterator[Chat]:
         sessions = self.size // MESSAGES
