@@ -1,30 +1,20 @@
 """Takes the screenshots of the documentation anew, with the Chromium that is installed.
 
-Run it in the root of the repository: `python docs/images/make.py`.
+Run it in the root of the repository: `PYTHONPATH=tests python docs/images/make.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 import shutil
-import signal
-import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from demonstration import CHROMIUM, serving
 from playwright.async_api import async_playwright
 
 FOLDER = Path(__file__).parent
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 WIDE = {"width": 1180, "height": 660}
 
 
@@ -34,7 +24,7 @@ async def take(address: str, folder: Path) -> None:
     if chromium is None:
         sys.exit("Chromium is not installed")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
+        browser = await playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
         for name, scheme, path in (
             ("web-sessions", "light", "/"),
             ("web-session", "dark", "open"),
@@ -56,17 +46,8 @@ async def take(address: str, folder: Path) -> None:
 def main() -> None:
     """Start the server, and take the screenshots."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
-    program = Path(sys.executable).with_name("agent-sessions")
-    command = [program, "web", "--demo", "--allow-write", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:  # noqa: S603
-        try:
-            assert server.stderr is not None  # noqa: S101
-            found = None
-            while found is None:
-                found = re.search(r"http://[\d.:]+", server.stderr.readline())
-            asyncio.run(take(found[0], folder))
-        finally:
-            server.send_signal(signal.SIGINT)  # at SIGTERM, the database would remain
+    with tempfile.TemporaryDirectory() as temporary, serving(Path(temporary)) as address:
+        asyncio.run(take(address, folder))
 
 
 if __name__ == "__main__":
