@@ -159,7 +159,9 @@ class MySQL(Dialect):
         return _MySQLLocks(sessions, metadata, elements)
 
     def insert_missing(self, table: Table) -> Any:
-        return mysql.insert(table).prefix_with("IGNORE")
+        # IGNORE would also hide other errors, and a driver logs a warning for each row.
+        same = {column.name: column for column in table.primary_key}
+        return mysql.insert(table).on_duplicate_key_update(same)
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)

@@ -244,8 +244,9 @@ class _Index:
             .where(*further)
             .order_by(session_id)
             .limit(_SESSIONS_AT_ONCE)
-            # Sessions first, as everybody locks them.
-            .with_for_update()
+            # Sessions first, as everybody locks them. Shared: on MySQL, who waits for a row that
+            # was just deleted makes a writer that creates it again the victim of a deadlock.
+            .with_for_update(read=True)
         ).all()
         if not ids:
             return 0, None
@@ -283,16 +284,17 @@ class _Index:
     def empty_step(self, token: str, connection: Connection) -> bool:
         """Delete some entries of an index that is dropped; say whether there may be more."""
         of_key = self._entries.c.key == self.key
-        still = select(self._indexes.c.token).where(self._own).with_for_update(read=True)
-        if connection.scalar(still) != token:
-            return False
         session_id = self._entries.c.session_id
         ids = list(
             connection.scalars(select(session_id).where(of_key).distinct().limit(_SESSIONS_AT_ONCE))
         )
+        # Before anything is deleted: whoever creates the index again waits, and starts with a
+        # token of its own. Shared, because a writer holds entries when its trigger reads the row.
+        row = lock_state(connection, self._indexes, self.key, shared=bool(ids))
+        if row is None or row.token != token:
+            return False
         if not ids:
-            own = self._own, self._indexes.c.token == token
-            connection.execute(delete(self._indexes).where(*own))
+            connection.execute(delete(self._indexes).where(self._own))
             return False
         some = self._dialect.one_of(session_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)

@@ -101,6 +101,10 @@ async def drop_text_index(database: Database[Any]) -> bool:
     found = await index.run(index.leave)
     forget_text_indexes()
     await index.run(index.drop_triggers)
+    if await index.run_read(index.read_state) not in (None, DROPPING):
+        # Created again while its triggers were dropped one by one, as on MySQL.
+        await create_text_index(database)
+        return found
     while await index.run(index.empty_step):
         pass
     await index.run(index.end)
@@ -159,8 +163,8 @@ class _TextIndex:
     def empty_step(self, connection: Connection) -> bool:
         """Delete what an index has left that was dropped; return whether there may be more."""
         # Locked, so that nobody creates the index meanwhile.
-        state = select(self._state.c.state).where(self._own).with_for_update()
-        if connection.scalar(state) not in (None, DROPPING):
+        row = lock_state(connection, self._state, TEXT)
+        if row is not None and row.state != DROPPING:
             return False
         more = False
         for table in (self._index.queue, self._index.words):
@@ -174,6 +178,8 @@ class _TextIndex:
 
     def begin(self, connection: Connection) -> None:
         """Announce the index."""
+        # Else, on PostgreSQL, a row that is there could be deleted before it is updated.
+        self._dialect.lock_tables(connection, [self._state])
         new = {"state": FILLING, "token": uuid.uuid4().hex, "last_item": None}
         new |= {"item_id": 0, "session_id": ""}
         connection.execute(self._dialect.insert_missing(self._state), {"key": TEXT, **new})
@@ -203,7 +209,10 @@ class _TextIndex:
             connection.execute(restart.where(unknown).values(last_item=newest))
 
     def drop_triggers(self, connection: Connection) -> None:
-        """Drop all triggers."""
+        """Drop all triggers, unless somebody has created the index again."""
+        row = lock_state(connection, self._state, TEXT)
+        if row is not None and row.state != DROPPING:
+            return
         existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         with self._dialect.brief_waits(connection):
             for drop in self._group.cleanup:

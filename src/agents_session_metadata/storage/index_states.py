@@ -6,16 +6,27 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, Update, literal_column, select, update
 
+from agents_session_metadata.dialects import dialect_of
+
 FILLING, COMPLETE, DROPPING = 0, 1, 2
 """The states. Triggers maintain an index in the first two; only a complete one is used."""
 
 
-def lock_state(connection: Connection, states: Table, key: str) -> Any:
-    """The row of an index, locked; None if there is none."""
+def lock_state(connection: Connection, states: Table, key: str, *, shared: bool = False) -> Any:
+    """The row of an index, locked; None if there is none.
+
+    Args:
+        connection: In a transaction.
+        states: The table.
+        key: The key of the index.
+        shared: Whether triggers, and others that share the lock, may go on reading the row.
+    """
     own = states.c.key == key
     # The update is the lock on SQLite, where a read takes none.
-    connection.execute(update(states).where(own).values(token=states.c.token))
-    return connection.execute(select(states).where(own).with_for_update()).one_or_none()
+    if not shared or dialect_of(connection.dialect).single_writer:
+        connection.execute(update(states).where(own).values(token=states.c.token))
+    locked = select(states).where(own).with_for_update(read=shared)
+    return connection.execute(locked).one_or_none()
 
 
 def restarting(states: Table, **position: Any) -> Update:
