@@ -98,7 +98,12 @@ def has_quick(module: Path) -> bool:
 
 
 def is_quick(item: pytest.Function) -> bool:
-    """Whether a test belongs to the first answer: the promises, on SQLite, and the layout."""
+    """Whether a test belongs to the first answer: the promises, on SQLite, and the layout.
+
+    Tests that are marked `thorough` do not: each takes seconds.
+    """
+    if item.get_closest_marker("thorough"):
+        return False
     if item.path.parent.name != "conformance":
         return has_quick(item.path)
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()

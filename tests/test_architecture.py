@@ -261,6 +261,7 @@ THE_SDK = ("from agents.extensions.memory import SQLAlchemySession", *SQLALCHEMY
         (f"from {NAME} import *", THE_SDK),
     ],
 )
+@pytest.mark.thorough
 def test_importing_the_package_loads_little(imported, before) -> None:
     *_, without, after = loaded(*before, imported)
     added = {part(name) for name in after - without} - set(sys.stdlib_module_names)

@@ -169,6 +169,7 @@ def check(statements: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+@pytest.mark.thorough
 async def test_no_input_becomes_sql(catalog, statements, text):
     session = catalog.session(text)
     bound = 0

@@ -120,6 +120,7 @@ async def test_the_record_that_is_not_broken(catalog):
     assert exported == [record("one"), record("two")]
 
 
+@pytest.mark.thorough
 async def test_broken_records(catalog):
     told = {}
     for path, value in CASES:

@@ -175,6 +175,7 @@ async def test_pages_agree_with_plain_python(corpus, where):
     assert all(info == by_id[info.session_id] for info in [*walked, *found])
 
 
+@pytest.mark.thorough
 async def test_conditions_up_to_a_hundred(corpus):
     ors = [{"v": {"$eq": number}} for number in range(100)]
     assert await corpus.check({"$or": ors})
@@ -199,6 +200,7 @@ async def test_a_thousand_operands(corpus):
     assert await corpus.check({"$session_id": {"$in": [*ids, "bare"]}}) == ["bare"]
 
 
+@pytest.mark.thorough
 async def test_more_operands_than_a_driver_takes_parameters(corpus):
     # asyncpg takes 32,767 a statement, SQLite may be built for 32,766, MySQL counts in 16 bits.
     many = [list(range(start, start + 999)) for start in range(1_000, 34_000, 1_000)]

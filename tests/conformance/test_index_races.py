@@ -98,6 +98,7 @@ async def walk(database, where, order_by, limit, *, indexed):
 
 @examples(2, 150)
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.thorough
 async def test_the_same_pages_with_and_without_indexes(engine, seed):
     rnd = random.Random(seed)
     catalog = SessionCatalog(engine, create_tables=True)

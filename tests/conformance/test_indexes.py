@@ -217,6 +217,7 @@ async def same_day(engine) -> None:
         await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{day} 00:00:00")
 
 
+@pytest.mark.thorough
 async def test_answers_are_the_same(catalog, engine):
     await same_day(engine)
     before = await answers(catalog)
@@ -241,6 +242,7 @@ async def test_answers_are_the_same(catalog, engine):
     assert await catalog.list_indexes() == []
 
 
+@pytest.mark.thorough
 async def test_entries_of_others_reach_nobody(catalog, engine):
     """As after triggers were lost, for example in a backup without them."""
     await same_day(engine)

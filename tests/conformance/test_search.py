@@ -203,6 +203,7 @@ async def test_queries_that_ask_for_nothing_are_refused(catalog, query):
         await catalog.search(query)
 
 
+@pytest.mark.thorough
 async def test_what_cannot_be_indexed_is_written_all_the_same(catalog, engine):
     name = "x" * (255 if engine.dialect.name in ("mysql", "mariadb") else 5_000)
     plain = SQLAlchemySession(name, engine=engine)

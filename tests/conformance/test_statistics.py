@@ -194,6 +194,7 @@ async def test_one_session(catalog):
 
 
 @pytest.mark.parametrize("seed", scale([1], range(50)))
+@pytest.mark.thorough
 async def test_random_sessions(catalog, seed):
     chance = random.Random(seed)
     for number in range(120):
