@@ -146,6 +146,57 @@ async def test_bare_items_are_told_from_records(catalog):
         await catalog.import_sessions([raw.message("hello")])
 
 
+async def test_strings_that_are_special_in_lists(catalog):
+    odd = [
+        "NULL",
+        "",
+        "null",
+        "{a,b}",
+        '"q"',
+        "\\",
+        "\\N",
+        ",",
+        " ",
+        "'",
+        "$1",
+        ":a",
+        "%s",
+        "\n",
+        "é",
+    ]
+    records = [
+        record(
+            number,
+            session_id=f"{number:02} {text}",
+            metadata={f"key {text}": text, "tags": [text, "x"], "long": text * 1_000},
+            items=[
+                {"created_at": TIME, "item": raw.message(each)} for each in (text, text * 1_000)
+            ],
+        )
+        for number, text in enumerate(odd)
+    ]
+    # The first batches have one record each.
+    assert await catalog.import_sessions([record(99, session_id="a"), *records]) == len(odd) + 1
+    exported = {each["session_id"]: each async for each in catalog.export_sessions()}
+    assert [exported[each["session_id"]] for each in records] == records
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_batch_takes_one_execution_per_table(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.count_sessions()
+    repeated: list[str] = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def _note(_connection, _cursor, statement, _parameters, _context, executemany):
+        if executemany:
+            repeated.append(statement)
+
+    await catalog.import_sessions(record(number) for number in range(50))
+    assert repeated == []
+
+
 @pytest.mark.not_on("sqlite")
 @pytest.mark.parametrize("on_conflict", ["error", "skip"])
 async def test_an_import_keeps_the_time_zone_of_the_connection(shared_database, on_conflict):

@@ -368,11 +368,14 @@ async def test_a_schema_translated_to(database, tmp_path):
         assert set(names) == TABLES
         assert await raw.table_names(engine) == set()
         await session.set_metadata({"tags": ["x"]})
+        records = [record async for record in session.catalog.export_sessions()]
         await raw.execute(engine, f"DELETE FROM {schema}.agent_sessions")
         rows = await raw.execute(
             engine, f"SELECT count(*) FROM {schema}.agent_sessions_metadata_elements"
         )
         assert rows[0][0] == 0
+        assert await session.catalog.import_sessions(records) == len(records)
+        assert await session.get_metadata() == {"tags": ["x"]}
         # The engine without the translation has sessions of its own.
         plain = SQLAlchemyMetadataSession("chat", engine=database.engine())
         with pytest.raises(TablesMissingError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     func,
+    insert,
     select,
     text,
 )
@@ -69,6 +70,8 @@ class Dialect:
 
     The session's row is always locked.
     """
+    inserted_time_type: ClassVar[TypeEngine[Any]]
+    """The type of what `time_to_store` returns."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     bounded_ids: ClassVar[bool] = False
@@ -277,24 +280,35 @@ class Dialect:
         return self.moment_value(moment)
 
     def time_to_store(self, moment: datetime) -> Any:
-        """Converts an aware datetime to the parameter of `stored_by`.
+        """Converts an aware datetime to a value for `insert_rows`.
 
         Raises:
             ValueError: If the SDK's tables cannot store the time.
         """
         raise NotImplementedError
 
-    def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        """The expression that stores the time in a parameter in a column of the SDK's tables.
-
-        Statements with it run in a `storing_times` block.
-        """
-        raise NotImplementedError
-
     @contextmanager
     def storing_times(self, connection: Connection) -> Iterator[None]:
-        """Prepares a connection for statements with `stored_by`."""
+        """Prepares a connection for INSERT statements with values from `time_to_store`."""
         yield
+
+    def insert_rows(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+    ) -> None:
+        """Inserts rows in their order, which is also that of the numbers that the database gives.
+
+        Args:
+            connection: The connection to write through.
+            table: The table to insert into.
+            rows: The values of the columns by name; all rows name the same columns.
+            times: Columns that hold times of the SDK's tables. In `rows`, their names have the
+                prefix `new_`, and their values come from `time_to_store`.
+        """
+        if rows:
+            kind = self.inserted_time_type
+            stored = {name: bindparam(f"new_{name}", type_=kind) for name in times}
+            with self.storing_times(connection) if times else nullcontext():
+                connection.execute(insert(table).values(stored), rows)
 
     def now(self) -> ColumnElement[int]:
         """The current time by the database's clock, in microseconds since 1970 in UTC."""

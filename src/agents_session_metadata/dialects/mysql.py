@@ -136,6 +136,7 @@ class MySQL(Dialect):
 
     name = "mysql"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
+    inserted_time_type: ClassVar[TypeEngine[Any]] = DateTime()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
@@ -201,12 +202,10 @@ class MySQL(Dialect):
             raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
         return moment.replace(tzinfo=None)
 
-    def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        # Drivers combine the rows of an INSERT into one statement only if it calls no function.
-        return bindparam(parameter, type_=DateTime())
-
     @contextmanager
     def storing_times(self, connection: Connection) -> Iterator[None]:
+        # Drivers combine the rows of an INSERT into one statement only if it calls no function,
+        # such as one that converts times.
         connection.execute(text(f"SET {_ZONE} = @@time_zone, time_zone = '+00:00'"))
         restore = text(f"SET time_zone = {_ZONE}")
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -26,6 +27,7 @@ from sqlalchemy import (
     column,
     extract,
     func,
+    insert,
     null,
     select,
     text,
@@ -57,6 +59,7 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
+    inserted_time_type: ClassVar[TypeEngine[Any]] = TIMESTAMP(timezone=True)
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
@@ -163,9 +166,14 @@ class PostgreSQL(Dialect):
     def time_to_store(self, moment: datetime) -> Any:
         return moment
 
-    def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        zone = func.current_setting("TimeZone")
-        return func.timezone(zone, bindparam(parameter, type_=TIMESTAMP(timezone=True)))
+    def insert_rows(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+    ) -> None:
+        # A list for each column: drivers would run the statement once for each row.
+        if rows:
+            statement = _insert_lists(table, tuple(rows[0]), times)
+            lists = {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
+            connection.execute(statement, lists)
 
     def now(self) -> ColumnElement[int]:
         # CURRENT_TIMESTAMP is the start of the transaction.
@@ -271,6 +279,33 @@ class PostgreSQL(Dialect):
         effective, declared = collation
         kind = String() if declared == "default" else String(collation=declared)
         return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+
+@lru_cache(maxsize=64)
+def _insert_lists(table: Table, names: tuple[str, ...], times: tuple[str, ...]) -> Any:
+    """Inserts rows from one list per column."""
+    time_names = {f"new_{name}": name for name in times}
+    types: dict[str, TypeEngine[Any]] = {
+        name: PostgreSQL.inserted_time_type if name in time_names else table.c[name].type
+        for name in names
+    }
+    lists = (bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items())
+    given = (
+        func.unnest(*lists)
+        .table_valued(*(column(*each) for each in types.items()), with_ordinality="ordinal")
+        .render_derived()
+    )
+    zone = func.current_setting("TimeZone")
+    values: list[Any] = [
+        func.timezone(zone, given.c[name]) if name in time_names else given.c[name]
+        for name in names
+    ]
+    # The rows get their serial numbers after they are sorted.
+    return insert(table).from_select(
+        [time_names.get(name, name) for name in names],
+        select(*values).order_by(given.c.ordinal),
+        include_defaults=False,
+    )
 
 
 def _qualified(connection: Connection, table: Table) -> str:

@@ -84,6 +84,7 @@ class SQLite(Dialect):
     single_writer = True
     uses_triggers = True
     probes_by_range = True
+    inserted_time_type: ClassVar[TypeEngine[Any]] = String()
     transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 
     def configure(self, engine: Engine) -> None:
@@ -186,9 +187,6 @@ class SQLite(Dialect):
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
         return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
-
-    def stored_by(self, parameter: str) -> ColumnElement[Any]:
-        return bindparam(parameter, type_=String)
 
     def now(self) -> ColumnElement[int]:
         # Days since 1970. SQLite's clock has a precision of milliseconds.

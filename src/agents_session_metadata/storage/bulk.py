@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, false, insert, select
+from sqlalchemy import Connection, delete, false, select
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
@@ -88,7 +87,7 @@ def insert_sessions(
         }
         for each in new
     ]
-    _insert(connection, dialect, tables.sessions, own, "created_at", "updated_at")
+    dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
     _delete_leftovers(connection, tables, dialect, [each.session_id for each in new])
     metadata = [
         {
@@ -101,20 +100,20 @@ def insert_sessions(
         for each in new
         for key, value in each.metadata.items()
     ]
-    _insert(connection, dialect, tables.metadata, metadata)
+    dialect.insert_rows(connection, tables.metadata, metadata)
     elements = [
         row
         for each in new
         for key, value in each.metadata.items()
         for row in element_rows(each.session_id, key, value.elements)
     ]
-    _insert(connection, dialect, tables.elements, elements)
+    dialect.insert_rows(connection, tables.elements, elements)
     items = [
         {"session_id": each.session_id, "message_data": text, "new_created_at": at}
         for each in new
         for at, text in each.items
     ]
-    _insert(connection, dialect, tables.messages, items, "created_at")
+    dialect.insert_rows(connection, tables.messages, items, "created_at")
 
 
 def _delete_leftovers(
@@ -181,14 +180,3 @@ def read_histories(
         except CorruptMetadataError as error:  # noqa: PERF203  # one for each history
             histories[session_id] = error
     return histories
-
-
-def _insert(
-    connection: Connection, dialect: Dialect, table: Table, rows: list[dict[str, Any]], *times: str
-) -> None:
-    """Insert rows. `times` names columns with times; their values have the prefix `new_`."""
-    if not rows:
-        return
-    statement = insert(table).values({name: dialect.stored_by(f"new_{name}") for name in times})
-    with dialect.storing_times(connection) if times else nullcontext():
-        connection.execute(statement, rows)
