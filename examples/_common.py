@@ -1,4 +1,4 @@
-"""What the examples share: where their database is, and that they leave nothing in it."""
+"""Runs the steps of the examples in a database, and removes their tables afterward."""
 
 import asyncio
 import os
@@ -16,10 +16,10 @@ Step = Callable[[SessionCatalog], Awaitable[None]]
 
 
 def run(name: str, *steps: Step, **settings: Any) -> None:
-    """Run the steps of an example, each with a catalog and engine of its own, as after a restart.
+    """Run the steps of an example, each with a new catalog and engine, as after a restart.
 
-    The tables have names of their own and are dropped at the end: whatever else the database of
-    AGENT_SESSIONS_URL holds is not touched.
+    The database is the one in AGENT_SESSIONS_URL, or a temporary SQLite file. The tables have
+    names that only the example uses, and are dropped at the end. No other table is changed.
     """
     set_tracing_disabled(True)
 
@@ -31,9 +31,9 @@ def run(name: str, *steps: Step, **settings: Any) -> None:
 
 
 def run_in_processes(name: str, argv: list[str], *steps: Step) -> None:
-    """Run the steps of an example as `run` does, but each in a process of its own.
+    """Run the steps of an example like `run`, but each in a separate process.
 
-    The example starts itself with the name of a step as its argument.
+    The example starts itself, with the name of a step as the argument.
     """
     set_tracing_disabled(True)
     if len(argv) > 1:

@@ -1,4 +1,4 @@
-"""An orchestra of agents: who is who stands in metadata, not in names to be parsed."""
+"""Many agents: metadata stores the role and the rig of each, so no names have to be parsed."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ LIMITS = MetadataLimits(max_keys=100, max_value_bytes=1024)
 
 
 async def register(catalog: SessionCatalog) -> None:
-    """Say who is who."""
+    """Store the identity of each agent."""
     await catalog.set_metadata("gt-alpha-Toast", {"role": "polecat"})
     await catalog.set_metadata("gt-alpha-Toast", {"rig": "alpha", "agent_name": "Toast"})
     await catalog.set_metadata("gt-alpha-Jam", {"role": "polecat", "rig": "alpha"})
     await catalog.set_metadata("gt-beta-Rye", {"role": "polecat", "rig": "beta"})
     await catalog.set_metadata("gt-mayor", {"role": "mayor"})
-    # This one has messages and no metadata.
+    # This session has messages, but no metadata.
     await catalog.session("gt-old").add_items([{"role": "user", "content": "Hello"}])
 
 
 async def look_up(catalog: SessionCatalog) -> None:
-    """Find out who is who."""
+    """Find agents by their identity."""
     print("After a restart, the sessions with their metadata:")
     page = await catalog.list_sessions(order_by="session_id")
     for info in page.sessions:
@@ -49,20 +49,20 @@ async def look_up(catalog: SessionCatalog) -> None:
 
 
 async def refused(session: SQLAlchemyMetadataSession, values: dict[str, Any]) -> None:
-    """Try to write what a limit forbids."""
+    """Try to exceed a limit."""
     try:
         await session.set_metadata(values)
     except MetadataLimitError as error:
         print(" ", error)
     else:
-        raise AssertionError("a limit did not hold")
+        raise AssertionError("a limit was exceeded")
 
 
 async def reach_limits(catalog: SessionCatalog) -> None:
-    """Write as much as the limits allow, and more."""
+    """Write up to the limits, and then try to exceed them."""
     mayor = catalog.session("gt-mayor")
     await mayor.set_metadata({f"key-{number}": number for number in range(99)})
-    print("Limits hold, and nothing is written past them:")
+    print("Writes that exceed a limit raise an error and store nothing:")
     await refused(mayor, {"key-99": 99})
     await refused(mayor, {"key-0": "x" * 1023})
     stored = await mayor.get_metadata()

@@ -1,4 +1,4 @@
-"""An agent that needs an approval: paused, approved and resumed in three processes."""
+"""A run that requires an approval, paused, approved and resumed in three processes."""
 
 import json
 import sys
@@ -13,18 +13,18 @@ from agents_session_metadata import PausedRuns, SessionCatalog, SessionLifecycle
 
 @function_tool(needs_approval=True)
 def rotate_keys(count: int) -> str:
-    """Rotate keys: the tool that a person has to approve."""
+    """Rotate keys. A person has to approve each call of this tool."""
     print(f"  rotating {count} keys")
     return f"rotated {count} keys"
 
 
 def engineer(*steps: Any) -> Agent[Any]:
-    """The agent; its model gives these answers, without a network or key."""
+    """Return the agent. Its scripted model requires no network and no API key."""
     return Agent(name="ai-engineer", model=ScriptedModel(steps), tools=[rotate_keys])
 
 
 async def pause(catalog: SessionCatalog) -> None:
-    """Work up to the call that needs an approval, and store the run."""
+    """Run the agent until a call requires an approval, and store the run."""
     session = await catalog.create_session("task-1", metadata={"owner_id": "u1"})
     lifecycle = SessionLifecycle(session)
     await lifecycle.start("@ai-engineer", purpose="rotate the keys")
@@ -37,7 +37,7 @@ async def pause(catalog: SessionCatalog) -> None:
 
 
 async def decide(catalog: SessionCatalog) -> None:
-    """Show a person what waits, and store the decision. The agent is not needed for that."""
+    """Show the waiting calls and store the decision. This does not require the agent."""
     paused = PausedRuns(catalog)
     page = await paused.list({"owner_id": "u1"}, limit=20)
     for run in page.runs:
@@ -49,7 +49,7 @@ async def decide(catalog: SessionCatalog) -> None:
 
 
 async def resume(catalog: SessionCatalog) -> None:
-    """Claim the run and resume it. Two workers may try; one has it."""
+    """Claim the run and resume it. If two workers try, one of them succeeds."""
     agent = engineer([assistant_message("The keys are rotated.")])
     paused = PausedRuns(catalog)
     print("Resumed:")

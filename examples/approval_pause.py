@@ -1,4 +1,4 @@
-"""Work that waits for an approval, and the decision whether to resume it."""
+"""A task that waits for an approval, and the decision whether to resume it."""
 
 from datetime import datetime, timedelta, timezone
 
@@ -12,12 +12,12 @@ clock = {"now": START}
 
 
 def lifecycle_of(catalog: SessionCatalog, session_id: str = "task-1") -> SessionLifecycle:
-    """The lifecycle of a session, by the clock of this example."""
+    """Return the lifecycle of a session, with the clock of this example."""
     return SessionLifecycle(catalog.session(session_id), clock=lambda: clock["now"])
 
 
 async def decide(lifecycle: SessionLifecycle, when: str) -> str:
-    """Ask whether to resume, and print the answer."""
+    """Print the decision whether to resume, and return its reason."""
     decision = await lifecycle.resume_decision()
     verdict = "resume" if decision.should_resume else "do not resume"
     print(f"{when}: {verdict} ({decision.reason})")
@@ -25,7 +25,7 @@ async def decide(lifecycle: SessionLifecycle, when: str) -> str:
 
 
 async def propose(catalog: SessionCatalog) -> None:
-    """Work up to the point where a person has to approve."""
+    """Work until a person has to approve the plan."""
     lifecycle = lifecycle_of(catalog)
     await lifecycle.start("@ai-engineer", purpose="rotate the keys", metadata={"ticket": 42})
     await lifecycle.enter("investigating", {"keys_found": 3})
@@ -42,10 +42,10 @@ async def propose(catalog: SessionCatalog) -> None:
 
 
 async def resume(catalog: SessionCatalog) -> None:
-    """Look at the session later, under all conditions, and finish it."""
+    """Check the session later, under different conditions, and finish it."""
     lifecycle = lifecycle_of(catalog)
     nobody = lifecycle_of(catalog, "task-2")
-    assert await decide(nobody, "A session that is not there") == "not_found"
+    assert await decide(nobody, "A session that does not exist") == "not_found"
 
     clock["now"] = START + timedelta(minutes=10)
     assert await decide(lifecycle, "Ten minutes later, after a restart") == "resumable"
@@ -61,7 +61,7 @@ async def resume(catalog: SessionCatalog) -> None:
     clock["now"] = START + timedelta(minutes=31)
     assert await decide(lifecycle, "After 31 minutes") == "too_old"
     for _ in range(3):
-        await lifecycle.record_error("the vault did not answer")
+        await lifecycle.record_error("the vault did not respond")
     assert await decide(lifecycle, "After 3 errors") == "too_many_errors"
     await lifecycle.enter("executing")
     assert await decide(lifecycle, "While it executes") == "not_resumable_phase"

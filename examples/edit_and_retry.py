@@ -1,4 +1,4 @@
-"""A chat in which users undo a turn, edit a message, retry after a failure and branch off."""
+"""A chat in which users undo a turn, edit a message, retry after a failure and fork."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ from agents_session_metadata import ItemInfo, SessionCatalog, SessionChangedErro
 
 
 def guide(*answers: str) -> Agent[Any]:
-    """An agent whose model gives these answers, without a network or key, and then fails."""
+    """Return an agent with a scripted model that gives these answers and then fails."""
     script: list[Any] = [[assistant_message(answer)] for answer in answers]
     return Agent(name="guide", model=ScriptedModel([*script, ModelBehaviorError("no answer")]))
 
 
 def text_of(item: dict[str, Any]) -> str:
-    """The text of a message."""
+    """Return the text of a message."""
     content = item["content"]
     return content if isinstance(content, str) else " ".join(part["text"] for part in content)
 
 
 async def show(catalog: SessionCatalog, session_id: str) -> list[ItemInfo]:
-    """Print a conversation; return its items."""
+    """Print a conversation and return its items."""
     page = await catalog.list_items(session_id, limit=100)
     for each in page.items:
         print(f"  {each.item['role']:>9}: {text_of(each.item)}")
@@ -30,7 +30,7 @@ async def show(catalog: SessionCatalog, session_id: str) -> list[ItemInfo]:
 
 
 async def main(catalog: SessionCatalog) -> None:
-    """Have a conversation and change its course four times."""
+    """Undo, edit, retry and fork a conversation."""
     session = await catalog.create_session("lisbon", metadata={"title": "Lisbon"})
     first = guide("Take tram 28.", "The castle closes at nine.")
     await Runner.run(first, "How do I get to the castle?", session=session)
@@ -46,7 +46,7 @@ async def main(catalog: SessionCatalog) -> None:
     ]
 
     print("Edit the first message and ask again:")
-    # What the browser sent: the message to replace, and the newest item that it shows.
+    # The browser sends the id of the message to replace, and of the newest item that it shows.
     edited, newest = items[0].item_id, items[-1].item_id
     await session.rewind(before=edited, expect_last=newest)
     await Runner.run(guide("Bus 737 stops there."), "Which bus goes there?", session=session)
@@ -59,20 +59,20 @@ async def main(catalog: SessionCatalog) -> None:
     except SessionChangedError as error:
         print(" ", error)
     else:
-        raise AssertionError("a conversation was changed that nobody had seen")
+        raise AssertionError("an outdated tab changed the conversation")
 
     print("Retry after a failure:")
     try:
         await Runner.run(guide(), "Where do I buy a ticket?", session=session)
     except ModelBehaviorError as error:
         print("  failed:", error)
-    # The question is stored and the answer is not. Asking again would store it twice.
+    # The question is stored, but no answer. Asking again would store the question twice.
     await session.rewind(turns=1)
     await Runner.run(guide("At any kiosk."), "Where do I buy a ticket?", session=session)
     items = await show(catalog, "lisbon")
     assert [each.item["role"] for each in items] == ["user", "assistant"] * 2
 
-    print("Branch off before the second question:")
+    print("Fork before the second question:")
     branch = await catalog.fork_session("lisbon", before=items[2].item_id)
     await Runner.run(guide("About ten minutes."), "How long does it take?", session=branch)
     await show(catalog, branch.session_id)

@@ -1,4 +1,4 @@
-"""Several agents talk to one person: "resume last" finds the right agent's last session."""
+"""Several agents talk to one user. "Resume last" finds the last session of each agent."""
 
 from _common import run
 
@@ -22,11 +22,11 @@ async def last(catalog: SessionCatalog, agent: str) -> SessionInfo | None:
 
 
 async def talk(catalog: SessionCatalog) -> None:
-    """Start sessions with two agents and talk in them by turns."""
+    """Start sessions with two agents, and add messages to them alternately."""
     agents = {"build": "@ai-engineer", "deploy": " ai-engineer ", "report": "analyst"}
     for session_id, agent in agents.items():
         await SessionLifecycle(catalog.session(session_id)).start(agent)
-    # All within a second, which is as exact as the SDK's clock is on SQLite, MySQL and MariaDB.
+    # All within one second, the resolution of the SDK's timestamps on SQLite, MySQL and MariaDB.
     await say(catalog, "deploy", "Deploy it.")
     await say(catalog, "build", "Build it.")
     await say(catalog, "report", "How many?")
@@ -35,7 +35,7 @@ async def talk(catalog: SessionCatalog) -> None:
 
 
 async def resume(catalog: SessionCatalog) -> None:
-    """Find the session to go on with."""
+    """Find the session to continue."""
     print("After a restart, the last session of:")
     for name in ("ai-engineer", "@ai-engineer", " @ai-engineer "):
         info = await last(catalog, name)
@@ -48,7 +48,7 @@ async def resume(catalog: SessionCatalog) -> None:
     assert await last(catalog, "@designer") is None
 
     await catalog.delete_session("build")
-    print("After that session was deleted:")
+    print("After deleting that session:")
     info = await last(catalog, "@ai-engineer")
     assert info is not None
     assert (info.session_id, info.item_count) == ("deploy", 1)

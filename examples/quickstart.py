@@ -1,8 +1,8 @@
 """Two users talk to an agent in three sessions, and metadata stores owner, title and tags.
 
 A scripted model answers, unless OPENAI_API_KEY is set. The database is SQLite in a temporary
-directory, or the one at AGENT_SESSIONS_URL, such as sqlite:///chat.db or
-postgresql://user:password@host/name. Two of the sessions remain there.
+directory, or the one in AGENT_SESSIONS_URL, such as sqlite:///chat.db or
+postgresql://user:password@host/name. Two of the sessions are kept.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ANSWERS = [
 
 
 def make_agent() -> Agent[Any]:
-    """Make an agent with a real model, or with a scripted one when there is no key."""
+    """Return an agent with a real model, or with a scripted one if there is no API key."""
     if os.environ.get("OPENAI_API_KEY"):
         return Agent(name="Assistant", instructions="Answer in one short sentence.")
     set_tracing_disabled(True)
@@ -34,8 +34,8 @@ def make_agent() -> Agent[Any]:
 
 
 async def main(url: str) -> None:
-    """Show what a session with metadata can do."""
-    # The catalog shares one engine between the sessions and disposes it at the end.
+    """Open three sessions and show their metadata."""
+    # The sessions share the engine of the catalog, which disposes it at the end.
     async with SessionCatalog.from_url(url, create_tables=True) as catalog:
         await show(*(catalog.session(f"quickstart-{number}") for number in (1, 2, 3)))
 
@@ -47,7 +47,7 @@ async def show(
 ) -> None:
     """Fill three sessions and find them again."""
     for session in (travel, packing, bread):
-        await session.clear_session()  # left by an earlier run
+        await session.clear_session()  # from an earlier run
 
     agent = make_agent()
 
@@ -75,7 +75,7 @@ async def show(
     print("\nedit_metadata reads, changes and writes in one transaction:")
     print(" ", await travel.edit_metadata(add_tag))
 
-    print("\nfind_sessions_by_metadata finds sessions, this one or others:")
+    print("\nfind_sessions_by_metadata finds all sessions that match:")
     print("  of user_456:       ", await travel.find_sessions_by_metadata("owner_id", "user_456"))
     by_tag = {"tags": {"$contains": "food"}}
     print("  with the tag food: ", await bread.find_sessions_by_metadata(by_tag))
@@ -85,7 +85,7 @@ async def show(
     print("  keys left:   ", await bread.get_metadata())
     print("  items left:  ", len(await bread.get_items()))
 
-    print("\nclear_session ends a session and deletes its metadata:")
+    print("\nclear_session deletes a session with its metadata:")
     await bread.clear_session()
     print("  of user_456:", await travel.find_sessions_by_metadata("owner_id", "user_456"))
 

@@ -1,4 +1,4 @@
-"""The sidebar of a chat application: every user sees their own chats, and no others."""
+"""The sidebar of a chat application, in which each user sees only their own chats."""
 
 from _common import run
 
@@ -12,13 +12,14 @@ def show(chat: SessionInfo) -> None:
 
 
 async def main(catalog: SessionCatalog) -> None:
-    """Fill the sidebars of two users and use the first one."""
-    # One scope a user. It is on everything that comes out of `mine`, and in everything made there.
+    """Create the chats of two users, and list those of the first."""
+    # One scope per user. Sessions and cursors that `mine` returns are restricted to the user, and
+    # sessions that it creates belong to the user.
     mine = catalog.scoped({"owner_id": "user_123"})
     theirs = catalog.scoped({"owner_id": "user_456"})
     for number in range(1, 26):
         tags = ["work"] if number % 3 else ["home", "family"]
-        # A chat without a title is shown by the beginning of its first message.
+        # For a chat without a title, the sidebar shows the beginning of its first message.
         metadata = {"title": f"Chat {number}" if number % 2 else None, "tags": tags}
         session = await mine.create_session(f"chat-{number:02}", metadata=metadata)
         await session.add_items([{"role": "user", "content": f"Hello,\nthis is chat {number}."}])
@@ -42,7 +43,7 @@ async def main(catalog: SessionCatalog) -> None:
         "Hello, this is chat 4."
     ]
 
-    print("Renaming is no activity, so the chat stays where it is:")
+    print("Renaming a chat does not reorder the list:")
     await mine.set_metadata("chat-07", {"title": "Holidays"})
     again = await mine.list_sessions(limit=100, keys=["title", "tags"])
     assert [chat.session_id for chat in again.sessions] == shown
@@ -68,7 +69,7 @@ async def main(catalog: SessionCatalog) -> None:
     except SessionNotFoundError as error:
         print(" ", error)
     else:
-        raise AssertionError("somebody else's chat was renamed")
+        raise AssertionError("another user's chat was renamed")
     assert await theirs.get_metadata("secret", keys=["title"]) == {"title": "Not yours"}
 
 

@@ -1,4 +1,4 @@
-// The thread list of assistant-ui, kept by the routes of `sessions_app`.
+// The thread list of assistant-ui, stored by the routes of `sessions_app`.
 import type { RemoteThreadListAdapter } from "@assistant-ui/react";
 import { createAssistantStream } from "assistant-stream";
 
@@ -12,8 +12,8 @@ type Conversation = {
 type Headers = () => Record<string, string> | Promise<Record<string, string>>;
 
 /**
- * @param baseURL - Where the application is mounted, such as `/v1`.
- * @param headers - Gives the headers that the authentication of your backend needs.
+ * @param baseURL - The path at which the application is mounted, such as `/v1`.
+ * @param headers - Returns the headers that your backend's authentication requires.
  */
 export function threadListAdapter(
   baseURL: string,

@@ -1,4 +1,4 @@
-"""Work with tools: what ran is recorded by run hooks, then listed, added up, copied and aged."""
+"""Record tool calls, tokens and cost with run hooks. Then filter, sum, copy and delete sessions."""
 
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -10,7 +10,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 
 from agents_session_metadata import ModelPrice, SessionCatalog, SessionLifecycle, SessionTracker
 
-PRICE = ModelPrice(input=Decimal("2.50"), output=Decimal("10.00"))  # a million tokens
+PRICE = ModelPrice(input=Decimal("2.50"), output=Decimal("10.00"))  # per million tokens
 
 
 @function_tool
@@ -20,7 +20,7 @@ def search(text: str) -> str:
 
 
 def make_agent() -> Agent[Any]:
-    """Make an agent that searches twice and then answers."""
+    """Return an agent that searches twice and then answers."""
     steps = [
         [function_call("search", {"text": "SQLite"}, call_id="call-1")],
         [function_call("search", {"text": "PostgreSQL"}, call_id="call-2")],
@@ -32,7 +32,7 @@ def make_agent() -> Agent[Any]:
 
 
 async def work(catalog: SessionCatalog, session_id: str | None, user: str, outcome: str) -> None:
-    """Run the agent in a session of its own, from start to finish."""
+    """Run the agent in a new session, from start to finish."""
     metadata = {"owner_id": user, "tags": ["research"]}
     session = await catalog.create_session(session_id, metadata=metadata)
     lifecycle = SessionLifecycle(session)
@@ -44,9 +44,9 @@ async def work(catalog: SessionCatalog, session_id: str | None, user: str, outco
 
 
 async def main(catalog: SessionCatalog) -> None:
-    """Do some work and look at what was recorded."""
+    """Run the agent three times, and read the recorded facts."""
     await work(catalog, "work-1", "user_123", "completed")
-    await work(catalog, None, "user_123", "failed")  # its id is made
+    await work(catalog, None, "user_123", "failed")  # with a random id
     await work(catalog, "work-3", "user_456", "abandoned")
     stored = await catalog.get_metadata("work-1")
     print("Recorded:", {key: stored[key] for key in ("status", "tags", "invocations", "cost")})

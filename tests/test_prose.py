@@ -64,6 +64,8 @@ PHRASES = {
     r"\bsteer a terminal\b": "terminal control characters",
     r"\bwords to standard error\b": "messages go to stderr",
     r"\bmade-up\b": "generated",
+    r"\bwho is who\b": "the identity of each agent",
+    r"\bone \w+ a (user|session|call|process)\b": "one … per …",
     r"\bdoomed|\bpatient\b|\bfaces\b": "no metaphors",
     r"\bmay be anybody's\b": "can belong to another user",
     # limits: `limit must be between 1 and 1000, got 0`
@@ -131,8 +133,27 @@ def hard_to_read(texts: Iterator[tuple[str, str]]) -> list[str]:
     ]
 
 
+def example_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """The docstrings, comments and printed texts of an example, which pages of the guide show."""
+    source = path.read_text(encoding="utf-8")
+    texts = [
+        node.value
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    comments = re.findall(r"(?:^ *# .*\n)+|# .*$", source, re.MULTILINE)
+    for text in [*texts, *(re.sub(r"^ *# ", "", each, flags=re.MULTILINE) for each in comments)]:
+        yield path.name, collapsed(text)
+
+
 def test_pages() -> None:
     assert hard_to_read(published()) == []
+
+
+def test_examples() -> None:
+    texts = [text for path in (ROOT / "examples").glob("*.py") for text in example_texts(path)]
+    assert len(texts) > 100
+    assert hard_to_read(iter(texts)) == []
 
 
 def test_docstrings() -> None:
@@ -159,6 +180,7 @@ def test_messages(path: Path) -> None:
         "limit must be 1 to {…}, not {…}",
         "max_keys is 100, this makes 101",
         "whether its commit arrived, nobody can know",
+        "One scope a user",
     ],
 )
 def test_phrases_are_found(text: str) -> None:
