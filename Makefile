@@ -27,7 +27,7 @@ demo: $(LIGHT)  ## run examples/quickstart.py
 	@echo
 	@echo 'To list sessions with the command line:'
 	@printf '  %s\n' 'source $(BIN)/activate' \
-		$(if $(AGENT_SESSIONS_URL),,'export AGENT_SESSIONS_URL=sqlite:///demo.db' 'make demo') \
+		$(if $(AGENT_SESSIONS_URL),'export AGENT_SESSIONS_URL=...  # the same URL','export AGENT_SESSIONS_URL=sqlite:///demo.db' 'make demo') \
 		'agent-sessions list'
 
 test: $(SDK)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite

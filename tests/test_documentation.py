@@ -42,7 +42,7 @@ by_name = pytest.mark.parametrize(
 async def test_the_code_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setenv("AGENT_SESSIONS_URL", "sqlite:///chat.db")
+    monkeypatch.setenv("AGENT_SESSIONS_URL", "")  # Pages that run commands export it.
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     found = blocks(page)
     if page in ELSEWHERE:
@@ -79,6 +79,17 @@ def test_the_code_can_be_pasted_into_a_console(page: Path) -> None:
             except SyntaxError as error:
                 pytest.fail(f"{block.place}: {error}: {line}")
         assert lines == [], block.place
+
+
+def test_lines_are_wrapped() -> None:
+    for page in pages():
+        lines = re.sub(
+            r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        if page.name in ("faults.md", "compatibility.md"):  # Written by a program.
+            continue
+        for line in lines.splitlines():
+            assert len(line) <= 106 or line.startswith(("|", "![", ":::")), f"{page.name}: {line}"
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -370,8 +370,8 @@ def _how_to_create(tables: Sequence[str], place: Place) -> str:
 
     if place.names.sessions not in tables:
         return (
-            "if no table was renamed or dropped and the names are right, which "
-            "`agent-sessions doctor` checks, pass --create-tables"
+            "pass --create-tables to create them; if a table was renamed or dropped, run "
+            "`agent-sessions doctor` first"
         )
     dialect, *others = possible_names(place.database_url()) or ("…",)
     other = "".join(f" (on {PRODUCTS[name]}: --dialect {name})" for name in others)
