@@ -702,6 +702,7 @@ async def test_doctor(cli, catalog, shared_database):
     result = await cli("doctor", code=1)
     assert "error    tables: table agent_sessions_metadata_elements is missing" in result.stdout
     assert "CREATE TABLE agent_sessions_metadata_elements (" in result.stdout
+    assert result.stderr.splitlines()[-1] == "found 1 error"
     found = document(await cli("doctor", "--json", code=1))
     assert found["healthy"] is False
     assert found["findings"][1]["check"] == "tables"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -46,6 +48,16 @@ def test_a_package_that_was_not_installed(monkeypatch):
 
     monkeypatch.setattr("importlib.metadata.distribution", missing)
     assert install_advice("cli").endswith(f"pip install {INDEX}")
+
+
+@pytest.mark.parametrize(("package", "extra"), [("jinja2", "web"), ("chatkit", "chatkit")])
+def test_a_package_that_an_extra_installs_is_missing(package, extra, monkeypatch):
+    module = f"agents_session_metadata.{extra}"
+    for name in [name for name in sys.modules if f"{name}.".startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=rf"install agents-session-metadata\[{extra}\] with: "):
+        importlib.import_module(module)
 
 
 def test_no_other_module_names_an_install_command() -> None:

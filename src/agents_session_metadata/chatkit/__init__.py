@@ -4,6 +4,17 @@ A thread is a session. Its title is the metadata key `title`; its status, image 
 metadata are under the key `chatkit`. Thread items and attachments have tables of their own.
 """
 
+from __future__ import annotations
+
+try:
+    import chatkit as _chatkit  # noqa: F401
+except ImportError:
+    from agents_session_metadata.installing import install_advice
+
+    raise ImportError(
+        f"the ChatKit store requires openai-chatkit; {install_advice('chatkit')}", name="chatkit"
+    ) from None
+
 from .store import CatalogStore
 from .threads import CHATKIT
 

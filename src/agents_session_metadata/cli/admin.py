@@ -14,7 +14,7 @@ from agents_session_metadata.quoting import escaped, quoted
 from . import command as registry
 from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, standard_input, usage
-from .output import colored, say, write, write_json
+from .output import colored, counted, say, write, write_json
 
 _command = partial(registry.command, panel="Database")
 
@@ -104,18 +104,21 @@ def doctor(
                 say(f"values rewritten: {rewritten}, skipped: {skipped}{hint}")
             return 0
         findings = wait(doctor.diagnose(engine, place.names))
-    wrong = any(each.level == "error" for each in findings)
+    errors = sum(each.level == "error" for each in findings)
     if as_json:
-        write_json({"healthy": not wrong, "findings": [each.as_dict() for each in findings]})
-        return int(wrong)
+        write_json({"healthy": not errors, "findings": [each.as_dict() for each in findings]})
+        return int(errors > 0)
     for each in findings:
         level = colored(f"{each.level:7}")
         # Whole: a statement in it that is cut would be another statement.
         write(f"{level}  {each.check}: {escaped(each.problem)}")
         for statement in each.repair:
             write(escaped(f"{statement};", "\n\t"))
-    say("something is wrong" if wrong else "healthy", "red" if wrong else "green")
-    return int(wrong)
+    if not errors:
+        say("healthy", "green")
+        return 0
+    say(f"found {counted(errors, 'error')}", "red")
+    return 1
 
 
 @_command("mcp", "mcp --scope owner_id=u1 --tool-prefix chats_")
