@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conformance import raw
 from scaling import scale
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.cli import _runner
 
 POINTS = scale(3, 30)
 SESSIONS = scale(60, 400)
@@ -128,3 +130,31 @@ async def test_while_it_starts(args, tmp_path):
         assert "Traceback" not in said
         assert "Exception ignored" not in said
         assert code != 130 or said == ""
+
+
+def test_the_runner_for_python_3_10():
+    """In a thread of its own, as in a program that has no event loop."""
+    ended = []
+
+    async def forgotten():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    async def work(*more):
+        tasks = [asyncio.ensure_future(each()) for each in more]
+        await asyncio.sleep(0)
+        return len(tasks)
+
+    def use(*more):
+        runner = _runner.Runner()
+        assert runner.run(work(*more)) == len(more)
+        runner.close()
+        assert runner.get_loop().is_closed()
+        return True
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(use).result()
+        assert thread.submit(use, forgotten).result()
+    assert ended == ["cancelled"]
