@@ -88,6 +88,17 @@ class LongText(TypeDecorator[str]):
         return _mysql().LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
 
 
+class PlainBytes(LargeBinary):
+    """Bytes in statements: a parameter without the wrapper that a driver has for them.
+
+    sqlite3's is a memoryview, which takes a quarter of the time of an insert.
+    """
+
+    def bind_processor(self, dialect: SADialect) -> Any:
+        wrapped: Any = super().bind_processor
+        return None if dialect.name == "sqlite" else wrapped(dialect)
+
+
 class SearchBytes(TypeDecorator[bytes]):
     """The indexed part of a search key."""
 

@@ -19,7 +19,6 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     Integer,
-    LargeBinary,
     String,
     Table,
     and_,
@@ -35,6 +34,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import COARSE
 from agents_session_metadata.storage.paused_rows import paused_table
 from agents_session_metadata.storage.tables import SessionTables
@@ -431,7 +431,7 @@ def _hex(value: SearchKey) -> str:
 
 def bytes_of_call(name: str) -> BindParameter[bytes]:
     """A parameter of bytes, such as a search key or a word."""
-    return bindparam(name, type_=LargeBinary)
+    return bindparam(name, type_=PlainBytes)
 
 
 def _of_key(name: str, rows: FromClause) -> ColumnElement[bool]:
@@ -455,7 +455,7 @@ def _bounds(
     """
     if end is None:
         # The tag of a type is its first search key; the bound above it belongs to the next type.
-        return [(within if beyond is op.gt else beyond)(search, literal(limit, LargeBinary))]
+        return [(within if beyond is op.gt else beyond)(search, literal(limit, PlainBytes))]
     compare = within if end.inclusive else beyond
     if end.value.is_whole:
         return [compare(search, bytes_of_call(name))]

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Integer,
-    LargeBinary,
     Result,
     String,
     bindparam,
@@ -33,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.index_states import COMPLETE
@@ -173,7 +173,7 @@ class WalkBuilder(Builder):
         return [
             entries.c.key == bindparam("walk_key", type_=String),
             entries.c.of_list == bindparam("walk_of_list", type_=Integer),
-            entries.c.search_key == bindparam("walk_value", type_=LargeBinary),
+            entries.c.search_key == bindparam("walk_value", type_=PlainBytes),
         ]
 
     def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:

@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import (
     DDLElement,
     ForeignKeyConstraint,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -28,6 +27,7 @@ from agents_session_metadata.dialects.sqltypes import (
     LongBytes,
     LongText,
     MetadataKey,
+    PlainBytes,
     SearchBytes,
     SessionId,
     StoredTime,
@@ -80,10 +80,10 @@ QUERY_TYPES = ColumnTypes(
     String(),
     String(MAX_KEY_LENGTH),
     Text(),
-    LargeBinary(),
-    LargeBinary(),
+    PlainBytes(),
+    PlainBytes(),
     NullType(),
-    LargeBinary(),
+    PlainBytes(),
 )
 """Plain types: a statement compares by what the columns are in the database."""
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Connection,
-    LargeBinary,
     String,
     Table,
     and_,
@@ -31,6 +30,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
@@ -292,7 +292,7 @@ class WordIndex:
     @cached_property
     def _insert(self) -> Any:
         return self._dialect.insert_missing(self.words).values(
-            word=bindparam("word", type_=LargeBinary),
+            word=bindparam("word", type_=PlainBytes),
             session_id=bindparam("session_id", type_=String),
             created_at=bindparam("created_at", type_=self._dialect.stored_time_type()),
             item_id=bindparam("item_id", type_=BigInteger),
