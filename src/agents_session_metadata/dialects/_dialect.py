@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -16,7 +16,6 @@ from sqlalchemy import (
     Table,
     bindparam,
     func,
-    insert,
     select,
     text,
 )
@@ -70,8 +69,6 @@ class Dialect:
 
     The session's row is always locked.
     """
-    inserted_time_type: ClassVar[TypeEngine[Any]]
-    """The type of what `time_to_store` returns."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     bounded_ids: ClassVar[bool] = False
@@ -287,11 +284,6 @@ class Dialect:
         """
         raise NotImplementedError
 
-    @contextmanager
-    def storing_times(self, connection: Connection) -> Iterator[None]:
-        """Prepares a connection for INSERT statements with values from `time_to_store`."""
-        yield
-
     def insert_rows(
         self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
     ) -> None:
@@ -304,11 +296,7 @@ class Dialect:
             times: Columns that hold times of the SDK's tables. In `rows`, their names have the
                 prefix `new_`, and their values come from `time_to_store`.
         """
-        if rows:
-            kind = self.inserted_time_type
-            stored = {name: bindparam(f"new_{name}", type_=kind) for name in times}
-            with self.storing_times(connection) if times else nullcontext():
-                connection.execute(insert(table).values(stored), rows)
+        raise NotImplementedError
 
     def now(self) -> ColumnElement[int]:
         """The current time by the database's clock, in microseconds since 1970 in UTC."""
@@ -408,3 +396,11 @@ def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {name: new[name] for name in replaced}
     values["updated_at"] = func.current_timestamp()
     return values
+
+
+def qualified(connection: Connection, table: Table) -> str:
+    """Returns a table's quoted name, with its translated schema if it has one."""
+    preparer = connection.dialect.identifier_preparer
+    schema = connection.schema_for_object(table)
+    name = preparer.quote(table.name)
+    return f"{preparer.quote(schema)}.{name}" if schema else name

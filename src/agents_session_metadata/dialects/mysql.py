@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from sqlalchemy import (
     cast,
     exists,
     func,
+    insert,
     literal_column,
     null,
     or_,
@@ -136,7 +137,6 @@ class MySQL(Dialect):
 
     name = "mysql"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
-    inserted_time_type: ClassVar[TypeEngine[Any]] = DateTime()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
@@ -202,8 +202,16 @@ class MySQL(Dialect):
             raise ValueError("is outside the years 1970 to 2038 that a TIMESTAMP holds")
         return moment.replace(tzinfo=None)
 
+    def insert_rows(
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+    ) -> None:
+        if rows:
+            stored = {name: bindparam(f"new_{name}", type_=DateTime()) for name in times}
+            with self._times_in_utc(connection) if times else nullcontext():
+                connection.execute(insert(table).values(stored), rows)
+
     @contextmanager
-    def storing_times(self, connection: Connection) -> Iterator[None]:
+    def _times_in_utc(self, connection: Connection) -> Iterator[None]:
         # Drivers combine the rows of an INSERT into one statement only if it calls no function,
         # such as one that converts times.
         connection.execute(text(f"SET {_ZONE} = @@time_zone, time_zone = '+00:00'"))

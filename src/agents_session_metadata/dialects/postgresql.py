@@ -36,7 +36,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from ._dialect import Dialect, Link, Statement, Triples, replacements
+from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
 from ._locks import Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
@@ -59,7 +59,6 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
-    inserted_time_type: ClassVar[TypeEngine[Any]] = TIMESTAMP(timezone=True)
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
@@ -216,20 +215,20 @@ class PostgreSQL(Dialect):
                 "SELECT quote_ident(n.nspname) FROM pg_class c"
                 " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
             ),
-            {"name": _qualified(connection, table)},
+            {"name": qualified(connection, table)},
         )
         return f"{found}."
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
-        return connection.scalars(text(query), {"name": _qualified(connection, table)})
+        return connection.scalars(text(query), {"name": qualified(connection, table)})
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
         # Compares object ids: a name could match a table in another schema of the search path.
         names = {
-            f"child_{index}": _qualified(connection, each) for index, each in enumerate(children)
+            f"child_{index}": qualified(connection, each) for index, each in enumerate(children)
         }
         of_children = ", ".join(f"to_regclass(:{name})" for name in names)
         query = (
@@ -239,7 +238,7 @@ class PostgreSQL(Dialect):
             " JOIN pg_attribute a ON a.attrelid = c.conrelid AND ARRAY[a.attnum] = c.conkey"
             f" WHERE c.contype = 'f' AND a.attname = 'session_id' AND c.conrelid IN ({of_children})"
         )
-        names["sessions"] = _qualified(connection, sessions)
+        names["sessions"] = qualified(connection, sessions)
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
@@ -252,7 +251,7 @@ class PostgreSQL(Dialect):
         )
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
-        names = ", ".join(_qualified(connection, table) for table in tables)
+        names = ", ".join(qualified(connection, table) for table in tables)
         # This mode also blocks row locks. Otherwise a transaction that has locked a row and then
         # writes would deadlock with a foreign key check in this transaction.
         connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
@@ -272,7 +271,7 @@ class PostgreSQL(Dialect):
                 " JOIN pg_database d ON d.datname = current_database()"
                 " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
             ),
-            {"name": _qualified(connection, sessions)},
+            {"name": qualified(connection, sessions)},
         ).first()
         if collation is None:
             return String(), False
@@ -286,7 +285,7 @@ def _insert_lists(table: Table, names: tuple[str, ...], times: tuple[str, ...]) 
     """Inserts rows from one list per column."""
     time_names = {f"new_{name}": name for name in times}
     types: dict[str, TypeEngine[Any]] = {
-        name: PostgreSQL.inserted_time_type if name in time_names else table.c[name].type
+        name: TIMESTAMP(timezone=True) if name in time_names else table.c[name].type
         for name in names
     }
     lists = (bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items())
@@ -306,11 +305,3 @@ def _insert_lists(table: Table, names: tuple[str, ...], times: tuple[str, ...]) 
         select(*values).order_by(given.c.ordinal),
         include_defaults=False,
     )
-
-
-def _qualified(connection: Connection, table: Table) -> str:
-    """Returns a table's quoted name, with its translated schema if it has one."""
-    preparer = connection.dialect.identifier_preparer
-    schema = connection.schema_for_object(table)
-    name = preparer.quote(table.name)
-    return f"{preparer.quote(schema)}.{name}" if schema else name
