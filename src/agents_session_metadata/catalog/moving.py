@@ -59,6 +59,9 @@ class Moving(CatalogPart):
         become active in the meantime. After a crash, run it again. Reading a session and writing
         its metadata are not activity.
 
+        A session is skipped, with a warning in the log, if a key of the filter has a value that
+        does not match its search key, for example because it was changed with SQL.
+
         ```python
         where = {"pinned": {"$ne": True}}
         await catalog.delete_sessions(where, inactive_for=timedelta(days=30))

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection
 
 from agents_session_metadata.query.conditions import IdIn, NotPausedSince, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.walks import read_sessions
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.messages import delete_messages
+from agents_session_metadata.storage.bulk import delete_sessions, lock_sessions, wrong_search_keys
 from agents_session_metadata.storage.paused import PAUSED
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_EXAMPLES = 3
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
@@ -68,8 +74,23 @@ async def delete_matching(
     """Delete the sessions that match, batch by batch.
 
     With an index that can tell them, it begins with those that were active longest ago; otherwise
-    it goes by their ids.
+    it goes by their ids. A session is spared if a search key that the condition reads does not
+    match its value: the value may be one that does not match the condition.
     """
+    spared: dict[str, str] = {}
+    try:
+        return await _delete_batches(store, condition, spared, batch_size, progress)
+    finally:
+        _tell(spared)
+
+
+async def _delete_batches(
+    store: ScopedStore,
+    condition: Condition,
+    spared: dict[str, str],
+    batch_size: int,
+    progress: Callable[[int], object] | None,
+) -> int:
     database = store.database
     deleted, after = 0, None
     position: Position | None = None
@@ -82,7 +103,7 @@ async def delete_matching(
             break
         ids = [each.session_id for each in oldest[:batch_size]]
         if ids:
-            deleted += await database.write(_deletion(store, condition, ids))
+            deleted += await database.write(_deletion(store, condition, ids, spared))
             if progress is not None:
                 progress(deleted)
         if len(oldest) <= batch_size:
@@ -100,7 +121,7 @@ async def delete_matching(
         found = await database.read(candidates)
         ids = found[:batch_size]
         if ids:
-            deleted += await database.write(_deletion(store, condition, ids))
+            deleted += await database.write(_deletion(store, condition, ids, spared))
             if progress is not None:
                 progress(deleted)
         if len(found) <= batch_size:
@@ -109,41 +130,43 @@ async def delete_matching(
 
 
 def _deletion(
-    store: ScopedStore, condition: Condition, ids: list[str]
+    store: ScopedStore, condition: Condition, ids: list[str], spared: dict[str, str]
 ) -> Callable[[Connection, Queries], int]:
+    """Work that deletes those of some sessions that still match.
+
+    Sessions whose search keys do not match their values are added to `spared`, with the key.
+    """
     database = store.database
     tables, dialect = database.tables, database.dialect
-
-    def delete_in_turn(connection: Connection, queries: Queries) -> int:
-        # Nobody else writes from here on: what matches as it is deleted has not woken up.
-        of_candidates = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
-        statement = delete(tables.sessions).where(of_candidates)
-        statement, parameters = queries.where(
-            statement.returning(tables.sessions.c.session_id),
-            condition,
-            tables.sessions.c.session_id,
-        )
-        parameters.update(dialect.list_parameters("ids", ids))
-        deleted = list(connection.scalars(statement, parameters))
-        delete_histories(connection, deleted)
-        return len(deleted)
+    keys = sorted(set(condition.metadata_keys()))
 
     def lock_and_delete(connection: Connection, queries: Queries) -> int:
         # Locked first: one that woke up since is seen as it is now, and spared.
-        lock = dialect.lock_rows(tables.sessions, "ids", len(ids))
-        locked = list(connection.scalars(lock, dialect.list_parameters("ids", ids)))
-        still = All((condition, IdIn(tuple(locked))))
+        locked = lock_sessions(connection, tables, dialect, ids)
+        still = All((condition, IdIn(tuple(sorted(locked)))))
         query = queries.ids(still, after=None, limit=len(ids))
         doomed = list(connection.scalars(*query)) if locked else []
-        delete_histories(connection, doomed)
+        if doomed and keys:
+            wrong = wrong_search_keys(connection, tables, dialect, doomed, keys)
+            spared.update(wrong)
+            doomed = [session_id for session_id in doomed if session_id not in wrong]
         if doomed:
-            of_doomed = dialect.one_of(tables.sessions.c.session_id, "ids", len(doomed))
-            parameters = dialect.list_parameters("ids", doomed)
-            connection.execute(delete(tables.sessions).where(of_doomed), parameters)
+            delete_sessions(connection, tables, dialect, doomed)
         return len(doomed)
 
-    def delete_histories(connection: Connection, doomed: list[str]) -> None:
-        if doomed:
-            delete_messages(connection, tables, dialect, doomed)
+    return lock_and_delete
 
-    return delete_in_turn if dialect.single_writer else lock_and_delete
+
+def _tell(spared: dict[str, str]) -> None:
+    """Warn of sessions that were not deleted."""
+    if spared:
+        examples = ", ".join(
+            f"{quoted(key)} of session {quoted(session_id)}"
+            for session_id, key in sorted(spared.items())[:_EXAMPLES]
+        )
+        logger.warning(
+            "%d matching sessions were not deleted, because a search key or a list element does "
+            "not match its value: %s; run `agent-sessions doctor` to see more",
+            len(spared),
+            examples,
+        )

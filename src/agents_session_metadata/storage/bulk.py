@@ -8,15 +8,16 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, false, select
+from sqlalchemy import Connection, Table, delete, false, select, type_coerce
+from sqlalchemy.types import NullType
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.values import EncodedValue
+from agents_session_metadata.values import EncodedValue, SearchKey
 
 from .belonging import check_links
 from .messages import delete_messages
-from .stored import decode_item, decode_time
+from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
 
@@ -61,6 +62,45 @@ def delete_sessions(
     sessions = tables.sessions
     of_ids = dialect.one_of(sessions.c.session_id, "ids", len(ids))
     connection.execute(delete(sessions).where(of_ids), dialect.list_parameters("ids", ids))
+
+
+def wrong_search_keys(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    ids: Sequence[str],
+    keys: Sequence[str],
+) -> dict[str, str]:
+    """The sessions that a filter on these keys may confuse with others.
+
+    Returns:
+        By session id, a key whose search key or elements do not match the stored value.
+    """
+    rows, elements = tables.metadata, tables.elements
+    parameters = {**dialect.list_parameters("ids", ids), **dialect.list_parameters("keys", keys)}
+
+    def read(table: Table, *columns: Any) -> Iterable[Any]:
+        statement: Any = select(table.c.session_id, table.c.key, *columns).where(
+            dialect.one_of(table.c.session_id, "ids", len(ids)),
+            dialect.one_of(table.c.key, "keys", len(keys)),
+        )
+        return connection.execute(statement, parameters)
+
+    def searched(table: Table) -> list[Any]:
+        # As stored, whatever it is: a column may hold values of another type.
+        return [type_coerce(table.c[name], NullType()) for name in ("search_key", "search_rest")]
+
+    parts: dict[tuple[str, str], set[SearchKey]] = {}
+    for own_id, key, *search in read(elements, *searched(elements)):
+        parts.setdefault((own_id, key), set()).add(read_search_key(*search))
+    wrong = {}
+    value = dialect.json_text(rows.c.value)
+    for own_id, key, text, *search in read(rows, value, *searched(rows)):
+        stored = read_search_key(*search), frozenset(parts.pop((own_id, key), ()))
+        if stored != search_keys_of(text):
+            wrong[own_id] = key
+    # What is left are elements without their list.
+    return wrong | dict(parts.keys())
 
 
 def insert_sessions(

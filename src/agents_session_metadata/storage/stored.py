@@ -8,7 +8,13 @@ from typing import Any, Final
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
+from agents_session_metadata.values import (
+    SearchKey,
+    decode_elements,
+    decode_scalar,
+    decode_value,
+    search_key,
+)
 
 UNKNOWN_TIME: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 """Replaces a time that cannot be read if the error is not raised."""
@@ -82,6 +88,14 @@ def read_search_key(indexed: Any, rest: Any) -> SearchKey:
         return SearchKey(_bytes(indexed), _bytes(rest))
     except TypeError:
         return SearchKey(b"", b"")
+
+
+def search_keys_of(text: Any) -> tuple[SearchKey, frozenset[SearchKey]] | None:
+    """The search key of a stored JSON text, and those of its elements. None if it is invalid."""
+    try:
+        return search_key(decode_value(text)), frozenset(decode_elements(plain_text(text)))
+    except (ValueError, RecursionError, OverflowError):
+        return None
 
 
 def decode_counted(indexed: Any, rest: Any) -> Any:
