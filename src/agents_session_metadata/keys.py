@@ -86,6 +86,11 @@ FORKED_FROM: Final = "forked_from"
 FORKED_BEFORE: Final = "forked_before"
 """The id of the original's item that the copy ends before, if it is not a copy of all."""
 
+# What ChatKit's store records.
+CHATKIT: Final = "chatkit"
+"""An object with a thread's `status`, `allowed_image_domains` and `metadata`, without those that
+have their default."""
+
 COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
 """Keys with few values, each shared by many sessions: a poor way into an index."""
 

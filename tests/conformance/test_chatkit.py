@@ -523,6 +523,37 @@ async def test_scopes(catalog):
     assert min(map(len, ids)) >= 32
 
 
+BAD_THREADS = [
+    {"id": "theirs"},
+    {"id": "theirs", "created_at": "x", "title": 1, "metadata": {"a": 1}},
+    {"status": 5, "allowed_image_domains": ["a.com"], "metadata": {"a": 1}},
+    {"status": {"type": "nothing"}, "allowed_image_domains": 3, "metadata": [1]},
+    "text",
+]
+
+
+async def test_what_a_thread_stores_does_not_concern_others(store, catalog):
+    """Whoever can write metadata, over MCP for example, makes no thread look like another."""
+    everyone = CatalogStore(catalog, scope=None)
+    for name, user in (("mine", ANNA), ("theirs", BEN)):
+        await store.save_thread(ThreadMetadata(id=name, created_at=NOW, title=name), user)
+    for bad in BAD_THREADS:
+        await catalog.scoped({"owner_id": "anna"}).set_metadata("mine", {"chatkit": bad})
+        page = await everyone.load_threads(10, None, "desc", None)
+        assert sorted((each.id, each.title) for each in page.data) == [
+            ("mine", "mine"),
+            ("theirs", "theirs"),
+        ]
+        loaded = await store.load_thread("mine", ANNA)
+        assert loaded.id == "mine"
+        assert loaded.metadata == ({"a": 1} if '"a": 1' in json.dumps(bad) else {})
+        domains = ["a.com"] if "a.com" in json.dumps(bad) else None
+        assert (loaded.status.type, loaded.allowed_image_domains) == ("active", domains)
+        loaded.metadata["b"] = 2
+        await store.save_thread(loaded, ANNA)
+        assert (await store.load_thread("mine", ANNA)).metadata == loaded.metadata
+
+
 async def test_copies(server, store, catalog, tmp_path):
     thread_id = await server.create("one")
     await server.call("threads.add_user_message", thread_id=thread_id, input=message("two"))

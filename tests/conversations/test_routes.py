@@ -126,7 +126,7 @@ async def test_who_may_write_what(catalog):
         written |= set(await session.get_metadata()) - {"title"}
         assert {"owner_id", "phase", "agent", "error_count"} <= written
         stored = await session.get_metadata()
-        for key in sorted(written | {"forked_from", "cost", "tool_calls"}):
+        for key in sorted(written | {"forked_from", "cost", "tool_calls", "chatkit"}):
             for value in ("x", None):
                 response = await client.post(at, json={"metadata": {"a": 1, key: value}})
                 assert response.status_code == 403, (key, response.text)

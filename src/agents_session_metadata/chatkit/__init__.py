@@ -15,7 +15,8 @@ except ImportError:
         f"the ChatKit store requires openai-chatkit; {install_advice('chatkit')}", name="chatkit"
     ) from None
 
+from agents_session_metadata.keys import CHATKIT
+
 from .store import CatalogStore
-from .threads import CHATKIT
 
 __all__ = ["CHATKIT", "CatalogStore"]

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
-from agents_session_metadata.keys import TITLE
+from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.maintenance.threads import (
     deleting_item,
     read_item,
@@ -29,7 +29,7 @@ from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, Session
 
 from .attachments import Attachments
 from .base import check_id, missing, new_id, run_read, run_write, stored_text
-from .threads import CHATKIT, KnownThreads, OwnItems, explicit, state_of, write_changes
+from .threads import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """Threads or items per page, at most."""
@@ -362,16 +362,7 @@ class CatalogStore(Attachments[TContext]):
     # ---- helpers ----
 
     def _thread(self, info: SessionInfo) -> ThreadMetadata:
-        own = info.metadata.get(CHATKIT)
-        title = info.metadata.get(TITLE)
-        thread = ThreadMetadata.model_validate(
-            {
-                "id": info.session_id,
-                "created_at": info.created_at,
-                "title": title if isinstance(title, str) else None,
-                **(own if isinstance(own, dict) else {}),
-            }
-        )
+        thread = thread_of(info)
         self._known.remember(thread)
         return thread
 

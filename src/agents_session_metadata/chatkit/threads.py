@@ -6,17 +6,15 @@ import asyncio
 import copy
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any
 
 from chatkit.types import ThreadMetadata
+from pydantic import ValidationError
 
-from agents_session_metadata.keys import TITLE
-from agents_session_metadata.types import Metadata
-
-CHATKIT: Final = "chatkit"
-"""The metadata key of ChatKit's threads: an object with `status`, `allowed_image_domains` and
-`metadata`, without those that have their default."""
+from agents_session_metadata.keys import CHATKIT, TITLE
+from agents_session_metadata.types import Metadata, SessionInfo
 
 _REMEMBERED = 10_000
 """Threads that a store remembers to have created."""
@@ -85,6 +83,27 @@ def state_of(thread: ThreadMetadata) -> dict[str, Any]:
 
 
 _DEFAULTS = state_of(ThreadMetadata(id="", created_at=datetime.fromtimestamp(0, timezone.utc)))
+_STORED = _DEFAULTS.keys() - {TITLE}
+
+
+def thread_of(info: SessionInfo) -> ThreadMetadata:
+    """The thread that a session is.
+
+    Only the fields that `write_changes` stores are read: whoever can write metadata must not make
+    one thread look like another, nor keep others from being listed.
+    """
+    title, own = info.metadata.get(TITLE), info.metadata.get(CHATKIT)
+    given: dict[str, Any] = {
+        "id": info.session_id,
+        "created_at": info.created_at,
+        "title": title if isinstance(title, str) else None,
+    }
+    stored = own if isinstance(own, dict) else {}
+    for name in _STORED & stored.keys():
+        with suppress(ValidationError):
+            ThreadMetadata.model_validate({**given, name: stored[name]})
+            given[name] = stored[name]
+    return ThreadMetadata.model_validate(given)
 
 
 def explicit(thread: ThreadMetadata, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +126,8 @@ def write_changes(metadata: Metadata, before: Mapping[str, Any], after: Mapping[
         own = metadata.get(CHATKIT)
         own = dict(own) if isinstance(own, dict) else {}
         if name == "metadata":
-            value = dict(own.get(name) or {})
+            stored = own.get(name)
+            value = dict(stored) if isinstance(stored, dict) else {}
             old, new = before.get(name) or {}, after[name]
             for key in {*old, *new}:
                 if key not in new:

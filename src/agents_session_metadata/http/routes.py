@@ -65,6 +65,8 @@ READ_ONLY: Final = frozenset(
         keys.TRACE_IDS,
         # what SessionTitler writes
         keys.TITLE_AUTO,
+        # what ChatKit's store writes
+        keys.CHATKIT,
         # what a fork writes
         keys.FORKED_FROM,
         keys.FORKED_BEFORE,
