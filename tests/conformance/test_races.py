@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
@@ -286,6 +287,35 @@ async def test_callers_in_four_processes_create_one(shared_database):
     assert sum(created for _, created in flat) == 1
     assert len({session_id for session_id, _ in flat}) == 1
     assert await catalog.count_sessions() == 1
+
+
+@pytest.mark.only_on("mariadb")  # Elsewhere the row is inserted and looked for in one statement.
+async def test_a_session_that_comes_and_goes_while_it_is_created(shared_database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    assert await catalog.count_sessions() == 0
+
+    async def change(number: int) -> None:
+        async with SessionCatalog.from_url(shared_database.url) as other:
+            if number % 2:
+                await other.create_session("chat", metadata={"n": number})
+            else:
+                await other.delete_session("chat")
+
+    changes = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def before_cursor_execute(connection, cursor, statement, *_):
+        # No row was found, or the row that another has inserted. What follows needs its own loop.
+        begins = "SELECT" if len(changes) % 2 else "INSERT"
+        if len(changes) < 6 and statement.startswith(begins):
+            changes.append(threading.Thread(target=asyncio.run, args=[change(len(changes) + 1)]))
+            changes[-1].start()
+            changes[-1].join()
+
+    await catalog.set_metadata("chat", {"title": "mine"})
+    assert len(changes) == 6
+    assert await catalog.get_metadata("chat") == {"title": "mine"}
 
 
 async def test_history_of_tasks_beside_metadata_of_tasks(database):

@@ -39,7 +39,7 @@ from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
 from ._dialect import Dialect, Link, Triples, replacements
-from ._locks import Found, Locks, Reader
+from ._locks import ROUNDS, Found, Locks, Reader
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
 
@@ -86,14 +86,20 @@ class _MySQLLocks(Locks):
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
         parameters = {"of_session": session_id}
-        try:
-            connection.execute(self._insert, parameters)
-        except IntegrityError:
-            # After waiting for the other row, this transaction shares a lock on it with others.
-            connection.rollback()
-            if not self.existing(connection, session_id):
-                raise  # A duplicate in another key, for example one that a trigger writes.
-            return None
+        for attempt in range(ROUNDS):
+            try:
+                connection.execute(self._insert, parameters)
+                break
+            except IntegrityError:
+                # After waiting for the other row, this transaction shares a lock on it with others.
+                connection.rollback()
+                if self.existing(connection, session_id):
+                    return None
+                # Deleted in the meantime; or a duplicate in another key, for example one that a
+                # trigger writes.
+                connection.rollback()
+                if attempt == ROUNDS - 1:
+                    raise
         if has_leftovers is None:
             return bool(connection.execute(self.read_leftovers, parameters).scalar())
         return has_leftovers
