@@ -252,6 +252,34 @@ async def test_times_that_are_none(catalog, engine, time):
     assert await catalog.get_session("s6") is None
 
 
+@pytest.mark.only_on("mariadb")  # A server that is not strict stores 0000-00-00 00:00:00.
+async def test_times_of_zero(catalog, engine):
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("SET sql_mode = ''")
+        for column, name in (("updated_at", "s2"), ("created_at", "s6")):
+            await connection.exec_driver_sql(
+                f"UPDATE agent_sessions SET {column} = 'garbage' WHERE session_id = '{name}'"
+            )
+        await connection.commit()
+    await engine.dispose()
+    bad = [("s2", "$updated_at"), ("s6", "$created_at")]
+    with pytest.raises(CorruptMetadataError, match="is not a time"):
+        await catalog.get_session("s2")
+    for _ in range(2):
+        for order_by in ("-updated_at", "updated_at", "created_at", "session_id"):
+            infos, errors = await every_page(catalog, order_by, 2)
+            assert sorted(info.session_id for info in infos) == [f"s{n}" for n in range(9)]
+            assert sorted((error.session_id, error.key) for error in errors) == bad
+        for dry_run in (True, False):
+            age = {"inactive_for": timedelta(days=1), "dry_run": dry_run}
+            assert await catalog.delete_sessions(**age) == 0
+        late = datetime.now(timezone.utc) + timedelta(days=1)
+        assert await catalog.count_sessions({"$updated_at": {"$lt": late}}) == 8
+        await catalog.create_index("$updated_at")
+    found = [each.problem for each in await diagnose(engine) if each.check == "times"]
+    assert ["'s6'" in found[0], "'s2'" in found[1], len(found)] == [True, True, 2]
+
+
 @sqlite
 @pytest.mark.parametrize("time", ["'garbage'", "20240101", "x'ff'"])
 async def test_times_of_items_that_are_none(catalog, engine, time):

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Column, Table
 from sqlalchemy.schema import CreateColumn
 
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.belonging import (
     destroys,
     intended,
@@ -55,7 +56,7 @@ def check(inspection: Inspection) -> list[Finding]:
         _triggers,
         _left_triggers,
         lambda inspection: Contents(inspection).check(inspection.connection),
-        lambda inspection: inspection.check_times(),
+        _times,
         check_activity,
         check_words,
         _clock,
@@ -233,6 +234,32 @@ def _ids(inspection: Inspection) -> Iterator[Finding]:
                     if difference is not None:
                         repair = inspection.widen(column)
                         yield _finding(inspection, "columns", difference, repair)
+
+
+def _times(inspection: Inspection) -> Iterator[Finding]:
+    for table in (inspection.expected.sessions, inspection.expected.messages):
+        for column in ("created_at", "updated_at"):
+            condition = inspection.not_a_time(column)
+            is_there = column in table.c and inspection.has(table, column, "session_id")
+            if condition is None or not is_there:
+                continue
+            query = (
+                "SELECT session_id, count(*) OVER () FROM"  # noqa: S608  # names
+                f" {inspection.name_of(table)} WHERE {condition} LIMIT 3"
+            )
+            found = inspection.rows(query)
+            if not found:
+                continue
+            count = found[0][1]
+            values = "1 value" if count == 1 else f"{count} values"
+            of = ", ".join(dict.fromkeys(quoted(row[0]) for row in found))
+            more = " and others" if count > len(found) else ""
+            yield Finding(
+                "error",
+                "times",
+                f"{values} of {table.name}.{column} not in the form YYYY-MM-DD HH:MM:SS, of"
+                f" session {of}{more}; correct them by SQL, or delete the sessions",
+            )
 
 
 def _orphans(inspection: Inspection) -> Iterator[Finding]:

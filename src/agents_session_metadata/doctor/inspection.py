@@ -455,9 +455,9 @@ class Inspection:
         """What the triggers run, by name; nothing for those that are switched off."""
         raise NotImplementedError
 
-    def check_times(self) -> Iterator[Finding]:
-        """Whether the times in the SDK's tables are times, if the database does not ensure it."""
-        yield from ()
+    def not_a_time(self, column: str) -> str | None:
+        """The condition that a stored time is not one; None if the database ensures it."""
+        return None
 
     def check_server(self) -> Iterator[Finding]:
         """How the server stores tables, and its time zone, if it matters."""

@@ -137,6 +137,10 @@ class MySQLInspection(Inspection):
             and self._size_problem(constraint.table, [*constraint.columns]) is None
         )
 
+    def not_a_time(self, column: str) -> str | None:
+        # What a server that is not strict stores instead of what is not a time.
+        return f"UNIX_TIMESTAMP({column}) = 0"
+
     def check_server(self) -> Iterator[Finding]:
         if not self.scalar("SELECT @@foreign_key_checks"):
             problem = "foreign keys are switched off, and nothing deletes metadata with its session"

@@ -26,9 +26,6 @@ from sqlalchemy import (
     null,
 )
 
-from agents_session_metadata.quoting import quoted
-
-from .findings import Finding
 from .inspection import Inspection, Statements, kind_of
 
 
@@ -90,34 +87,14 @@ class SQLiteInspection(Inspection):
     def is_readable(self, table: Table, columns: Collection[str]) -> bool:
         return self.has(table, *columns)
 
-    def check_times(self) -> Iterator[Finding]:
-        for table in (self.expected.sessions, self.expected.messages):
-            for column in ("created_at", "updated_at"):
-                if column not in table.c or not self.has(table, column, "session_id"):
-                    continue
-                is_time = (
-                    f"typeof({column}) = 'text' AND length({column}) BETWEEN 19 AND 26"
-                    f" AND strftime('%Y-%m-%d %H:%M:%S', {column}) IS substr({column}, 1, 19)"
-                    # Only a modifier makes it look at the length of the month.
-                    f" AND date(substr({column}, 1, 10), '+0 days') IS substr({column}, 1, 10)"
-                )
-                query = (
-                    "SELECT session_id, count(*) OVER () FROM"  # noqa: S608  # names
-                    f" {self.name_of(table)} WHERE NOT coalesce({is_time}, 0) LIMIT 3"
-                )
-                found = self.rows(query)
-                if not found:
-                    continue
-                count = found[0][1]
-                values = "1 value" if count == 1 else f"{count} values"
-                of = ", ".join(dict.fromkeys(quoted(row[0]) for row in found))
-                more = " and others" if count > len(found) else ""
-                yield Finding(
-                    "error",
-                    "times",
-                    f"{values} of {table.name}.{column} not in the form YYYY-MM-DD HH:MM:SS, of"
-                    f" session {of}{more}; correct them by SQL, or delete the sessions",
-                )
+    def not_a_time(self, column: str) -> str | None:
+        is_time = (
+            f"typeof({column}) = 'text' AND length({column}) BETWEEN 19 AND 26"
+            f" AND strftime('%Y-%m-%d %H:%M:%S', {column}) IS substr({column}, 1, 19)"
+            # Only a modifier makes it look at the length of the month.
+            f" AND date(substr({column}, 1, 10), '+0 days') IS substr({column}, 1, 10)"
+        )
+        return f"NOT coalesce({is_time}, 0)"
 
     def is_referable(self, parent: Table) -> bool:
         return True
