@@ -5,12 +5,14 @@
 | member | because |
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
-| `_lock_session` | every writer passes here: creates the row, checks scope and `must_exist` |
+| `_lock_session` | every writer of the SDK passes here: checks scope and `must_exist` |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"` |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
 
 and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
+`add_items` runs the SDK's statements on a connection: the SDK's ORM session, which gives each one a
+greenlet of its own, takes longer than the statements.
 
 A release of the SDK that has changed one of these members is refused on import, with an error that
 names the member. Without the check, it would fail later, or lose metadata silently.
@@ -23,7 +25,6 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -34,10 +35,9 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from sqlalchemy import Connection, event, func, insert, update
+from sqlalchemy import Connection
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session
 
 from .dialects.urls import check_engine
 from .quoting import quoted
@@ -48,9 +48,6 @@ from .storage.tables import SessionTables, TableNames
 from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
-
-WRITTEN: ContextVar[int | None] = ContextVar("written", default=None)
-"""The number of items that the present call writes, which the text index gets at once."""
 
 MEMBERS: dict[str, tuple[str, ...] | None] = {
     "_clear_session": ("self",),
@@ -293,19 +290,16 @@ class StoredSession(SQLAlchemySession):
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if create:
-            await (await sess.connection()).run_sync(self._enter)
-            event.listen(sess.sync_session, "before_commit", self._index_words, once=True)
-            return True
+            return await (await sess.connection()).run_sync(self._enter)
         if not await super()._lock_session(sess):
             return False
         if not self._store.is_restricted:
             return True
         return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
 
-    def _index_words(self, sess: Session) -> None:
-        self._store.database.index_words(sess.connection(), [self.session_id], WRITTEN.get())
+    def _enter(self, connection: Connection) -> bool:
+        """Lock the session, and create it unless it must exist; return True."""
 
-    def _enter(self, connection: Connection) -> None:
         def has_tables() -> bool:
             names = self._store.database.names
             schema = connection.schema_for_object(self._sessions)
@@ -315,6 +309,31 @@ class StoredSession(SQLAlchemySession):
         self._store.enter_history(
             connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
         )
+        return True
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Append items in one transaction."""
+        if items:
+            await self._write_items(items, self._enter)
+
+    async def _write_items(
+        self, items: list[TResponseInputItem], begin: Callable[[Connection], bool]
+    ) -> None:
+        """Append items in one transaction, if `begin`, which locks the session, returns True."""
+        await self._ensure_tables()
+        texts = [await self._serialize_item(item) for item in items]
+
+        def write(connection: Connection) -> None:
+            if begin(connection):
+                rows = self._store.rows
+                rows.insert_items(connection, self.session_id, texts)
+                rows.touch(connection, self.session_id)
+
+        async def in_transaction() -> None:
+            async with self._session() as sess, sess.begin():
+                await (await sess.connection()).run_sync(write)
+
+        await settle(self._run_sqlite_write_with_retry(in_transaction))
 
     async def _clear_session(self) -> None:
         if self._on_clear == "delete" and not self._must_exist:
@@ -322,7 +341,8 @@ class StoredSession(SQLAlchemySession):
             return
         async with self._session() as sess, sess.begin():
             if await self._lock_session(sess):
-                await self._delete_history(sess, delete_paused_run)
+                connection = await sess.connection()
+                await connection.run_sync(self._delete_history, delete_paused_run)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
@@ -332,39 +352,24 @@ class StoredSession(SQLAlchemySession):
         Raises:
             SessionPausedError: If the session has a paused run.
         """
-        await self._ensure_tables()
-        WRITTEN.set(len(items))
-        rows = [
-            {"session_id": self.session_id, "message_data": await self._serialize_item(item)}
-            for item in items
-        ]
 
-        async def replace() -> None:
-            async with self._session() as sess, sess.begin():
-                if not await self._lock_session(sess, create=bool(rows)):
-                    return
-                await self._delete_history(sess, check_not_paused)
-                if rows:
-                    await sess.execute(insert(self._messages), rows)
-                await sess.execute(
-                    update(self._sessions)
-                    .where(self._sessions.c.session_id == self.session_id)
-                    .values(updated_at=func.current_timestamp())
-                )
+        def begin(connection: Connection) -> bool:
+            if items:
+                self._enter(connection)
+            elif not self._store.lock(connection, self.session_id):
+                return False
+            self._delete_history(connection, check_not_paused)
+            return True
 
-        await settle(self._run_sqlite_write_with_retry(replace))
+        await self._write_items(items, begin)
         return True
 
-    async def _delete_history(
-        self, sess: AsyncSession, before: Callable[[Connection, SessionTables, str], None]
+    def _delete_history(
+        self, connection: Connection, before: Callable[[Connection, SessionTables, str], None]
     ) -> None:
         """Delete the items, after what is done about a paused run."""
-
-        def run(connection: Connection) -> None:
-            before(connection, self._store.database.tables, self.session_id)
-            self._store.rows.delete_history(connection, self.session_id)
-
-        await (await sess.connection()).run_sync(run)
+        before(connection, self._store.database.tables, self.session_id)
+        self._store.rows.delete_history(connection, self.session_id)
 
     def _is_paused(self, connection: Connection) -> bool:
         return has_paused_run(connection, self._store.database.tables, self.session_id)

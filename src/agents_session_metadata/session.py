@@ -15,7 +15,7 @@ from agents.memory import SessionSettings
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ._sdk import WRITTEN, StoredSession, check_on_clear, sdk_store
+from ._sdk import StoredSession, check_on_clear, sdk_store
 from .catalog import SessionCatalog
 from .dialects.urls import create_engine, shown_url
 from .maintenance.history import Cut, rewind
@@ -354,7 +354,6 @@ class SQLAlchemyMetadataSession(StoredSession):
         """
         if items and self._store.database.dialect.bounded_ids:
             check_id(self.session_id)
-        WRITTEN.set(len(items))
         await super().add_items(items)
         if self._store.database.known_text.others_wait:
             await self._store.database.catch_up(known=True)

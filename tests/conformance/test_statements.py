@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import aiosqlite
+import pytest
 from servers import Database
 from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
 
@@ -65,6 +68,47 @@ async def test_statements_a_call(database: Database):
     # Only scalar elements have rows of their own.
     assert await statements.of(session.edit_metadata(call_again)) == edits
     assert await session.get_metadata(["calls"]) == {"calls": [["search", 2]]}
+
+
+async def test_items_are_written_without_an_orm_session_for_each_statement(
+    database: Database, monkeypatch
+):
+    engine = database.engine()
+    session = SessionCatalog(engine, create_tables=True).session("chat")
+    await session.add_items([{"role": "user", "content": "hi"}])
+
+    async def execute(*_, **__):
+        raise AssertionError("a statement was run by a session")
+
+    monkeypatch.setattr(AsyncSession, "execute", execute)
+    statements = Statements(engine)
+    items: list = [{"role": "user", "content": text} for text in ("a", "b")]
+    # Lock the session, insert, and move its time.
+    assert await statements.of(session.add_items(items)) == 3
+    assert await session._atomic_replace_items(items)
+    monkeypatch.undo()
+    assert await session.get_items() == items
+
+
+@pytest.mark.only_on("sqlite")
+async def test_no_rows_are_fetched_to_add_items(database: Database, monkeypatch):
+    engine = database.engine()
+    session = SessionCatalog(engine, create_tables=True).session("chat")
+    items: list = [{"role": "user", "content": "hi"}]
+    await session.add_items(items)
+    fetched = []
+    fetchall = aiosqlite.Cursor.fetchall
+
+    async def counted(cursor):
+        fetched.append(cursor)
+        return await fetchall(cursor)
+
+    # Each is a call of the driver's thread, which takes longer than the statement.
+    monkeypatch.setattr(aiosqlite.Cursor, "fetchall", counted)
+    await session.add_items(items)
+    assert fetched == []
+    await session.get_items()
+    assert fetched
 
 
 async def test_the_tables_are_checked_once_an_engine(database: Database):

@@ -1,7 +1,7 @@
 """Locks the row of one session, which every write does first.
 
-Whether a row exists or was created is always read from the rows themselves. Row counts and last
-insert ids also reflect the effects of an application's own triggers.
+Whether a row exists or was created is read from the rows themselves. Row counts and last insert ids
+also reflect the effects of an application's own triggers, except SQLite's row counts.
 """
 
 from __future__ import annotations

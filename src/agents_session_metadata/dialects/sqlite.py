@@ -50,7 +50,12 @@ class _SQLiteLocks(Locks):
             .where(sessions.c.session_id == bindparam("of_session"))
             .values(updated_at=sessions.c.updated_at)
         )
-        self._lock: Any = self._touch.returning(sessions.c.session_id)
+
+    def existing(self, connection: Connection, session_id: str) -> bool:
+        # The count is of the statement alone, without what triggers change. Reading a returned row
+        # would be one more call of the driver's thread.
+        found: Any = connection.execute(self._touch, {"of_session": session_id})
+        return bool(found.rowcount > 0)
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         # One statement if the row exists. If not, no other writer can create it in between.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import Connection, bindparam, select
 
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
 from agents_session_metadata.scope import ScopedStore
@@ -105,7 +105,6 @@ async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]
     """
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
-    sessions = store.database.tables.sessions
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
         if not store.lock(connection, session_id):
@@ -113,8 +112,7 @@ async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)
-        moved = update(sessions).where(sessions.c.session_id == session_id)
-        connection.execute(moved.values(updated_at=func.current_timestamp()))
+        store.rows.touch(connection, session_id)
         return items
 
     return await store.database.write(append)
@@ -147,18 +145,15 @@ def _insert(
     store: ScopedStore, connection: Connection, session_id: str, texts: Sequence[str]
 ) -> list[ItemInfo]:
     """Insert items into a session that is locked, so that they are its newest ones."""
-    database = store.database
-    messages = database.tables.messages
-    rows = [{"session_id": session_id, "message_data": text} for text in texts]
-    connection.execute(insert(messages), rows)
+    messages = store.database.tables.messages
+    store.rows.insert_items(connection, session_id, texts)
     newest: Any = (
         select(messages.c.id)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by((messages.c.id + 0).desc())
-        .limit(len(rows))
+        .limit(len(texts))
     )
     ids = connection.scalars(newest, {"of_session": session_id}).all()
-    database.index_words(connection, [session_id], len(rows))
     return _read(store, connection, session_id, sorted(ids), _everywhere)
 
 

@@ -11,7 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BindParameter, Connection, bindparam, delete, func, insert, select
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Found, Reader
@@ -73,6 +82,9 @@ class _Statements:
             delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
         ]
         self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
+        self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
+        touch = update(sessions).where(sessions.c.session_id == of_session)
+        self.touch = touch.values(updated_at=func.current_timestamp())
 
     def _reads_nothing(self, connection: Connection, session_id: str) -> Found:
         return Found({} if self.locks.existing(connection, session_id) else None)
@@ -91,7 +103,7 @@ class Rows:
         tables: SessionTables,
         dialect: Dialect,
         limits: MetadataLimits,
-        index_words: Callable[[Connection, Sequence[str]], None],
+        index_words: Callable[..., None],
     ) -> None:
         self.limits = limits
         self.index_words = index_words
@@ -264,6 +276,17 @@ class Rows:
             connection.execute(self._statements.insert_elements, parts)
         if TITLE in encoded:
             self.index_words(connection, [session_id])
+
+    def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
+        """Inserts items, given as JSON, as the newest ones of the session."""
+        if texts:
+            rows = [{"session_id": session_id, "message_data": text} for text in texts]
+            connection.execute(self._statements.insert_items, rows)
+            self.index_words(connection, [session_id], len(texts))
+
+    def touch(self, connection: Connection, session_id: str) -> None:
+        """Makes the session the most recently active one."""
+        connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
         """Deletes keys."""
