@@ -113,9 +113,10 @@ class WordIndex:
         Returns:
             Whether other sessions have something in the queue.
         """
-        takes = len(ids) == 1 and self._dialect.takes_ranges
+        single = len(ids) == 1
+        takes = single and self._dialect.takes_ranges
         statement = self._taking if takes else self._own(min(len(ids), self._dialect.many + 1))
-        parameters = {"of_session": ids[0]} if takes else self._dialect.list_parameters("ids", ids)
+        parameters = {"of_session": ids[0]} if single else self._dialect.list_parameters("ids", ids)
         done, waiting = 0, False
         while most is None or done < max(most, 1):
             rows: Any = connection.execute(statement, parameters).all()
@@ -238,6 +239,9 @@ class WordIndex:
             same = and_(
                 messages.c.id == queue.c.item_id, messages.c.session_id == queue.c.session_id
             )
+            # SQLAlchemy writes the text of an IN anew each time.
+            single = queue.c.session_id == bindparam("of_session", type_=String)
+            of_sessions = self._dialect.one_of(queue.c.session_id, "ids", count)
             statement = self._own_by_count[count] = (
                 select(
                     queue.c.session_id,
@@ -247,7 +251,7 @@ class WordIndex:
                     elsewhere,
                 )
                 .select_from(queue.outerjoin(messages, same))
-                .where(self._dialect.one_of(queue.c.session_id, "ids", count))
+                .where(single if count == 1 else of_sessions)
                 .order_by(queue.c.item_id.desc())
                 .limit(STEP)
             )
