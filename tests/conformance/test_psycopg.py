@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-from servers import Servers, empty_database
+import pytest
+from servers import Database, Servers, empty_database
 from sqlalchemy import make_url
 
 from agents_session_metadata import SessionCatalog, SessionLifecycle
 
 
-async def test_psycopg(tmp_path: Path, servers: Servers):
+@pytest.fixture
+async def database(tmp_path: Path, servers: Servers) -> AsyncIterator[Database]:
     async with empty_database("postgresql", tmp_path, servers) as database:
         database.url = (
             make_url(database.url)
             .set(drivername="postgresql+psycopg")
             .render_as_string(hide_password=False)
         )
-        catalog = SessionCatalog(database.engine(), create_tables=True)
-        session = await catalog.create_session("chat", metadata={"owner_id": "u1", "nul": "a\0b"})
-        await session.add_items([{"role": "user", "content": "hi"}])
-        await session.set_metadata({"tags": ["x", "é", 1, None], "size": 10**30})
-        await session.edit_metadata(lambda stored: stored.update(turns=1))
-        assert await session.get_metadata() == {
-            "owner_id": "u1",
-            "nul": "a\0b",
-            "tags": ["x", "é", 1, None],
-            "size": 10**30,
-            "turns": 1,
-        }
-        where = {
-            "tags": {"$contains": "é"},
-            "size": {"$in": [*range(500), 10**30]},
-            "$created_at": {"$gt": "2000-01-01T00:00:00Z"},
-            "$session_id": {"$prefix": "ch"},
-        }
-        assert await session.find_sessions_by_metadata(where) == ["chat"]
-        page = await catalog.list_sessions(where, limit=1, count_items=True)
-        assert [(info.session_id, info.item_count) for info in page.sessions] == [("chat", 1)]
-        assert page.sessions[0].created_at.utcoffset() is not None
-        await catalog.fork_session("chat", "fork")
-        records = [record async for record in catalog.export_sessions()]
-        assert await catalog.import_sessions(records, "replace") == 2
-        await SessionLifecycle(session).start("a")
-        assert (await catalog.statistics(where)).by_status == {"active": 1}
-        assert await catalog.scoped({"owner_id": "u1"}).delete_sessions({"status": "active"}) == 1
-        assert await catalog.delete_session("fork")
-        assert await catalog.count_sessions() == 0
+        yield database
+
+
+async def test_percent_signs_in_table_names(database: Database):
+    catalog = SessionCatalog(
+        database.engine(), create_tables=True, sessions_table="a%b", messages_table="c%%d"
+    )
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    for key in ("owner_id", "$updated_at", "$text"):
+        assert await catalog.create_index(key)
+    await session.add_items([{"role": "user", "content": "hi"}])
+    assert len((await catalog.search("hi")).hits) == 1
+    for key in ("owner_id", "$updated_at", "$text"):
+        assert await catalog.drop_index(key)
+
+
+async def test_psycopg(database: Database):
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1", "nul": "a\0b"})
+    await session.add_items([{"role": "user", "content": "hi"}])
+    await session.set_metadata({"tags": ["x", "é", 1, None], "size": 10**30})
+    await session.edit_metadata(lambda stored: stored.update(turns=1))
+    assert await session.get_metadata() == {
+        "owner_id": "u1",
+        "nul": "a\0b",
+        "tags": ["x", "é", 1, None],
+        "size": 10**30,
+        "turns": 1,
+    }
+    where = {
+        "tags": {"$contains": "é"},
+        "size": {"$in": [*range(500), 10**30]},
+        "$created_at": {"$gt": "2000-01-01T00:00:00Z"},
+        "$session_id": {"$prefix": "ch"},
+    }
+    assert await session.find_sessions_by_metadata(where) == ["chat"]
+    page = await catalog.list_sessions(where, limit=1, count_items=True)
+    assert [(info.session_id, info.item_count) for info in page.sessions] == [("chat", 1)]
+    assert page.sessions[0].created_at.utcoffset() is not None
+    await catalog.fork_session("chat", "fork")
+    records = [record async for record in catalog.export_sessions()]
+    assert await catalog.import_sessions(records, "replace") == 2
+    await SessionLifecycle(session).start("a")
+    assert (await catalog.statistics(where)).by_status == {"active": 1}
+    assert await catalog.scoped({"owner_id": "u1"}).delete_sessions({"status": "active"}) == 1
+    assert await catalog.delete_session("fork")
+    assert await catalog.count_sessions() == 0

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
+from servers import Database
 from sqlalchemy import MetaData, event, inspect, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -380,3 +381,19 @@ async def test_a_schema_translated_to(database, tmp_path):
         plain = SQLAlchemyMetadataSession("chat", engine=database.engine())
         with pytest.raises(TablesMissingError):
             await plain.get_metadata()
+
+
+async def test_percent_signs_in_table_names(database: Database):
+    catalog = SessionCatalog(
+        database.engine(), create_tables=True, sessions_table="a%b", messages_table="c%%d"
+    )
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1", "title": "trip"})
+    for key in ("owner_id", "$updated_at", "$text"):
+        await catalog.create_index(key)
+    await session.add_items([{"role": "user", "content": each} for each in ("hi", "hi there")])
+    assert len((await catalog.search("hi")).hits) == 2
+    records = [record async for record in catalog.export_sessions()]
+    assert await catalog.import_sessions(records, "replace") == 1
+    assert len((await catalog.search("hi")).hits) == 2
+    for key in ("owner_id", "$updated_at", "$text"):
+        assert await catalog.drop_index(key)

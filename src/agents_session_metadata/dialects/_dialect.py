@@ -165,8 +165,13 @@ class Dialect:
         """
         return None
 
-    def insert_missing(self, table: Table) -> Any:
-        """Inserts rows and skips those whose primary key exists."""
+    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
+        """Inserts rows and skips those whose primary key exists.
+
+        Args:
+            table: The table to insert into.
+            selected: Whether the rows come from a SELECT.
+        """
         raise NotImplementedError
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    column,
     exists,
     func,
     insert,
@@ -165,9 +166,11 @@ class MySQL(Dialect):
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _MySQLLocks(sessions, metadata, elements)
 
-    def insert_missing(self, table: Table) -> Any:
-        # IGNORE would also hide other errors, and a driver logs a warning for each row.
-        same = {column.name: column for column in table.primary_key}
+    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
+        # IGNORE would also hide other errors, and a driver logs a warning for each row. The table
+        # is named only if the columns of a SELECT need to be told apart: drivers that combine rows
+        # leave each % of its name doubled.
+        same = {each.name: each if selected else column(each.name) for each in table.primary_key}
         return mysql.insert(table).on_duplicate_key_update(same)
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:

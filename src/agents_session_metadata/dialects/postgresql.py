@@ -97,7 +97,7 @@ class PostgreSQL(Dialect):
         # Both parts of the statement read what was there when it began.
         return select(stored).add_cte(written.cte("written")), names
 
-    def insert_missing(self, table: Table) -> Any:
+    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
         return postgresql.insert(table).on_conflict_do_nothing()
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
@@ -215,20 +215,20 @@ class PostgreSQL(Dialect):
                 "SELECT quote_ident(n.nspname) FROM pg_class c"
                 " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
             ),
-            {"name": qualified(connection, table)},
+            {"name": _name_value(connection, table)},
         )
         return f"{found}."
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
-        return connection.scalars(text(query), {"name": qualified(connection, table)})
+        return connection.scalars(text(query), {"name": _name_value(connection, table)})
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]
     ) -> list[Link]:
         # Compares object ids: a name could match a table in another schema of the search path.
         names = {
-            f"child_{index}": qualified(connection, each) for index, each in enumerate(children)
+            f"child_{index}": _name_value(connection, each) for index, each in enumerate(children)
         }
         of_children = ", ".join(f"to_regclass(:{name})" for name in names)
         query = (
@@ -238,7 +238,7 @@ class PostgreSQL(Dialect):
             " JOIN pg_attribute a ON a.attrelid = c.conrelid AND ARRAY[a.attnum] = c.conkey"
             f" WHERE c.contype = 'f' AND a.attname = 'session_id' AND c.conrelid IN ({of_children})"
         )
-        names["sessions"] = qualified(connection, sessions)
+        names["sessions"] = _name_value(connection, sessions)
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
@@ -271,13 +271,21 @@ class PostgreSQL(Dialect):
                 " JOIN pg_database d ON d.datname = current_database()"
                 " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
             ),
-            {"name": qualified(connection, sessions)},
+            {"name": _name_value(connection, sessions)},
         ).first()
         if collation is None:
             return String(), False
         effective, declared = collation
         kind = String() if declared == "default" else String(collation=declared)
         return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+
+def _name_value(connection: Connection, table: Table) -> str:
+    """Returns a table's quoted name as a value, for `to_regclass`."""
+    name = qualified(connection, table)
+    # Drivers with these parameters need each % doubled in statements, but not in values.
+    in_percents = connection.dialect.paramstyle in ("format", "pyformat")
+    return name.replace("%%", "%") if in_percents else name
 
 
 @lru_cache(maxsize=64)

@@ -124,7 +124,7 @@ class SQLite(Dialect):
             set_=replacements(statement.excluded, replaced),
         )
 
-    def insert_missing(self, table: Table) -> Any:
+    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
         return sqlite.insert(table).on_conflict_do_nothing()
 
     # The number of parameters is limited, so a list is bound as one JSON document.

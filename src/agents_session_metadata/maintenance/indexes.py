@@ -309,7 +309,8 @@ class _Index:
             if self._dialect.triggers.locks_index:
                 # Rows that somebody is writing are waited for.
                 selected = selected.with_for_update(read=True)
-            yield self._dialect.insert_missing(self._entries).from_select(columns, selected)
+            insert = self._dialect.insert_missing(self._entries, selected=True)
+            yield insert.from_select(columns, selected)
 
     def _triggers(self, connection: Connection) -> list[Any]:
         keys = connection.scalars(select(self._indexes.c.key)).all()

@@ -54,7 +54,9 @@ def compare(connection: Connection, tables: SessionTables, key: str) -> Differen
         found = exists().select_from(entries).where(same).correlate(one)
         lacking = select(*one.c).select_from(one).where(~found)
         missing += connection.scalar(select(func.count()).select_from(lacking.subquery())) or 0
-        adding.append(dialect.insert_missing(entries).from_select(list(ENTRY_COLUMNS), lacking))
+        adding.append(
+            dialect.insert_missing(entries, selected=True).from_select(list(ENTRY_COLUMNS), lacking)
+        )
     extra = and_(entries.c.key == key, *(~each for each in fits))
     wrong = connection.scalar(select(func.count()).select_from(entries).where(extra)) or 0
     repair = [delete(entries).where(extra)] if wrong else []
