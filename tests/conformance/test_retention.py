@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from datetime import timedelta
 
@@ -342,3 +343,20 @@ async def test_values_of_every_type_do_not_hinder_it(catalog, engine):
     everything = {"n": {"$exists": True}, "tags": {"$contains": "t"}}
     assert await catalog.delete_sessions(everything, batch_size=7) == 13
     assert await raw.count_rows(engine, "agent_sessions") == 0
+
+
+async def test_elements_of_long_lists_are_checked_in_parts(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    numbers = list(range(11_000))
+    for index in range(20):
+        await catalog.create_session(f"s{index}", metadata={"numbers": numbers})
+    read = []
+
+    def note(_connection, _cursor, statement, *_):
+        if re.match(r"SELECT [^()]*search_rest\s+FROM \S*_elements", statement):
+            read.append(statement)
+
+    event.listen(engine.sync_engine, "after_cursor_execute", note)
+    assert await catalog.delete_sessions({"numbers": {"$contains": 7}}) == 20
+    event.remove(engine.sync_engine, "after_cursor_execute", note)
+    assert len(read) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -20,6 +20,9 @@ from .messages import delete_messages
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
+
+_TEXT_AT_ONCE = 2**20
+"""Characters of values whose elements are read at a time: an element may have only two."""
 
 
 @dataclass(frozen=True)
@@ -77,30 +80,52 @@ def wrong_search_keys(
         By session id, a key whose search key or elements do not match the stored value.
     """
     rows, elements = tables.metadata, tables.elements
-    parameters = {**dialect.list_parameters("ids", ids), **dialect.list_parameters("keys", keys)}
 
-    def read(table: Table, *columns: Any) -> Iterable[Any]:
+    def read(table: Table, ids: Sequence[str], *columns: Any) -> Iterable[Any]:
         statement: Any = select(table.c.session_id, table.c.key, *columns).where(
             dialect.one_of(table.c.session_id, "ids", len(ids)),
             dialect.one_of(table.c.key, "keys", len(keys)),
         )
+        parameters = dialect.list_parameters("ids", ids) | dialect.list_parameters("keys", keys)
         return connection.execute(statement, parameters)
 
     def searched(table: Table) -> list[Any]:
         # As stored, whatever it is: a column may hold values of another type.
         return [type_coerce(table.c[name], NullType()) for name in ("search_key", "search_rest")]
 
-    parts: dict[tuple[str, str], set[SearchKey]] = {}
-    for own_id, key, *search in read(elements, *searched(elements)):
-        parts.setdefault((own_id, key), set()).add(read_search_key(*search))
-    wrong = {}
+    stored: dict[str, list[tuple[str, Any, SearchKey]]] = {each: [] for each in ids}
     value = dialect.json_text(rows.c.value)
-    for own_id, key, text, *search in read(rows, value, *searched(rows)):
-        stored = read_search_key(*search), frozenset(parts.pop((own_id, key), ()))
-        if stored != search_keys_of(text):
-            wrong[own_id] = key
-    # What is left are elements without their list.
-    return wrong | dict(parts.keys())
+    for own_id, key, text, *search in read(rows, ids, value, *searched(rows)):
+        # MySQL may find an id that is spelled in another way.
+        stored.setdefault(own_id, []).append((key, text, read_search_key(*search)))
+    wrong = {}
+    for some in _parts(stored):
+        found: dict[tuple[str, str], set[SearchKey]] = {}
+        for own_id, key, *search in read(elements, some, *searched(elements)):
+            found.setdefault((own_id, key), set()).add(read_search_key(*search))
+        for own_id in some:
+            for key, text, search_key in stored[own_id]:
+                own = frozenset(found.pop((own_id, key), ()))
+                if (search_key, own) != search_keys_of(text):
+                    wrong[own_id] = key
+        # What is left are elements without their list.
+        wrong |= dict(found.keys())
+    return wrong
+
+
+def _parts(stored: Mapping[str, Sequence[tuple[str, Any, SearchKey]]]) -> Iterator[list[str]]:
+    """The sessions in parts whose lists have a bounded number of elements."""
+    part: list[str] = []
+    size = 0
+    for session_id, values in stored.items():
+        own = sum(len(text or "") for _, text, _ in values)
+        if part and size + own > _TEXT_AT_ONCE:
+            yield part
+            part, size = [], 0
+        part.append(session_id)
+        size += own
+    if part:
+        yield part
 
 
 def insert_sessions(
