@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from demonstration import CHROMIUM, serving
 from node_packages import installed
 from playwright.async_api import Browser, Page, async_playwright
+from scaling import scale
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 PAGES = ["/", "/?q=refund", "/waiting", "/statistics?count=all", "/session?id=billing-00000000"]
@@ -156,8 +158,16 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
     assert "Approved by ana" in await page.inner_text(".run:target")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["desktop", "phone"])
+@pytest.mark.parametrize(
+    ("size", "scheme"),
+    [
+        pytest.param(size, scheme, id=f"{scheme}-{size['width']}")
+        # One for each size and each scheme, or all.
+        for size, scheme in scale(
+            [(WIDE, "light"), (NARROW, "dark")], [*product((WIDE, NARROW), ("light", "dark"))]
+        )
+    ],
+)
 async def test_axe_finds_no_violation(shared_demo, browser, scheme, size) -> None:
     _, packages = installed(Path(__file__).parent / "accessibility", "accessibility")
     axe = (packages / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
