@@ -55,7 +55,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--servers",
-        type=lambda given: given.split(","),
+        type=_servers,
         default=list(TITLES),
         help="some of sqlite, postgresql and mysql, separated by commas; default: all",
     )
@@ -64,8 +64,25 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--without-peers", action="store_true", help="only the plain table")
     parser.add_argument("--only", choices=PARTS, help="one part of the measurements")
-    parser.add_argument("--output", type=Path, default=_HERE, help="where the results go")
+    parser.add_argument("--output", type=_folder, default=_HERE, help="folder of the results")
     return parser.parse_args()
+
+
+def _servers(given: str) -> list[str]:
+    names = given.split(",")
+    if unknown := set(names) - set(TITLES):
+        raise argparse.ArgumentTypeError(f"unknown server: {', '.join(sorted(unknown))}")
+    return names
+
+
+def _folder(given: str) -> Path:
+    """The folder, which is created before anything is measured."""
+    folder = Path(given)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return folder
 
 
 async def _measure(
