@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from scaling import scale
 from servers import Database
-from sqlalchemy import event, insert
+from sqlalchemy import Table, event, insert
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
 from agents_session_metadata.storage.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
+from conformance import raw
 
 SESSIONS = scale(20_000, 100_000)
 CHUNK = 20_000
+MESSAGES = scale(2_000, 20_000)
 
 
 def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
@@ -48,11 +52,15 @@ async def _load(database: Database) -> None:
         async with engine.begin() as connection:
             for table, rows in zip(targets, _rows(start), strict=True):
                 await connection.execute(insert(table), rows)
+    await _analyze(database, engine, targets)
+
+
+async def _analyze(database: Database, engine: Any, tables: Iterable[Table]) -> None:
+    """Let the planner know the tables. SQLite is asked as it comes, without statistics."""
     if database.kind != "sqlite":
-        # SQLite is asked as it comes, without statistics.
+        analyze = "ANALYZE" if database.kind == "postgresql" else "ANALYZE TABLE"
         async with engine.begin() as connection:
-            for table in targets:
-                analyze = "ANALYZE" if database.kind == "postgresql" else "ANALYZE TABLE"
+            for table in tables:
                 await connection.exec_driver_sql(f"{analyze} {table.name}")
 
 
@@ -132,6 +140,36 @@ async def test_questions_read_what_they_select(shared_database: Database):
         assert not re.search(r"\(key=\?\)", await _explained(shared_database, engine, fills))
 
 
+async def test_a_search_in_few_sessions_reads_their_words_alone(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    at = "2026-01-01T00:00:00Z"
+    await catalog.import_sessions(
+        {
+            "format": 1,
+            "session_id": f"s{number:06}",
+            "created_at": at,
+            "updated_at": at,
+            "metadata": {"owner_id": f"u{number}"},
+            # One word is common, and all others are rare: so a planner takes any word to be.
+            "items": [{"created_at": at, "item": raw.message(f"common rare{number} word{number}")}],
+        }
+        for number in range(MESSAGES)
+    )
+    await catalog.create_index("$text")
+    tables = catalog._store.database.tables
+    await _analyze(shared_database, engine, [*tables.tables, *tables.group("words").tables])
+    for word in ("common", "comm*"):
+        page = await catalog.search(word, {"owner_id": "u7"})
+        assert {hit.session_id for hit in page.hits} == {"s000007"}
+        ask = partial(catalog.search, word, {"owner_id": {"$in": ["u7", "u8", "u9"]}})
+        assert await _rows_read(shared_database, engine, ask) <= 100, word
+        if shared_database.kind == "postgresql":
+            # With millions of words, a plan for any word would read all entries of this one, and
+            # compare each with the sessions: it expects few of them.
+            assert "LATERAL" in str(await _captured(engine, ask))
+
+
 async def _captured(engine: Any, ask: Any) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
@@ -154,9 +192,7 @@ async def _rows_read(database: Database, engine: Any, ask: Any, *, whole: bool =
     if database.kind == "mysql":
         return await _handler_reads(engine, ask)
     if database.kind == "postgresql":
-        return sum(
-            [await _generic_plan_reads(engine, *each) for each in await _captured(engine, ask)]
-        )
+        return sum([await _plan_reads(engine, *each) for each in await _captured(engine, ask)])
     plan = await _plan(database, engine, ask)
     if not whole:
         assert not re.search(r"SCAN (agent_|driver|counted)", plan), plan
@@ -176,22 +212,37 @@ async def _handler_reads(engine: Any, ask: Any) -> int:
     return await reads() - before - overhead
 
 
-async def _generic_plan_reads(engine: Any, statement: str, parameters: Any) -> int:
+async def _plan_reads(engine: Any, statement: str, parameters: Any) -> int:
+    explain = "EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON)"
     async with engine.connect() as connection:
-        await connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
-        explain = f"EXPLAIN (ANALYZE, TIMING OFF, FORMAT JSON) {statement}"
-        found = (await connection.exec_driver_sql(explain, parameters)).scalar_one()
-        await connection.exec_driver_sql("RESET plan_cache_mode")
+        execute = connection.exec_driver_sql
+        if isinstance(parameters, dict):  # As psycopg takes them: planned for these values.
+            found = (await execute(f"{explain} {statement}", parameters)).scalar_one()
+        else:
+            await execute(f"PREPARE asked AS {statement}")
+            given = f"({', '.join(map(_literal, parameters))})" if parameters else ""
+            # After five times, the server may take one plan for all values.
+            for _ in range(6):
+                found = (await execute(f"{explain} EXECUTE asked{given}")).scalar_one()
+            await execute("DEALLOCATE asked")
     plan = json.loads(found) if isinstance(found, str) else found
-    return _plan_reads(plan[0]["Plan"])
+    return _node_reads(plan[0]["Plan"])
 
 
-def _plan_reads(node: dict[str, Any]) -> int:
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return f"ARRAY[{', '.join(map(_literal, value))}]"
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'::bytea"
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def _node_reads(node: dict[str, Any]) -> int:
     read = 0
     if "Scan" in node["Node Type"] and "Relation Name" in node:
         rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
         read = round(rows * node["Actual Loops"])
-    return read + sum(_plan_reads(part) for part in node.get("Plans", []))
+    return read + sum(_node_reads(part) for part in node.get("Plans", []))
 
 
 async def _plan(database: Database, engine: Any, ask: Any) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Insert,
+    Select,
     Table,
     bindparam,
     func,
@@ -181,6 +182,16 @@ class Dialect:
         parameters that the driver allows.
         """
         return column.in_(bindparam(name, expanding=True, type_=column.type))
+
+    def rows_of_each(
+        self, rows: Select[Any], own: ColumnElement[Any], name: str, count: int
+    ) -> Select[Any]:
+        """Restricts a SELECT to rows whose column `own` has one of the values of `one_of`.
+
+        They are looked up by each value, however few rows the planner expects to meet the other
+        conditions.
+        """
+        return rows.where(self.one_of(own, name, count))
 
     def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
         """Returns the parameters of `one_of`."""

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Insert,
     LargeBinary,
     Numeric,
+    Select,
     String,
     Table,
     and_,
@@ -28,9 +29,12 @@ from sqlalchemy import (
     extract,
     func,
     insert,
+    join,
+    literal_column,
     null,
     select,
     text,
+    true,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
@@ -103,6 +107,20 @@ class PostgreSQL(Dialect):
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
         return column == any_(bindparam(name, type_=ARRAY(item)))
+
+    def rows_of_each(
+        self,
+        rows: Select[Any],
+        own: ColumnElement[Any],
+        name: str,
+        count: int,
+    ) -> Select[Any]:
+        # A plan for any parameters compares the list with all rows of a word, as if it were rare.
+        every = func.unnest(bindparam(name, type_=ARRAY(String())))
+        given = every.table_valued(column("value", String())).render_derived("given")
+        limit: Any = literal_column(str(2**31 - 1))  # Else the planner joins the two in any order.
+        each = rows.where(own == given.c.value).limit(limit).lateral("of_each")
+        return select(*each.c).select_from(join(given, each, true()))
 
     def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
         # For equality, the planner hashes the whole table as soon as one row in seventy is needed.

@@ -118,7 +118,7 @@ class SearchBuilder(Builder):
             _begins(words.c.word, "") if shape.by_prefix else words.c.word == bytes_of_call("word")
         )
         if sessions is not None:
-            inner = inner.where(self._dialect.one_of(words.c.session_id, "ids", sessions))
+            inner = self._dialect.rows_of_each(inner, words.c.session_id, "ids", sessions)
         if shape.by_prefix:
             inner = inner.distinct()
         # With a limit, no planner walks in the order of the page instead.
