@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
@@ -23,6 +23,7 @@ from .query.logic import EVERYTHING, All, Condition
 from .query.queries import Queries
 from .query.walks import read_sessions
 from .quoting import quoted
+from .storage.belonging import has_remains
 from .storage.database import Database
 from .storage.store import SessionStore, check_limit
 from .storage.tables import TableNames
@@ -127,15 +128,12 @@ class ScopedStore(SessionStore[Queries]):
         return self.rows.search_keys(connection, session_id, self._searched) == self._searched
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """Whether a session that was just created has no history yet.
+        """Whether nothing is left of an earlier session with the id of one just created.
 
-        A history whose session row is missing may be anybody's: in a scope, its id is taken.
+        A history whose session row is missing may be anybody's, and so may a paused run: in a
+        scope, the id is taken.
         """
-        if not self.scope:
-            return True
-        messages = self.database.tables.messages
-        found: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
-        return connection.execute(found).first() is None
+        return not self.scope or not has_remains(connection, self.database.tables, session_id)
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         """Refuse what would lead out of the scope.

@@ -8,10 +8,22 @@ import pytest
 from agents import Agent, RunConfig, Runner
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel, assistant_message
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import ScopeError, SessionExistsError, SessionNotFoundError
+from agents_session_metadata import (
+    ScopeError,
+    SessionCatalog,
+    SessionExistsError,
+    SessionNotFoundError,
+    TextIndexMissingError,
+)
+from agents_session_metadata.storage.paused import PAUSED
+from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.storage.usage import USAGE
 from conformance import raw
 from conformance.compaction import Client
+from conformance.triggers import drop_triggers
 
 
 def change_title(metadata) -> None:
@@ -131,12 +143,28 @@ async def test_an_agent_stays_inside(mine):
     assert client.requests == []
 
 
-async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine):
+OWN = "agent_sessions_metadata"
+LOST = {
+    "agent_messages": "(session_id, message_data) VALUES ('lost', '{}')",
+    f"{OWN}_paused": "(session_id, state, details, decisions, item_count, revision, paused_at)"
+    " VALUES ('lost', '{}', '{}', '{}', 0, 1, 1)",
+    f"{OWN}_thread_items": "(session_id, item_id, position, kind, data, reopened)"
+    " VALUES ('lost', 'item', 1, 'user_message', '{}', 0)",
+    f"{OWN}_attachments": "(attachment_id, session_id, owner, data)"
+    " VALUES ('file', 'lost', '{}', '{}')",
+    f"{OWN}_usage": "(session_id, day, requests, input_tokens, cached_input_tokens, output_tokens,"
+    " reasoning_tokens, total_tokens) VALUES ('lost', '2020-01-01', 1, 1, 1, 1, 1, 1)",
+}
+
+
+@pytest.mark.parametrize("table", LOST)
+async def test_what_has_no_session_belongs_to_no_scope(everyone, engine, table):
     mine = everyone.scoped({"owner_id": "mine"})
-    await raw.drop_foreign_keys(engine, "agent_messages")
-    await raw.execute(
-        engine, "INSERT INTO agent_messages (session_id, message_data) VALUES ('lost', '{}')"
-    )
+    for group in (PAUSED, THREADS, USAGE):
+        await everyone._store.database.ensure(group)
+    await drop_triggers(engine)
+    await raw.drop_foreign_keys(engine, table)
+    await raw.execute(engine, f"INSERT INTO {table} {LOST[table]}")
     session = mine.session("lost")
     time = "2020-01-01T00:00:00Z"
     times = {"created_at": time, "updated_at": time}
@@ -155,6 +183,51 @@ async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine)
     assert await mine.import_sessions([record], "skip") == 0
     assert await session.get_items() == []
     assert await everyone.get_session("lost") is None
-    assert await raw.count_rows(engine, "agent_messages", session_id="lost") == 1
+    assert await raw.count_rows(engine, table, session_id="lost") == 1
     await everyone.session("lost").set_metadata({"owner_id": "mine"})
-    assert await session.get_items() == [{}]
+    assert await session.get_items() == [{}] * (table == "agent_messages")
+
+
+@pytest.mark.not_on("sqlite")  # It has no privileges.
+async def test_creating_needs_no_rights_on_optional_tables(everyone, database):
+    for group in (PAUSED, THREADS, USAGE):
+        await everyone._store.database.ensure(group)
+    for key in ("owner_id", "$text"):
+        await everyone.create_index(key)
+    core = ("agent_sessions", "agent_messages", OWN, f"{OWN}_elements")
+    name = make_url(database.url).database
+    user = f"core_{name}"[:30]
+    if database.kind == "postgresql":
+        login, of_user = f"CREATE ROLE {user} LOGIN", user
+        drops = [f"DROP OWNED BY {user}", f"DROP ROLE {user}"]
+    else:
+        login, of_user = f"CREATE USER {user}@'%'", f"{user}@'%'"
+        drops = [f"DROP USER {user}"]
+    grants = [f"GRANT SELECT, INSERT, UPDATE, DELETE ON {table} TO {of_user}" for table in core]
+    if database.kind == "postgresql":
+        grants.append(f"GRANT USAGE ON SEQUENCE agent_messages_id_seq TO {user}")
+    # A right other than reading.
+    grants.append(f"GRANT INSERT ON {OWN}_usage TO {of_user}")
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        for statement in (login, *grants):
+            await raw.execute(everyone.engine, statement)
+        mine = SessionCatalog(engine).scoped({"owner_id": "mine"})
+        await mine.create_session("new")
+        await mine.session("newer").add_items([raw.message("hello")])
+        await mine.set_metadata("newer", {"title": "newer"})
+        page = await mine.list_sessions(limit=1)
+        assert [each.session_id for each in page.sessions] == ["newer"]
+        with pytest.raises(TextIndexMissingError):
+            await mine.search("hello")
+        await everyone.refresh_index("$text")
+        assert len((await everyone.search("hello")).hits) == 1
+        await raw.execute(everyone.engine, f"GRANT SELECT ON {OWN}_paused TO {of_user}")
+        await raw.drop_foreign_keys(everyone.engine, f"{OWN}_paused")
+        await raw.execute(everyone.engine, f"INSERT INTO {OWN}_paused {LOST[f'{OWN}_paused']}")
+        with pytest.raises(SessionExistsError):
+            await mine.create_session("lost")
+    finally:
+        await engine.dispose()
+        for drop in drops:
+            await raw.execute(everyone.engine, drop)

@@ -373,6 +373,10 @@ class Dialect:
         found = Counter(connection.scalars(query))
         return sorted(name for name, number in found.items() if number == len(columns))
 
+    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        """Returns the tables that exist and that the user may read."""
+        raise NotImplementedError
+
     def columns_query(self, schema: str) -> str:
         """Returns a query for the tables of a schema, once per column of theirs in `:columns`.
 

@@ -260,6 +260,13 @@ class PostgreSQL(Dialect):
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
+    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        query = "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"
+        query += " WHERE has_table_privilege(to_regclass(t.name), 'SELECT')"
+        names = [_name_value(connection, table) for table in tables]
+        found = connection.scalars(text(query), {"names": names})
+        return [tables[place - 1] for place in found]
+
     def columns_query(self, schema: str) -> str:
         return (
             "SELECT r.relname FROM pg_class r JOIN pg_attribute a ON a.attrelid = r.oid"

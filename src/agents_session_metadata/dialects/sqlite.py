@@ -258,6 +258,14 @@ class SQLite(Dialect):
         wanted = sessions.name.lower()
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
+    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        query = f"SELECT name FROM {self.schema_of(connection, tables[0])}sqlite_master"  # noqa: S608  # a quoted name
+        names = {"names": [table.name for table in tables]}
+        named = bindparam("names", type_=String(), expanding=True)
+        statement = text(f"{query} WHERE type = 'table' AND name IN :names").bindparams(named)
+        found = connection.scalars(statement, names).all()
+        return [table for table in tables if table.name in found]
+
     def columns_query(self, schema: str) -> str:
         return (
             f"SELECT m.name FROM {schema}sqlite_master m"  # noqa: S608  # a quoted name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, select
+from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, or_, select
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
@@ -103,6 +103,20 @@ def written_tables(tables: SessionTables) -> list[Table]:
     """The tables beside the sessions whose rows do not follow from other tables."""
     groups = (tables.group(name).tables for name in (PAUSED, USAGE, THREADS))
     return [tables.metadata, tables.messages, *(table for group in groups for table in group)]
+
+
+def has_remains(connection: Connection, tables: SessionTables, session_id: str) -> bool:
+    """Whether an earlier session with an id has left rows, other than its metadata.
+
+    They are left if sessions are deleted where no foreign key is enforced. Tables of optional
+    features that do not exist, or that the user may not read, count as empty.
+    """
+    optional = [table for table in written_tables(tables) if table not in tables.tables]
+    readable = dialect_of(connection.dialect).readable(connection, optional)
+    left = [
+        exists().where(each.c.session_id == session_id) for each in (tables.messages, *readable)
+    ]
+    return bool(connection.execute(select(or_(*left))).scalar())
 
 
 def intended(tables: SessionTables, table: Table) -> str | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sqlalchemy import Connection, inspect, select
+from sqlalchemy import Connection, select
+
+from agents_session_metadata.dialects import dialect_of
 
 from .activity import ACTIVITY
 from .index_states import COMPLETE
@@ -26,7 +28,7 @@ class KnownIndexes:
         self._keys: frozenset[str] = frozenset()
         self._looked_at: float | None = None
         self.has_tables: bool = False
-        """Whether the tables existed."""
+        """Whether the tables existed and could be read."""
 
     def keys(self, connection: Connection, tables: SessionTables) -> frozenset[str]:
         """The keys; the database is asked again from time to time."""
@@ -38,8 +40,8 @@ class KnownIndexes:
         """Ask the database."""
         indexes = tables.group(ACTIVITY)["_indexes"]
         keys: Any = ()
-        schema = connection.schema_for_object(indexes)
-        self.has_tables = inspect(connection).has_table(indexes.name, schema)
+        # Whoever may not read the table works as if there were no index.
+        self.has_tables = bool(dialect_of(connection.dialect).readable(connection, [indexes]))
         if self.has_tables:
             usable = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
             keys = connection.scalars(select(indexes.c.key).where(*usable))

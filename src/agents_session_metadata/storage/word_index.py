@@ -24,11 +24,11 @@ from sqlalchemy import (
     delete,
     exists,
     func,
-    inspect,
     select,
     type_coerce,
 )
 
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import TITLE
@@ -67,9 +67,9 @@ class KnownText:
         now = time.monotonic()
         if self._looked_at is None or now > self._looked_at + _SECONDS:
             state = tables.group(WORDS)["_state"]
-            schema = connection.schema_for_object(state)
             self._exists = False
-            if inspect(connection).has_table(state.name, schema):
+            # Whoever may not read the table leaves what is written in the queue.
+            if dialect_of(connection.dialect).readable(connection, [state]):
                 found: Any = connection.execute(select(state.c.state).where(state.c.key == TEXT))
                 self._exists = found.scalar() not in (None, DROPPING)
             self._looked_at = now
