@@ -185,6 +185,18 @@ async def test_a_trigger_that_suppresses_redundant_updates(database: Database):
     await check_everything(engine)
 
 
+@pytest.mark.only_on("sqlite")  # Elsewhere, a row is locked without an update.
+async def test_a_trigger_that_ignores_updates(database: Database):
+    engine = database.engine()
+    assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0
+    await raw.execute(
+        engine,
+        "CREATE TRIGGER own BEFORE UPDATE ON agent_sessions"
+        " WHEN NEW.updated_at IS OLD.updated_at BEGIN SELECT RAISE(IGNORE); END",
+    )
+    await check_everything(engine)
+
+
 @pytest.mark.parametrize("first", ["create", "find"])
 async def test_the_first_writes_of_a_connection(database: Database, everyone, first):
     """A connection knows nothing yet, or knows what it did to another session."""

@@ -41,7 +41,10 @@ _DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
 
 
 class _SQLiteLocks(Locks):
-    """A write takes the writer's lock for its whole transaction, even if it finds no row."""
+    """A write takes the writer's lock for its whole transaction, even if it changes no row.
+
+    A row that was not changed may exist all the same: a trigger can ignore the change.
+    """
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
@@ -52,15 +55,22 @@ class _SQLiteLocks(Locks):
         )
 
     def existing(self, connection: Connection, session_id: str) -> bool:
+        changed = self._changes(connection, session_id)
+        return changed or self._is_there(connection, session_id)
+
+    def _changes(self, connection: Connection, session_id: str) -> bool:
         # The count is of the statement alone, without what triggers change. Reading a returned row
         # would be one more call of the driver's thread.
         found: Any = connection.execute(self._touch, {"of_session": session_id})
         return bool(found.rowcount > 0)
 
+    def _is_there(self, connection: Connection, session_id: str) -> bool:
+        return connection.execute(self._lock, {"of_session": session_id}).first() is not None
+
     def or_create(self, connection: Connection, session_id: str) -> bool:
         # One statement if the row exists. If not, no other writer can create it in between.
-        found = self.existing(connection, session_id)
-        return not found and super().or_create(connection, session_id)
+        changed = self._changes(connection, session_id)
+        return not changed and super().or_create(connection, session_id)
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
@@ -69,10 +79,14 @@ class _SQLiteLocks(Locks):
         every = func.json_group_object(metadata.c.key, case((is_json, column)))
         stored = select(type_coerce(cast(every, LargeBinary), NullType()))
         own = metadata.c.session_id == bindparam("of_session")
-        statement: Any = self._touch.returning(stored.where(own).scalar_subquery())
+        stored = stored.where(own)
+        statement: Any = self._touch.returning(stored.scalar_subquery())
 
         def read(connection: Connection, session_id: str) -> Found:
-            found = connection.execute(statement, {"of_session": session_id}).scalar()
+            parameters = {"of_session": session_id}
+            found = connection.execute(statement, parameters).scalar()
+            if found is None and self._is_there(connection, session_id):
+                found = connection.execute(stored, parameters).scalar()
             return Found(None if found is None else _json_object(found))
 
         return read
