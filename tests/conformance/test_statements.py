@@ -129,11 +129,11 @@ async def test_a_statement_takes_one_call_of_the_drivers_thread(database: Databa
         return len(calls)
 
     monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
-    # Execute, read the row, and reset the connection.
-    assert await of(session.get_metadata()) == 3
-    # Lock, read what is stored, upsert, commit, and reset.
-    assert await of(session.set_metadata({"a": 1, "b": 2})) == 5
-    assert await of(session.edit_metadata(lambda stored: stored.update(a=2))) == 5
+    # The statement, and a rollback.
+    assert await of(session.get_metadata()) == 2
+    # Lock, upsert, commit, and a rollback when the connection is returned.
+    assert await of(session.set_metadata({"a": 1, "b": 2})) == 4
+    assert await of(session.edit_metadata(lambda stored: stored.update(a=2))) == 4
 
 
 @pytest.mark.only_on("sqlite-file")

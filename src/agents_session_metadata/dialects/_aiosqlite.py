@@ -1,13 +1,14 @@
-"""Runs a statement with one call of the driver's thread, and a second one to read its rows.
+"""Runs a statement with one call of the driver's thread.
 
-SQLAlchemy also calls the thread to create a cursor and to close it. Each call takes longer than a
-small statement.
+SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer than
+a small statement.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 
@@ -30,8 +31,6 @@ class PooledConnection:
 
 
 class _Cursor:
-    """A cursor that needs no closing, because all of its rows have been read."""
-
     arraysize = 1
 
     def __init__(self, connection: Any) -> None:
@@ -42,28 +41,26 @@ class _Cursor:
         self.lastrowid: Any = None
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
-        self._run(lambda driver: driver.execute(statement, parameters))
+        self._run("execute", statement, parameters)
 
     def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
-        self._run(lambda driver: driver.executemany(statement, parameters))
+        self._run("executemany", statement, parameters)
 
-    def _run(self, call: Callable[[Any], Any]) -> None:
-        async def run(driver: Any) -> None:
-            cursor = await call(driver)
-            if cursor.description:
-                try:
-                    self._rows.extend(await cursor.fetchall())
-                except BaseException:
-                    # A statement that has more rows keeps the snapshot that it reads.
-                    await cursor.close()
-                    raise
-            self.description = cursor.description
-            self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
+    def _run(self, method: str, statement: str, parameters: Sequence[Any]) -> None:
+        connection = self._connection
+        driver = connection.driver_connection
+
+        def run() -> None:
+            with closing(driver._conn.cursor()) as cursor:
+                getattr(cursor, method)(statement, parameters)
+                self._rows.extend(cursor.fetchall())
+                self.description = cursor.description
+                self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
 
         try:
-            self._connection.run_async(run)
+            connection.run_async(lambda _: driver._execute(run))
         except Exception as error:  # noqa: BLE001  # raised as SQLAlchemy's own cursor raises it
-            self._connection._handle_exception(error)
+            connection._handle_exception(error)
 
     def fetchone(self) -> Any:
         return self._rows.popleft() if self._rows else None
