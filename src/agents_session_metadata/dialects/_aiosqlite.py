@@ -21,13 +21,24 @@ class PooledConnection:
 
     def __init__(self, pooled: Any) -> None:
         self._pooled = pooled
+        self._is_committed = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pooled, name)
 
     def cursor(self, **_: object) -> _Cursor:
         """Returns a cursor for one statement, which always reads all rows at once."""
+        self._is_committed = False
         return _Cursor(self._pooled.dbapi_connection)
+
+    def commit(self) -> None:
+        """Commits the transaction."""
+        self._pooled.commit()
+        self._is_committed = True
+
+    def close(self) -> None:
+        """Returns the connection to the pool, with a rollback unless it has just committed."""
+        self._pooled._close_special(transaction_reset=self._is_committed)
 
 
 class _Cursor:
