@@ -6,6 +6,7 @@ import aiosqlite
 import pytest
 from servers import Database
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
@@ -111,6 +112,60 @@ async def test_no_rows_are_fetched_to_add_items(database: Database, monkeypatch)
     assert fetched == []
     await session.get_items()
     assert fetched
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_statement_takes_one_call_of_the_drivers_thread(database: Database, monkeypatch):
+    session = SessionCatalog(database.engine(), create_tables=True).session("chat")
+    await session.set_metadata({"tags": ["a"]})
+    calls = []
+    call = aiosqlite.Connection._execute
+
+    async def counted(connection, function, *args, **kwargs):
+        calls.append(function)
+        return await call(connection, function, *args, **kwargs)
+
+    async def of(awaitable) -> int:
+        calls.clear()
+        await awaitable
+        return len(calls)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
+    # The statement, and a rollback.
+    assert await of(session.get_metadata()) == 2
+    # Lock, upsert, and commit.
+    assert await of(session.set_metadata({"a": 1, "b": 2})) == 3
+    assert await of(session.edit_metadata(lambda stored: stored.update(a=2))) == 3
+
+
+@pytest.mark.only_on("sqlite-file")
+async def test_a_statement_whose_rows_cannot_be_read_does_not_go_on(database: Database):
+    catalog = SessionCatalog(database.engine(pool_size=1, max_overflow=0), create_tables=True)
+    await catalog.set_metadata("chat", {"a": 1})
+
+    def read(connection, _):
+        connection.exec_driver_sql(
+            "SELECT CAST(x'ff' AS TEXT) FROM agent_sessions, json_each('[1, 2]')"
+        )
+
+    # The error refers to the statement as long as it exists.
+    with pytest.raises(OperationalError, match="decode") as _error:
+        await catalog._store.database.read(read)
+    await SessionCatalog(database.engine()).set_metadata("chat", {"a": 2})
+    # The snapshot from before could not be written to.
+    await catalog.set_metadata("chat", {"a": 3})
+    assert await catalog.get_metadata("chat") == {"a": 3}
+
+
+@pytest.mark.only_on("sqlite-file")
+async def test_an_engine_that_streams_results(database: Database):
+    engine = database.engine(execution_options={"stream_results": True})
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number in range(20):
+        await catalog.set_metadata(f"s{number:02}", {"a": number})
+    found = [info.metadata["a"] async for info in catalog.iter_sessions()]
+    assert sorted(found) == list(range(20))
+    assert await catalog.count_sessions({"a": {"$gte": 5}}) == 15
 
 
 async def test_the_tables_are_checked_once_an_engine(database: Database):

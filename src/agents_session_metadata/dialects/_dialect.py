@@ -106,6 +106,10 @@ class Dialect:
     def configure(self, engine: Engine) -> None:
         """Configures connections as the SDK does, if the SDK configures them."""
 
+    def connect(self, engine: Engine) -> Connection:
+        """Returns a connection from the engine's pool."""
+        return engine.connect()
+
     def error_code(self, error: DBAPIError) -> object:
         """Returns the database's code for an error."""
         raise NotImplementedError

@@ -34,6 +34,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType, TypeEngine
 
+from ._aiosqlite import PooledConnection
 from ._dialect import Dialect, Link, Triples, qualified, replacements
 from ._locks import Found, Locks, Reader
 
@@ -107,6 +108,12 @@ class SQLite(Dialect):
 
     def configure(self, engine: Engine) -> None:
         event.listen(engine, "connect", _configure_connection)
+
+    def connect(self, engine: Engine) -> Connection:
+        connection = super().connect(engine)
+        pooled: Any = PooledConnection(connection._dbapi_connection)
+        connection._dbapi_connection = pooled
+        return connection
 
     def error_code(self, error: DBAPIError) -> object:
         code = getattr(error.orig, "sqlite_errorcode", None)

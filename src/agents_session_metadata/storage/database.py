@@ -396,7 +396,7 @@ class Database(Generic[Q]):
         engine = self.engine.sync_engine
 
         def unit() -> T:
-            with engine.connect() as connection:
+            with self.dialect.connect(engine) as connection:
                 return work(connection)
 
         # One hop into SQLAlchemy's greenlet for connecting, working and closing.
