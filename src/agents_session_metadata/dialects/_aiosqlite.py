@@ -1,7 +1,8 @@
 """Runs a statement with one call of the driver's thread.
 
 SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer than
-a small statement.
+a small statement. Saving them requires private members of SQLAlchemy and aiosqlite. If a release
+lacks one of them, its own cursors are used.
 """
 
 from __future__ import annotations
@@ -11,19 +12,41 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
+from sqlalchemy import Connection
 
-class PooledConnection:
-    """A connection of SQLAlchemy's pool, with other cursors.
+_MEMBERS = (
+    ("_dbapi_connection",),
+    ("_close_special", "dbapi_connection"),
+    ("_handle_exception", "driver_connection", "run_async"),
+    ("_conn", "_execute"),
+)
+"""What is used of a `Connection`, its pooled connection, SQLAlchemy's adapter, and aiosqlite's."""
 
-    Args:
-        pooled: The connection, as an SQLAlchemy `Connection` holds it.
-    """
+
+def use_fewer_calls(connection: Connection) -> None:
+    """Makes a connection run each statement with one call, if its members are known."""
+    pooled: Any = getattr(connection, "_dbapi_connection", None)
+    adapted = getattr(pooled, "dbapi_connection", None)
+    driver = getattr(adapted, "driver_connection", None)
+    owners = connection, pooled, adapted, type(driver)
+    if all(
+        hasattr(owner, name)
+        for owner, names in zip(owners, _MEMBERS, strict=True)
+        for name in names
+    ):
+        wrapped: Any = _PooledConnection(pooled)
+        connection._dbapi_connection = wrapped
+
+
+class _PooledConnection:
+    """A connection of SQLAlchemy's pool, with other cursors."""
 
     def __init__(self, pooled: Any) -> None:
         self._pooled = pooled
         self._is_committed = False
 
     def __getattr__(self, name: str) -> Any:
+        self._is_committed = False  # Whoever asked may write.
         return getattr(self._pooled, name)
 
     def cursor(self, **_: object) -> _Cursor:

@@ -34,7 +34,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType, TypeEngine
 
-from ._aiosqlite import PooledConnection
+from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, Link, Triples, qualified, replacements
 from ._locks import Found, Locks, Reader
 
@@ -111,8 +111,7 @@ class SQLite(Dialect):
 
     def connect(self, engine: Engine) -> Connection:
         connection = super().connect(engine)
-        pooled: Any = PooledConnection(connection._dbapi_connection)
-        connection._dbapi_connection = pooled
+        use_fewer_calls(connection)
         return connection
 
     def error_code(self, error: DBAPIError) -> object:
