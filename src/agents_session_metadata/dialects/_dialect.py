@@ -402,6 +402,9 @@ class Dialect:
         """Limits to five seconds how long a statement in the block waits for a table."""
         yield
 
+    def check_settings(self, connection: Connection) -> None:
+        """Raises UnsupportedDialectError if bound parameters are not safe on a connection."""
+
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""
         return SessionId(), True

@@ -338,6 +338,8 @@ class Database(Generic[Q]):
         """Check the tables of a group, and create what is missing if that was asked for."""
 
         def prepare(connection: Connection) -> None:
+            if group == CORE:
+                self.dialect.check_settings(connection)
             missing = find_missing(connection, self.names, (group,))
             if group == CORE:
                 check_links(connection, self.tables)
