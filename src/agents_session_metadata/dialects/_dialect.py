@@ -403,7 +403,7 @@ class Dialect:
         yield
 
     def check_settings(self, connection: Connection) -> None:
-        """Raises UnsupportedDialectError if bound parameters are not safe on a connection."""
+        """Raises UnsupportedDialectError if values would be read or bound wrongly."""
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""

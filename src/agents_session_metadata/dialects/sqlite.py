@@ -34,6 +34,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType, TypeEngine
 
+from agents_session_metadata.errors import UnsupportedDialectError
+
 from ._dialect import Dialect, Link, Triples, qualified, replacements
 from ._locks import Found, Locks, Reader
 
@@ -151,6 +153,12 @@ class SQLite(Dialect):
 
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
         return func.length(cast(column, LargeBinary))
+
+    def check_settings(self, connection: Connection) -> None:
+        # Text is read as bytes, and compared byte by byte.
+        encoding = connection.exec_driver_sql("PRAGMA encoding").scalar_one()
+        if encoding != "UTF-8":
+            raise UnsupportedDialectError(self.name, f"the encoding {encoding}")
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # The driver rejects a whole result if one text in it is not valid UTF-8.
