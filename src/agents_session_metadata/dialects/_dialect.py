@@ -373,8 +373,10 @@ class Dialect:
         found = Counter(connection.scalars(query))
         return sorted(name for name, number in found.items() if number == len(columns))
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
-        """Returns the tables that exist and that the user may read."""
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
+        """Returns the tables that exist and on which the user has a privilege."""
         raise NotImplementedError
 
     def columns_query(self, schema: str) -> str:

@@ -300,9 +300,11 @@ class MySQL(Dialect):
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
         in_schema = "table_schema = coalesce(:schema, database())"
-        parameters: dict[str, Any] = {"schema": connection.schema_for_object(tables[0])}
+        parameters = {"schema": connection.schema_for_object(tables[0]), "privilege": privilege}
         parameters |= {f"name_{place}": table.name for place, table in enumerate(tables)}
 
         def found(query: str) -> list[int]:
@@ -320,7 +322,7 @@ class MySQL(Dialect):
         parts = [
             f"SELECT {place} FROM information_schema.columns"  # noqa: S608  # numbers
             f" WHERE {in_schema} AND table_name = :name_{place}"
-            " AND ordinal_position = 1 AND find_in_set('select', privileges)"
+            " AND ordinal_position = 1 AND find_in_set(:privilege, privileges)"
             for place in existing
         ]
         return [tables[place] for place in (found(" UNION ALL ".join(parts)) if parts else ())]

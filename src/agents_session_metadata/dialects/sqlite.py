@@ -266,7 +266,9 @@ class SQLite(Dialect):
         wanted = sessions.name.lower()
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
         query = f"SELECT name FROM {self.schema_of(connection, tables[0])}sqlite_master"  # noqa: S608  # a quoted name
         names = {"names": [table.name for table in tables]}
         named = bindparam("names", type_=String(), expanding=True)
