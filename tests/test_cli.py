@@ -741,6 +741,19 @@ async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_p
     assert [path.name for path in tmp_path.glob("sessions*")] == ["sessions.jsonl"]
 
 
+async def test_an_export_does_not_replace_a_database(cli, filled, tmp_path):
+    file = tmp_path / "chat.db"
+    catalog = SessionCatalog.from_url(f"sqlite+aiosqlite:///{file}", create_tables=True)
+    await catalog.create_session("kept")
+    await catalog.engine.dispose()
+    (tmp_path / "link.db").symlink_to(file)
+    before = file.read_bytes()
+    for name in ("chat.db", "link.db"):
+        result = await cli("export", "--output", str(tmp_path / name), code=1)
+        assert "is a SQLite database" in result.stderr
+    assert file.read_bytes() == before
+
+
 async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     file = tmp_path / "sessions.jsonl"
     await cli("export", "--output", str(file))

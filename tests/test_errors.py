@@ -45,6 +45,7 @@ ERRORS = [
     TablesMismatchError("a", "is wrong"),
     TablesMissingError(["a"]),
     UnsupportedDialectError("a"),
+    UnsupportedDialectError("a", "a setting"),
 ]
 
 

@@ -317,14 +317,14 @@ class InvalidSearchError(SessionMetadataError, ValueError):
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
-    """The engine is for a database that this package does not support.
+    """The engine is for a database, or has a setting, that this package does not support.
 
     Attributes:
         dialect: The name of the database in SQLAlchemy.
     """
 
-    def __init__(self, dialect: str) -> None:
+    def __init__(self, dialect: str, setting: str | None = None) -> None:
         self.dialect = dialect
-        super().__init__(
-            f"database {quoted(dialect)} is not supported; use SQLite, PostgreSQL, MariaDB or MySQL"
-        )
+        problem = f"is not supported with {setting}" if setting else "is not supported"
+        remedy = "change this setting" if setting else "use SQLite, PostgreSQL, MariaDB or MySQL"
+        super().__init__(f"database {quoted(dialect)} {problem}; {remedy}")

@@ -9,10 +9,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    SessionCatalog,
+    SQLAlchemyMetadataSession,
+    UnsupportedDialectError,
+)
 from conformance import raw
 from conformance.junk import NASTY, attempt
 
@@ -220,3 +225,28 @@ async def test_what_is_no_number_is_no_limit(catalog, statements):
             with pytest.raises(ValueError, match=r"limit|batch_size"):
                 await call
     assert statements == []
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("setting", ["NO_BACKSLASH_ESCAPES", "big5", "gbk", "sjis"])
+async def test_settings_under_which_the_driver_does_not_escape(database, setting):
+    # The first value ends the parameter in this mode, the others in these character sets.
+    condition = "' FROM agent_sessions_metadata AS agent_sessions_metadata_1 LIMIT 1), false) = 1"
+    condition += " OR coalesce((SELECT 1=1 -- "
+    owner = SessionCatalog.from_url(database.url, create_tables=True)
+    await owner.create_session("theirs", metadata={"owner_id": "u2", "title": "secret"})
+    await owner.engine.dispose()
+    url = make_url(database.url)
+    if setting.islower():
+        url = url.update_query_dict({"charset": setting})
+        options = {}
+    else:
+        options = {"init_command": f"SET sql_mode = '{setting}'"}
+    engine = create_async_engine(url, connect_args=options)
+    try:
+        mine = SessionCatalog(engine).scoped({"owner_id": "u1"})
+        for text in ("", "\u0101", "\u20bf"):
+            with pytest.raises(UnsupportedDialectError, match=setting):
+                await mine.list_sessions({"title": text + condition})
+    finally:
+        await engine.dispose()

@@ -9,6 +9,7 @@ import pytest
 from agents.extensions.memory import SQLAlchemySession
 from doctoring import ddl_dialect
 from sqlalchemy import event, make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -382,6 +383,48 @@ async def test_the_privilege_that_is_missing_is_named(catalog, database):
             drops = [f"DROP OWNED BY {user}", f"DROP ROLE {user}"]
         for drop in drops:
             await raw.execute(catalog.engine, drop)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_nobody_else_can_use_the_functions_of_triggers(catalog, database):
+    user = f"stranger_{make_url(database.url).database}"[:30]
+    for key in ("owner_id", "$text"):
+        await catalog.create_index(key)
+    found = await raw.execute(
+        catalog.engine, "SELECT proname FROM pg_proc WHERE prosecdef AND proname LIKE 'agent%'"
+    )
+    assert len(found) > 20
+    await raw.execute(catalog.engine, f"CREATE ROLE {user} LOGIN")
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        for (name,) in found:
+            async with engine.connect() as connection:
+                await connection.exec_driver_sql("CREATE TEMPORARY TABLE own (session_id text)")
+                with pytest.raises(DBAPIError, match="permission denied for function"):
+                    await connection.exec_driver_sql(
+                        "CREATE TRIGGER own AFTER TRUNCATE ON own"
+                        f" FOR EACH STATEMENT EXECUTE FUNCTION public.{name}()"
+                    )
+    finally:
+        await engine.dispose()
+        await raw.execute(catalog.engine, f"DROP ROLE {user}")
+
+
+@pytest.mark.only_on("mariadb")
+async def test_not_binds_more_tightly(database):
+    options = {"init_command": "SET sql_mode = 'HIGH_NOT_PRECEDENCE'"}
+    engine = create_async_engine(database.url, connect_args=options)
+    try:
+        catalog = SessionCatalog(engine, create_tables=True)
+        for key in ("owner_id", "tags", "$updated_at", "$text"):
+            await catalog.create_index(key)
+        session = await catalog.create_session(metadata={"owner_id": "u1", "tags": ["a"]})
+        await session.add_items([raw.message("hello")])
+        assert await difference(catalog) == []
+        assert await raw.count_rows(engine, ENTRIES) == 4
+        assert len((await catalog.search("hello")).hits) == 1
+    finally:
+        await engine.dispose()
 
 
 @pytest.mark.not_on("postgresql")  # It creates an index in one transaction.

@@ -222,6 +222,15 @@ async def test_creating_needs_no_rights_on_optional_tables(everyone, database):
             await mine.search("hello")
         await everyone.refresh_index("$text")
         assert len((await everyone.search("hello")).hits) == 1
+        for suffix in ("", "_queue", "_state"):  # It may read the words, but not write them.
+            await raw.execute(everyone.engine, f"GRANT SELECT ON {OWN}_words{suffix} TO {of_user}")
+        reader = SessionCatalog(create_async_engine(engine.url)).scoped({"owner_id": "mine"})
+        await reader.session("newer").add_items([raw.message("hello again")])
+        await reader.set_metadata("newer", {"title": "hello"})
+        assert (await reader.search("hello")).complete is False
+        await reader.engine.dispose()
+        await everyone.refresh_index("$text")
+        assert len((await everyone.search("hello")).hits) == 3
         await raw.execute(everyone.engine, f"GRANT SELECT ON {OWN}_paused TO {of_user}")
         await raw.drop_foreign_keys(everyone.engine, f"{OWN}_paused")
         await raw.execute(everyone.engine, f"INSERT INTO {OWN}_paused {LOST[f'{OWN}_paused']}")

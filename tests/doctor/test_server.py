@@ -18,6 +18,7 @@ from doctoring import (
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from agents_session_metadata import SessionCatalog, UnsupportedDialectError
 from agents_session_metadata.doctor import checks, diagnose
 
 
@@ -87,3 +88,18 @@ async def test_a_server_that_switches_foreign_keys_off(filled, shared_database):
         await raw.execute(filled.engine, "SET GLOBAL foreign_key_checks = 1")
     await filled.engine.dispose()
     await intact(filled)
+
+
+async def test_a_file_in_another_encoding_is_refused(tmp_path):
+    # Every value in it would look as if it were not JSON.
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'wide.db'}")
+    try:
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql("PRAGMA encoding = 'UTF-16le'")
+            await connection.exec_driver_sql("CREATE TABLE other (a TEXT)")
+        with pytest.raises(UnsupportedDialectError, match="UTF-16le"):
+            await diagnose(engine)
+        with pytest.raises(UnsupportedDialectError, match="UTF-16le"):
+            await SessionCatalog(engine, create_tables=True).create_session()
+    finally:
+        await engine.dispose()

@@ -268,6 +268,8 @@ def _writing(path: Path | None) -> Iterator[_Target]:
         if mode is not None and not stat.S_ISREG(mode):
             descriptor = os.open(path, os.O_WRONLY)
         else:
+            if mode is not None:
+                _refuse_database(path)
             # A name of its own, so that two exports to one path do not share it.
             part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -290,6 +292,13 @@ def _writing(path: Path | None) -> Iterator[_Target]:
     finally:
         if part != path:
             part.unlink(missing_ok=True)
+
+
+def _refuse_database(path: Path) -> None:
+    """Keep an export from replacing the database that it reads, or another one."""
+    with path.open("rb") as file:
+        if file.read(16) == b"SQLite format 3\0":
+            raise Failure(f"{path} is a SQLite database; export to another file")
 
 
 @contextmanager

@@ -377,8 +377,10 @@ class Dialect:
         found = Counter(connection.scalars(query))
         return sorted(name for name, number in found.items() if number == len(columns))
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
-        """Returns the tables that exist and that the user may read."""
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
+        """Returns the tables that exist and on which the user has a privilege."""
         raise NotImplementedError
 
     def columns_query(self, schema: str) -> str:
@@ -405,6 +407,9 @@ class Dialect:
     def brief_waits(self, connection: Connection) -> Iterator[None]:
         """Limits to five seconds how long a statement in the block waits for a table."""
         yield
+
+    def check_settings(self, connection: Connection) -> None:
+        """Raises UnsupportedDialectError if values would be read or bound wrongly."""
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""

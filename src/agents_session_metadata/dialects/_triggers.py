@@ -105,7 +105,7 @@ class MySQLTriggerSQL(TriggerSQL):
         return f"UNIX_TIMESTAMP({column})"
 
     def fits(self, session_id: str) -> str:
-        return f"NOT {self.too_long(session_id)}"
+        return f"NOT ({self.too_long(session_id)})"
 
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
         # Nor for a foreign key, on a connection that has checked none so far.
@@ -142,7 +142,7 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     empty_bytes = "''::bytea"
 
     def fits(self, session_id: str) -> str:
-        return f"NOT {self.too_long(session_id)}"
+        return f"NOT ({self.too_long(session_id)})"
 
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
         return (
@@ -164,7 +164,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             tag = f"{tag[:-1]}_$"
         returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
         # Users that write history need no privileges on the package's tables. The fixed search
-        # path keeps them from replacing the objects that the function names.
+        # path keeps them from replacing the objects that the function names. Nobody else may attach
+        # the function to a table of their own: it would run there with its owner's rights.
         rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
         create_function = (
             f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
@@ -174,7 +175,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
             f" FOR EACH {each}{when} EXECUTE FUNCTION {function}"
         )
-        return [create_function, create_trigger]
+        revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"
+        return [create_function, revoke, create_trigger]
 
     def drop(self, schema: str, name: str) -> str:
         # Dropping the function drops its trigger.

@@ -39,6 +39,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
+from agents_session_metadata.errors import UnsupportedDialectError
+
 from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._triggers import MySQLTriggerSQL, TriggerSQL
@@ -46,6 +48,8 @@ from .sqltypes import ID_LENGTH, SessionId
 
 _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
+_UNSAFE_CHARSETS = {"big5", "cp932", "gb18030", "gbk", "sjis"}
+"""Character sets in which the byte of a backslash can be a part of another character."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
@@ -296,9 +300,11 @@ class MySQL(Dialect):
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
         in_schema = "table_schema = coalesce(:schema, database())"
-        parameters: dict[str, Any] = {"schema": connection.schema_for_object(tables[0])}
+        parameters = {"schema": connection.schema_for_object(tables[0]), "privilege": privilege}
         parameters |= {f"name_{place}": table.name for place, table in enumerate(tables)}
 
         def found(query: str) -> list[int]:
@@ -316,7 +322,7 @@ class MySQL(Dialect):
         parts = [
             f"SELECT {place} FROM information_schema.columns"  # noqa: S608  # numbers
             f" WHERE {in_schema} AND table_name = :name_{place}"
-            " AND ordinal_position = 1 AND find_in_set('select', privileges)"
+            " AND ordinal_position = 1 AND find_in_set(:privilege, privileges)"
             for place in existing
         ]
         return [tables[place] for place in (found(" UNION ALL ".join(parts)) if parts else ())]
@@ -342,6 +348,16 @@ class MySQL(Dialect):
             yield
         finally:
             connection.execute(text("SET SESSION lock_wait_timeout = DEFAULT"))
+
+    def check_settings(self, connection: Connection) -> None:
+        # The driver writes parameters into the SQL text, and bytes always with backslashes. A
+        # server that reads these in another way would take a part of a value for SQL.
+        query = "SELECT @@sql_mode, @@character_set_client"
+        mode, charset = connection.execute(text(query)).one()
+        if "NO_BACKSLASH_ESCAPES" in mode:
+            raise UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
+        if charset in _UNSAFE_CHARSETS:
+            raise UnsupportedDialectError(self.name, f"the connection character set {charset}")
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         schema = connection.schema_for_object(sessions)

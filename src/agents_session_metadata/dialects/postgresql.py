@@ -260,11 +260,13 @@ class PostgreSQL(Dialect):
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
         query = "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"
-        query += " WHERE has_table_privilege(to_regclass(t.name), 'SELECT')"
+        query += " WHERE has_table_privilege(to_regclass(t.name), :privilege)"
         names = [_name_value(connection, table) for table in tables]
-        found = connection.scalars(text(query), {"names": names})
+        found = connection.scalars(text(query), {"names": names, "privilege": privilege})
         return [tables[place - 1] for place in found]
 
     def columns_query(self, schema: str) -> str:

@@ -34,6 +34,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType, TypeEngine
 
+from agents_session_metadata.errors import UnsupportedDialectError
+
 from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, Link, Triples, qualified, replacements
 from ._locks import Found, Locks, Reader
@@ -172,6 +174,12 @@ class SQLite(Dialect):
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
         return func.length(cast(column, LargeBinary))
 
+    def check_settings(self, connection: Connection) -> None:
+        # Text is read as bytes, and compared byte by byte.
+        encoding = connection.exec_driver_sql("PRAGMA encoding").scalar_one()
+        if encoding != "UTF-8":
+            raise UnsupportedDialectError(self.name, f"the encoding {encoding}")
+
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # The driver rejects a whole result if one text in it is not valid UTF-8.
         is_text = _has_type(column, "text")
@@ -278,7 +286,9 @@ class SQLite(Dialect):
         wanted = sessions.name.lower()
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
-    def readable(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    def usable(
+        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    ) -> list[Table]:
         query = f"SELECT name FROM {self.schema_of(connection, tables[0])}sqlite_master"  # noqa: S608  # a quoted name
         names = {"names": [table.name for table in tables]}
         named = bindparam("names", type_=String(), expanding=True)

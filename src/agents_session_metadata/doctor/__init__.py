@@ -34,7 +34,8 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
         has statements.
 
     Raises:
-        UnsupportedDialectError: If the engine is for another database.
+        UnsupportedDialectError: If the engine is for another database, or has an unsupported
+            setting.
     """
     dialect_of(engine.dialect)
     try:
@@ -46,4 +47,5 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
 async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
     async with engine.connect() as connection:
+        await connection.run_sync(dialect_of(engine.dialect).check_settings)
         return await connection.run_sync(lambda sync: check(inspect_database(sync, names)))

@@ -112,7 +112,7 @@ def has_remains(connection: Connection, tables: SessionTables, session_id: str) 
     features that do not exist, or that the user may not read, count as empty.
     """
     optional = [table for table in written_tables(tables) if table not in tables.tables]
-    readable = dialect_of(connection.dialect).readable(connection, optional)
+    readable = dialect_of(connection.dialect).usable(connection, optional)
     left = [
         exists().where(each.c.session_id == session_id) for each in (tables.messages, *readable)
     ]

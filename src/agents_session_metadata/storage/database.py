@@ -211,7 +211,7 @@ class Database(Generic[Q]):
     ) -> None:
         """Index what sessions that are locked have in the queue, if there is a text index."""
         known = self.known_text
-        if not ids or not known.exists(connection, self.tables):
+        if not ids or not known.exists(connection, self.tables) or not known.is_writable:
             return
         if self.word_index.index_own(connection, ids, most):
             known.others_wait = True
@@ -338,6 +338,8 @@ class Database(Generic[Q]):
         """Check the tables of a group, and create what is missing if that was asked for."""
 
         def prepare(connection: Connection) -> None:
+            if group == CORE:
+                self.dialect.check_settings(connection)
             missing = find_missing(connection, self.names, (group,))
             if group == CORE:
                 check_links(connection, self.tables)

@@ -41,7 +41,7 @@ class KnownIndexes:
         indexes = tables.group(ACTIVITY)["_indexes"]
         keys: Any = ()
         # Whoever may not read the table works as if there were no index.
-        self.has_tables = bool(dialect_of(connection.dialect).readable(connection, [indexes]))
+        self.has_tables = bool(dialect_of(connection.dialect).usable(connection, [indexes]))
         if self.has_tables:
             usable = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
             keys = connection.scalars(select(indexes.c.key).where(*usable))

@@ -54,13 +54,15 @@ class KnownText:
     def __init__(self) -> None:
         self._exists = False
         self._looked_at: float | None = None
+        self.is_writable: bool = False
+        """Whether the user may write its tables. If not, others index what is in the queue."""
         self.others_wait = False
         """Whether items of other sessions have been seen in the queue."""
 
     @property
     def believed(self) -> bool:
-        """Whether there was an index when the database was asked."""
-        return self._exists
+        """Whether there was an index that the user may write when the database was asked."""
+        return self._exists and self.is_writable
 
     def exists(self, connection: Connection, tables: SessionTables) -> bool:
         """Whether there is an index; the database is asked again from time to time."""
@@ -69,9 +71,13 @@ class KnownText:
             state = tables.group(WORDS)["_state"]
             self._exists = False
             # Whoever may not read the table leaves what is written in the queue.
-            if dialect_of(connection.dialect).readable(connection, [state]):
+            usable = dialect_of(connection.dialect).usable
+            if usable(connection, [state]):
                 found: Any = connection.execute(select(state.c.state).where(state.c.key == TEXT))
                 self._exists = found.scalar() not in (None, DROPPING)
+            if self._exists:
+                words = tables.group(WORDS).tables[0]
+                self.is_writable = bool(usable(connection, [words], "insert"))
             self._looked_at = now
         return self._exists
 
