@@ -36,8 +36,6 @@ MEMORY, SQL, SQL_INDEXED = "memory", "SQL", "SQL, with an index"
 READY = "ChatKit's server alone"
 SMALL, LARGE = 1_000, (100_000, 1_000_000)
 SESSIONS, THREAD_COUNT = 100_000, 10_000
-ADK_CLICKS = {"find by owner": "6 + 3 typed", "open": "2", "delete": "at least 2"}
-"""Clicks in the web page of google-adk 2.13, counted once while it was used, and not timed."""
 
 
 @dataclass

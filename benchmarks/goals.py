@@ -271,6 +271,20 @@ def _of_doors() -> Iterator[Goal]:
     for size in doors.LARGE:
         name = doors.first_page(size)
         yield contest(f"browser, first page, {size:,} / 1,000", name, "small", 1.3)
+    for unit, name in (("clicks", "clicks"), ("ms", "time")):
+        what = f"{OF_DOORS}browser, {name} / best other tool's, worst of ten tasks"
+        yield Goal(what, (1, 1, 1), functools.partial(_worst_task, unit=unit))
+
+
+def _worst_task(server: dict[str, Any], unit: str) -> float | None:
+    tasks = server.get("doors", {}).get("tasks", {})
+    ratios = [
+        found[doors.OURS][unit] / other[unit]
+        for found in tasks.values()
+        for tool, other in found.items()
+        if tool != doors.OURS
+    ]
+    return max(ratios, default=None)
 
 
 def _own_cost(server: dict[str, Any]) -> float | None:

@@ -119,7 +119,7 @@ def _browser(url: str) -> Any:
     return browser_app(catalog, scope=None, allow_write=True)
 
 
-def _adk(url: str) -> Any:
+def _adk(url: str, *, web: bool = False) -> Any:
     """The server of `adk api_server`, with one agent, which is never run."""
     from google.adk.cli.fast_api import get_fast_api_app
 
@@ -130,7 +130,16 @@ def _adk(url: str) -> Any:
     (folder / "agent.py").write_text(
         "from google.adk.agents import Agent\nroot_agent = Agent(name='benchmark', model='none')\n"
     )
-    return get_fast_api_app(agents_dir=str(agents), session_service_uri=url, web=False)
+    return get_fast_api_app(agents_dir=str(agents), session_service_uri=url, web=web)
+
+
+def _adk_web(url: str) -> Any:
+    """The server of `adk web`, whose question about usage data is already answered."""
+    home = Path(tempfile.mkdtemp())
+    (home / ".adk").mkdir()
+    (home / ".adk" / "config.json").write_text('{"telemetry": false}')
+    os.environ["HOME"] = str(home)
+    return _adk(url, web=True)
 
 
 def _agno(url: str) -> Any:
@@ -161,6 +170,7 @@ _APPS: dict[str, Callable[[str], Any]] = {
     "bytes": _same_bytes,
     "browser": _browser,
     "adk": _adk,
+    "adk web": _adk_web,
     "agno": _agno,
     "datasette": _datasette,
 }

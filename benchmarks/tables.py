@@ -262,15 +262,13 @@ def _tasks(tasks: dict[str, Any]) -> Iterator[str]:
     yield "### Ten tasks in a browser"
     yield (
         "Clicks, characters typed, and milliseconds from the first click to the result, each task "
-        "from the first page of the tool. `benchmarks/tasks.py` drives Chromium. Clicks in "
-        "google-adk's page were counted in use, except for delete, which was read from it. If "
-        "a cell is empty, we found no way."
+        "from the first page of the tool, measured by driving Chromium. google-adk's page begins "
+        "with the sessions of another owner. It neither searches nor filters sessions, and saves "
+        "changed state, such as tags, only with the next message to the agent. datasette writes "
+        "nothing."
     )
-    rows = (
-        [task, *(cell(found.get(tool, {})) for tool in tools), doors.ADK_CLICKS.get(task, "")]
-        for task, found in tasks.items()
-    )
-    yield _table(["task", *tools, "google-adk"], rows)
+    rows = ([task, *(cell(found.get(tool, {})) for tool in tools)] for task, found in tasks.items())
+    yield _table(["task", *tools], rows)
 
 
 def _statements(servers: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Ten tasks in a real browser: this package's pages beside datasette.
+"""Ten tasks in a real browser: this package's pages beside datasette and google-adk's web page.
 
 All show the same sessions, those of `agent-sessions web --demo`. Each task begins at the first page
 of its tool and is done in the way with the fewest clicks that we found. Clicks are counted as they
@@ -6,34 +6,45 @@ are made: each click, each field that is filled in, and each press of a key is o
 counted apart. Milliseconds run from the first click until the page shows the result, so they are
 those of a hand that does not think.
 
-datasette shows our tables, in its own SQL box. A task that a tool cannot do is left out. Clicks in
-google-adk's page are only counted: see `doors.ADK_CLICKS`.
+A task that a tool cannot do is left out. datasette shows our tables, in its own SQL box, and writes
+nothing. `adk web` shows the sessions of one app and one user, which its address keeps: it begins
+with the sessions of another owner. It has no search and no filter for sessions. It changes the
+state of a session, and with it tags, only together with a message to the agent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
 from statistics import median
+from typing import Any
 
 from playwright.async_api import Browser, Page, async_playwright
+from sqlalchemy import URL
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.web.demo import fill
 
 from .databases import Server
+from .doors import ADK, OURS
 from .serving import serving
 
 FIND, FILTER, SEARCH, OPEN = "find by owner", "filter by tag", "search", "open"
 JUMP, RENAME, TAG, FAILED = "jump to the hit", "rename", "tag", "see what failed this week"
 DELETE, EXPORT = "delete", "export"
 TASKS = (FIND, FILTER, SEARCH, OPEN, JUMP, RENAME, TAG, FAILED, DELETE, EXPORT)
-BROWSER, DATASETTE = "this package", "datasette"
-OWNER, CASE = "ana", "Weekend in Lisbon"
+DATASETTE = "datasette"
+OWNER, OTHER_OWNER = "ana", "ben"
+_APP = "benchmark"
 _TURNS = 5
 _CHROMIUM = [
+    # google-adk's page names fonts elsewhere. Blocking by Playwright would turn off the cache.
+    *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--no-proxy-server"),
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
@@ -42,11 +53,17 @@ Steps = Callable[["Hand"], Awaitable[None]]
 
 
 class Hand:
-    """Uses a page and counts what it does."""
+    """Uses a page and counts what it does.
 
-    def __init__(self, page: Page, session_id: str) -> None:
+    Attributes:
+        session_id: Of the newest session.
+        turn: Part of what is written, so that no page shows it before.
+    """
+
+    def __init__(self, page: Page, session_id: str, turn: int) -> None:
         self.page = page
         self.session_id = session_id
+        self.turn = turn
         self.clicks = self.characters = 0
 
     async def click(self, selector: str) -> None:
@@ -108,14 +125,14 @@ async def _jump(hand: Hand) -> None:
 
 async def _rename(hand: Hand) -> None:
     await _open(hand)
-    await hand.type("#title", "Renamed", enter=True)
-    await hand.sees("h1:has-text('Renamed')")
+    await hand.type("#title", f"Renamed {hand.turn}", enter=True)
+    await hand.sees(f"h1:has-text('Renamed {hand.turn}')")
 
 
 async def _tag(hand: Hand) -> None:
     await _open(hand)
-    await hand.type("#tags", "urgent", enter=True)
-    await hand.sees(".metadata:has-text('urgent')")
+    await hand.type("#tags", f"urgent{hand.turn}", enter=True)
+    await hand.sees(f".metadata:has-text('urgent{hand.turn}')")
 
 
 async def _failed(hand: Hand) -> None:
@@ -125,8 +142,7 @@ async def _failed(hand: Hand) -> None:
 
 
 async def _delete(hand: Hand) -> None:
-    await _open(hand)
-    await hand.click("text=Delete…")
+    await hand.click("table.sessions .delete >> nth=0")
     await hand.click("button:text('Delete')")
     await hand.sees("table.sessions")
 
@@ -186,7 +202,119 @@ _DATASETTE: dict[str, Steps] = {
     EXPORT: _datasette_export,
 }
 
+# ---- google-adk ----
+
+_LIST = "[mattooltip='Select a session']"
+_USER_ID = "input[aria-label='Enter user ID']"
+
+
+async def _adk_find(hand: Hand) -> None:
+    await hand.click("[aria-label='User menu']")
+    await hand.click(".mat-mdc-menu-panel [aria-label='Edit']")
+    await hand.type(_USER_ID, OWNER, enter=True)
+    await hand.press("Escape")
+    await hand.click(_LIST)
+    await hand.sees(".session-item")
+
+
+async def _adk_open(hand: Hand) -> None:
+    await hand.click(_LIST)
+    await hand.click(".session-item >> nth=0")
+    await hand.sees("app-event-row")
+
+
+async def _adk_rename(hand: Hand) -> None:
+    await _adk_open(hand)
+    await hand.click(_LIST)
+    await hand.click(".session-selector-current-id [aria-label='Edit']")
+    title = f"Renamed {hand.turn}"
+    await hand.type(".session-selector-current-id input", title, enter=True)
+    await hand.sees(f".toolbar-session-group :text('{title}')")
+
+
+async def _adk_delete(hand: Hand) -> None:
+    await hand.click(_LIST)
+    sessions = hand.page.locator(".session-item")
+    await sessions.first.hover()
+    count = await sessions.count()
+    await hand.click("[title='Delete session'] >> nth=0")
+    await hand.click("mat-dialog-actions button:has-text('Delete')")
+    await sessions.nth(count - 1).wait_for(state="detached")
+
+
+async def _adk_export(hand: Hand) -> None:
+    await _adk_open(hand)
+    await hand.click(_LIST)
+    async with hand.page.expect_download() as download:
+        await hand.click("button:has-text('Export')")
+    await (await download.value).path()
+
+
+_ADK: dict[str, Steps] = {
+    FIND: _adk_find,
+    OPEN: _adk_open,
+    RENAME: _adk_rename,
+    DELETE: _adk_delete,
+    EXPORT: _adk_export,
+}
+
+
+async def _fill_adk(url: URL, catalog: SessionCatalog) -> None:
+    """Write the same sessions: the owner is the user, the metadata is the state."""
+    from google.adk.events import Event
+    from google.adk.sessions import DatabaseSessionService
+    from google.genai.types import Content
+
+    service = DatabaseSessionService(url.render_as_string(hide_password=False))
+    async for record in catalog.export_sessions():
+        metadata = record["metadata"]
+        name = {"displayName": metadata.get("title", "")}
+        session = await service.create_session(
+            app_name=_APP,
+            user_id=metadata["owner_id"],
+            session_id=record["session_id"],
+            state={**metadata, "__session_metadata__": name},
+        )
+        for each in record["items"]:
+            author, part = _as_part(each["item"])
+            event = Event(
+                author=author,
+                invocation_id=record["session_id"],
+                timestamp=datetime.fromisoformat(each["created_at"]).timestamp(),
+                content=Content(role="user" if author == "user" else "model", parts=[part]),
+            )
+            await service.append_event(session, event)
+    await service.close()
+
+
+def _as_part(item: dict[str, Any]) -> tuple[str, Any]:
+    """Who wrote an item, and the item in google-adk's words."""
+    from google.genai.types import FunctionCall, FunctionResponse, Part
+
+    if item.get("type") == "function_call":
+        arguments = json.loads(item["arguments"])
+        call = FunctionCall(id=item["call_id"], name=item["name"], args=arguments)
+        return _APP, Part(function_call=call)
+    if item.get("type") == "function_call_output":
+        answer = FunctionResponse(
+            id=item["call_id"], name="tool", response={"result": item["output"]}
+        )
+        return _APP, Part(function_response=answer)
+    if item["role"] == "user":
+        return "user", Part(text=item["content"])
+    return _APP, Part(text=item["content"][0]["text"])
+
+
 # ---- measuring ----
+
+
+@dataclass(frozen=True)
+class _Tool:
+    """A tool that is served: the path of its first page, and how it does each task."""
+
+    port: int
+    steps: dict[str, Steps]
+    path: str = "/"
 
 
 async def measure_tasks(
@@ -198,20 +326,28 @@ async def measure_tasks(
         print("The ten tasks are left out: chromium is not installed.")
         return {}
     url = await server.create("tasks")
+    adk_url = await server.create("tasks")
     try:
         with contextlib.ExitStack() as stack:
+
+            def served(kind: str, url: URL, steps: dict[str, Steps], path: str = "/") -> _Tool:
+                return _Tool(stack.enter_context(serving(kind, url)).port, steps, path)
+
             async with SessionCatalog.from_url(url, create_tables=True) as catalog:
                 await fill(catalog)
                 newest = await catalog.list_sessions(limit=1)
-            session_id = newest.sessions[0].session_id
-            tools = {BROWSER: (stack.enter_context(serving("browser", url)).port, _OURS)}
+                if with_peers:
+                    await _fill_adk(adk_url, catalog)
+            tools = {OURS: served("browser", url, _OURS)}
             if with_peers:
-                client = stack.enter_context(serving("datasette", url))
-                tools[DATASETTE] = client.port, _DATASETTE
+                tools[DATASETTE] = served("datasette", url, _DATASETTE)
+                path = f"/dev-ui/?app={_APP}&userId={OTHER_OWNER}"
+                tools[ADK] = served("adk web", adk_url, _ADK, path)
             async with _opened(chromium) as browser:
-                return await _do(tools, browser, session_id)
+                return await _do(tools, browser, newest.sessions[0].session_id)
     finally:
         await server.drop(url)
+        await server.drop(adk_url)
 
 
 @contextlib.asynccontextmanager
@@ -223,28 +359,29 @@ async def _opened(chromium: str) -> AsyncIterator[Browser]:
 
 
 async def _do(
-    tools: dict[str, tuple[int, dict[str, Steps]]], browser: Browser, session_id: str
+    tools: dict[str, _Tool], browser: Browser, session_id: str
 ) -> dict[str, dict[str, dict[str, float]]]:
     """All tasks by turns, so that noise hits all tools alike; what deletes comes last."""
     took: dict[tuple[str, str], list[tuple[float, Hand]]] = {}
     for task in sorted(TASKS, key=lambda task: task == DELETE):
         for turn in range(_TURNS + 1):
-            for tool, (port, steps) in tools.items():
-                if task not in steps:
+            for name, tool in tools.items():
+                if task not in tool.steps:
                     continue
                 page = await browser.new_page()
                 page.set_default_timeout(15_000)
-                await page.goto(f"http://127.0.0.1:{port}/")
-                hand = Hand(page, session_id)
+                await page.goto(f"http://127.0.0.1:{tool.port}{tool.path}")
+                await page.wait_for_load_state("networkidle")
+                hand = Hand(page, session_id, turn)
                 began = time.perf_counter()
-                await steps[task](hand)
+                await tool.steps[task](hand)
                 if turn:  # the first warms up
-                    took.setdefault((task, tool), []).append((time.perf_counter() - began, hand))
+                    took.setdefault((task, name), []).append((time.perf_counter() - began, hand))
                 await page.close()
     found: dict[str, dict[str, dict[str, float]]] = {task: {} for task in TASKS}
-    for (task, tool), turns in took.items():
+    for (task, name), turns in took.items():
         hand = turns[0][1]
-        found[task][tool] = {
+        found[task][name] = {
             "clicks": hand.clicks,
             "characters": hand.characters,
             "ms": round(median(seconds for seconds, _ in turns) * 1000, 1),

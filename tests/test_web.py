@@ -112,6 +112,7 @@ async def test_reading_only_is_the_default(catalog) -> None:
             answer = await browser.post(path, data={"id": "a"}, headers={"Origin": HOST})
             assert answer.status_code == 404
         assert (await browser.get("/delete?id=a")).status_code == 404
+        assert "/delete" not in (await browser.get("/")).text
         waiting = await browser.get("/waiting")
         assert "<form method" not in waiting.text
         assert "set-cookie" not in waiting.headers

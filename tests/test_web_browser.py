@@ -62,6 +62,15 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     await page.click("text=Delete…")
     await page.click("button:text('Delete')")
     assert await page.inner_text(".total") == "183 sessions"
+    # In the list, the link to delete appears on the row under the mouse.
+    first = page.locator("table.sessions tbody tr").first
+    opacity = "each => getComputedStyle(each).opacity"
+    assert await first.locator(".delete").evaluate(opacity) == "0"
+    await first.hover()
+    assert await first.locator(".delete").evaluate(opacity) == "1"
+    await first.locator(".delete").click()
+    await page.click("button:text('Delete')")
+    assert await page.inner_text(".total") == "182 sessions"
 
 
 async def test_a_hit_leads_to_its_message(shared_demo, browser) -> None:

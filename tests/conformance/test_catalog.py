@@ -371,6 +371,9 @@ async def test_from_url(tmp_path):
         await catalog.create_session("chat", metadata={"a": 1})
     async with SessionCatalog.from_url(url) as catalog:
         assert await catalog.get_metadata("chat") == {"a": 1}
+        async with catalog.engine.connect() as connection:
+            cache = await connection.exec_driver_sql("PRAGMA cache_size")
+            assert cache.scalar_one() == -16_384
 
 
 async def test_a_catalog_leaves_the_engine_of_others_open(engine):
