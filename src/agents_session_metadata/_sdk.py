@@ -306,6 +306,7 @@ class StoredSession(SQLAlchemySession):
             found = inspected(connection).has_table
             return all(found(name, schema=schema) for name in (names.metadata, names.elements))
 
+        self._store.database.dialect.check_connection(connection)
         self._store.enter_history(
             connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
         )

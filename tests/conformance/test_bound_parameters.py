@@ -250,3 +250,21 @@ async def test_settings_under_which_the_driver_does_not_escape(database, setting
                 await mine.list_sessions({"title": text + condition})
     finally:
         await engine.dispose()
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_mode_that_is_set_later(database):
+    engine = database.engine(pool_size=1, max_overflow=0)
+    mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1"})
+    await mine.set_metadata("chat", {"title": "first"})
+    await raw.execute(engine, "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'")
+    for call in (
+        lambda: mine.list_sessions({"title": "first"}),
+        lambda: mine.set_metadata("chat", {"title": "second"}),
+        lambda: mine.session("new").add_items([raw.message("hello")]),
+    ):
+        with pytest.raises(UnsupportedDialectError, match="NO_BACKSLASH_ESCAPES"):
+            await call()
+    await engine.dispose()
+    assert await mine.get_metadata("chat") == {"owner_id": "u1", "title": "first"}
+    assert await mine.get_metadata("new") == {}

@@ -48,6 +48,8 @@ from .sqltypes import ID_LENGTH, SessionId
 
 _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
+_NO_BACKSLASH_ESCAPES = 512
+"""A bit of the status that the server sends with each answer."""
 _UNSAFE_CHARSETS = {"big5", "cp932", "gb18030", "gbk", "sjis"}
 """Character sets in which the byte of a backslash can be a part of another character."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -355,9 +357,19 @@ class MySQL(Dialect):
         query = "SELECT @@sql_mode, @@character_set_client"
         mode, charset = connection.execute(text(query)).one()
         if "NO_BACKSLASH_ESCAPES" in mode:
-            raise UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
+            raise self._unsafe_mode()
         if charset in _UNSAFE_CHARSETS:
             raise UnsupportedDialectError(self.name, f"the connection character set {charset}")
+
+    def check_connection(self, connection: Connection) -> None:
+        # The mode may have become the default of the server since the first connection. Each answer
+        # of the server says whether it is set.
+        driver: Any = connection.connection.driver_connection
+        if getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES:
+            raise self._unsafe_mode()
+
+    def _unsafe_mode(self) -> UnsupportedDialectError:
+        return UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         schema = connection.schema_for_object(sessions)

@@ -399,6 +399,7 @@ class Database(Generic[Q]):
 
         def unit() -> T:
             with self.dialect.connect(engine) as connection:
+                self.dialect.check_connection(connection)
                 return work(connection)
 
         # One hop into SQLAlchemy's greenlet for connecting, working and closing.
