@@ -29,6 +29,7 @@ SAFE = re.compile(
     |CREATE[ ]INDEX[ ]{_NAME}[ ]ON[ ]{_NAME}[ ]\([^()]*\)
     |CREATE[ ]TRIGGER[ ](IF[ ]NOT[ ]EXISTS[ ])?{_OURS}[ ](AFTER|BEFORE)[ ].*
     |CREATE[ ]OR[ ]REPLACE[ ]FUNCTION[ ]{_OURS}\(\)[ ]RETURNS[ ]trigger[ ].*
+    |REVOKE[ ]ALL[ ]ON[ ]FUNCTION[ ]{_OURS}\(\)[ ]FROM[ ]PUBLIC
     |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}
     |DROP[ ]FUNCTION[ ]IF[ ]EXISTS[ ]{_OURS}\(\)[ ]CASCADE
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ](CONSTRAINT[ ]{_NAME}[ ])?FOREIGN[ ]KEY[ ]?\([^;]*
