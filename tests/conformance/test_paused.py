@@ -406,6 +406,26 @@ async def test_claims_that_are_not_used_change_nothing(engine):
     assert await raw.count_rows(engine, PAUSED) == 0
 
 
+async def test_a_cancelled_claim_is_given_back(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    before = await pause(paused, agent)
+    claiming = asyncio.ensure_future(claimed_by(paused, agent))
+    sent: list[str] = []
+
+    def cancel(*arguments) -> None:
+        if PAUSED in arguments[2] and arguments[2].startswith("UPDATE"):
+            sent.append(arguments[2])
+            claiming.cancel()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await claiming
+    assert sent
+    assert await paused.get("chat") == before
+    assert await claimed_by(paused, agent) == before.pending
+
+
 async def test_leases(engine):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done", "Done")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from sqlalchemy import event
 
@@ -140,7 +141,13 @@ async def test_changes(engine) -> None:
     async with client(catalog, allow_write=True) as browser:
         browser.headers["Origin"] = HOST
         form = {"token": token(await browser.get("/session?id=a")), "id": "a"}
-        edit = {**form, "title": "New", "tags": "x, y,, x", "archived": "yes"}
+        edit = {
+            **form,
+            "title": "New",
+            "tags": "x, y,, x",
+            "shown_pinned": "yes",
+            "archived": "yes",
+        }
         assert (await browser.post("/edit", data=edit)).status_code == 303
         changed = {"title": "New", "tags": ["x", "y"], "archived": True, "kept": 1}
         assert await session.get_metadata() == changed
@@ -166,6 +173,36 @@ async def test_changes(engine) -> None:
         assert await catalog.get_session("a") is not None
         assert (await browser.post("/delete", data=form)).status_code == 303
         assert await catalog.get_session("a") is None
+
+
+async def test_a_form_changes_only_the_fields_that_were_edited(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    kept = {"title": "a\n\u202eb ", "tags": ["x, y", 7], "pinned": 3}
+    odd = {"title": {"en": "A"}, "tags": "work", "pinned": "since May"}
+    plain = {"title": "Old", "tags": ["x"], "pinned": True}
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers["Origin"] = HOST
+        for number, metadata in enumerate((kept, odd, plain)):
+            session = await catalog.create_session(f"chat-{number}", metadata=metadata)
+            page = await browser.get(f"/session?id=chat-{number}")
+            form = page.text.partition('action="/edit"')[2].partition("</form>")[0]
+            fields = {}
+            for field in re.findall(r"<input [^>]*>", form):
+                [name], [value] = (
+                    re.findall(f' {at}="([^"]*)"', field) for at in ("name", "value")
+                )
+                if "checkbox" not in field or "checked" in field:
+                    fields[name] = unescape(value)
+            # A browser keeps what a person can edit in one line.
+            fields["title"] = fields["title"].replace("\n", "")
+            saved = await browser.post("/edit", data={**fields, "archived": "yes"})
+            assert saved.status_code == 303
+            assert await session.get_metadata() == {**metadata, "archived": True}
+        # Meanwhile another writer renames the session.
+        await session.set_metadata({"title": "New"})
+        fields.pop("pinned")
+        assert (await browser.post("/edit", data={**fields, "tags": ""})).status_code == 303
+        assert await session.get_metadata() == {"title": "New", "archived": True}
 
 
 async def test_stored_scripts_are_text(engine) -> None:

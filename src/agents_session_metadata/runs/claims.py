@@ -186,9 +186,14 @@ class ClaimedRun:
 
     async def _claim(self, *, after_crash: bool, force: bool) -> bool:
         """Take the lease; give whether the row was as it had been read."""
-        claimed = await self._store.claim(
-            self._row, self._token, self._lease, after_crash=after_crash, force=force
-        )
+        try:
+            claimed = await self._store.claim(
+                self._row, self._token, self._lease, after_crash=after_crash, force=force
+            )
+        except asyncio.CancelledError:
+            # The lease may be taken, and nobody will use it.
+            await settle(self._store.release(self._row, self._token))
+            raise
         if claimed:
             self._renewal = asyncio.ensure_future(self._renew())
         return claimed

@@ -15,7 +15,11 @@ from .security import Refused
 
 
 async def edit(call: Call) -> Response:
-    """Change title, tags, pinned and archived; an empty field removes its key."""
+    """Change title, tags, pinned and archived; an empty field removes its key.
+
+    A field that has not been edited changes nothing: a form cannot show every value, and another
+    writer may have changed it since.
+    """
     session_id = call.session_id()
     tags = [each.strip() for each in call.form.get("tags", "").split(",")]
     wanted: dict[str, Any] = {
@@ -25,15 +29,22 @@ async def edit(call: Call) -> Response:
         keys.ARCHIVED: call.form.get("archived") == "yes" or None,
     }
 
+    edited = [key for key in wanted if _line(call, key) != _line(call, f"shown_{key}")]
+
     def change(metadata: Metadata) -> None:
-        for key, value in wanted.items():
-            if value is not None:
-                metadata[key] = value
-            elif metadata.get(key):
-                del metadata[key]
+        for key in edited:
+            if wanted[key] is None:
+                metadata.pop(key, None)
+            else:
+                metadata[key] = wanted[key]
 
     await call.catalog.edit_metadata(session_id, change, must_exist=True)
     return call.redirect("/session", id=session_id)
+
+
+def _line(call: Call, name: str) -> str:
+    """A field as a browser keeps it in one line."""
+    return call.form.get(name, "").replace("\r", "").replace("\n", "")
 
 
 async def fork(call: Call) -> Response:
