@@ -57,6 +57,8 @@ class TriggerSQL:
 
     def fits(self, session_id: str) -> str:
         """Whether a session with this id can have metadata."""
+        if self.bounded_ids:
+            return f"NOT ({self.too_long(session_id)})"
         return f"length({session_id}) <= {ID_LENGTH}"
 
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
@@ -104,9 +106,6 @@ class MySQLTriggerSQL(TriggerSQL):
     def time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
 
-    def fits(self, session_id: str) -> str:
-        return f"NOT ({self.too_long(session_id)})"
-
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
         # Nor for a foreign key, on a connection that has checked none so far.
         columns, row = ", ".join(values), ", ".join(values.values())
@@ -140,9 +139,6 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     fires_on_truncate = True
     locks_session = " FOR SHARE OF s"
     empty_bytes = "''::bytea"
-
-    def fits(self, session_id: str) -> str:
-        return f"NOT ({self.too_long(session_id)})"
 
     def insert_missing(self, table: str, values: dict[str, str]) -> str:
         return (

@@ -67,8 +67,8 @@ class _SQLiteLocks(Locks):
         found: Any = connection.execute(self._touch, {"of_session": session_id})
         return bool(found.rowcount > 0)
 
-    def _is_there(self, connection: Connection, session_id: str) -> bool:
-        return connection.execute(self._lock, {"of_session": session_id}).first() is not None
+    _is_there = Locks.existing
+    """Without the update: the writer's lock is taken already."""
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         # One statement if the row exists. If not, no other writer can create it in between.

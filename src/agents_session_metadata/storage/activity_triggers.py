@@ -101,7 +101,7 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
             sources.append(f"{indexes} i")
             conditions.append(f"i.{key} = {row_key} AND i.state < 2")
         if sql.bounded_ids:
-            conditions.append(f"NOT ({sql.too_long('NEW.session_id')})")
+            conditions.append(sql.fits("NEW.session_id"))
         origin = f" FROM {', '.join(sources)}" if sources else ""
         lock = lock if sources else ""
         return (
