@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from servers import Database
 from sqlalchemy import text
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.doctor import diagnose
 from conformance import raw
 from conformance.triggers import drop_triggers
 
@@ -62,7 +64,14 @@ async def add_items(catalog: SessionCatalog, session_id: str) -> None:
     await catalog.session(session_id).add_items([raw.message("hello")])
 
 
-@pytest.mark.parametrize("again", [create, set_metadata, edit, fork, import_one, add_items])
+async def plain_sdk(catalog: SessionCatalog, session_id: str) -> None:
+    await SQLAlchemySession(session_id, engine=catalog.engine).add_items([raw.message("hello")])
+
+
+WRITERS = [create, set_metadata, edit, fork, import_one, add_items, plain_sdk]
+
+
+@pytest.mark.parametrize("again", WRITERS[:-1])
 async def test_a_new_session_has_nothing_of_an_earlier_one(database: Database, again):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
@@ -94,6 +103,40 @@ async def test_nobody_deletes_what_was_not_named(shared_database: Database):
     assert await catalog.delete_sessions(inactive_for=timedelta(0)) == 1
     assert await raw.count_rows(engine, "agent_sessions_metadata") == 3
     assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 1
+
+
+@pytest.mark.parametrize("again", WRITERS)
+async def test_an_index_of_an_earlier_session_hinders_nobody(database: Database, again):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("gone", metadata=LEFT)
+    for key in ("$updated_at", "owner_id", "tags"):
+        await catalog.create_index(key)
+    await catalog.create_index("$text")
+    for trigger in reversed(await leave(engine, "gone")):
+        await raw.execute(engine, trigger)
+    await again(catalog, "gone")
+    assert {info.session_id for info in (await catalog.list_sessions()).sessions} >= {"gone"}
+    assert [each.problem for each in await diagnose(engine) if each.check == "activity"] == []
+
+
+async def test_an_entry_of_an_earlier_value_hinders_nobody(database: Database):
+    engine = database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("here", metadata=LEFT)
+    for key in ("owner_id", "tags"):
+        await catalog.create_index(key)
+    triggers = await drop_triggers(engine)
+    async with engine.begin() as connection:
+        if database.kind == "postgresql":
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))
+        await connection.execute(text("DELETE FROM agent_sessions_metadata_elements"))
+        key = connection.dialect.identifier_preparer.quote("key")
+        await connection.execute(text(f"DELETE FROM agent_sessions_metadata WHERE {key} <> 'tags'"))
+    for trigger in reversed(triggers):
+        await raw.execute(engine, trigger)
+    await catalog.set_metadata("here", {"owner_id": "u2", "tags": ["b", "a"]})
+    assert [each.problem for each in await diagnose(engine) if each.check == "activity"] == []
 
 
 async def test_elements_without_their_list_do_not_come_back(database: Database):

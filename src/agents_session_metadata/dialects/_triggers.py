@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .sqltypes import ID_LENGTH
@@ -69,9 +70,20 @@ class TriggerSQL:
         columns, row = ", ".join(values), ", ".join(values.values())
         return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
 
+    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:  # noqa: ARG002  # all
+        """Statements that do something only if a condition holds, guarded by it if possible."""
+        return statements
+
     def delete_existing(self, table: str, condition: str) -> str:
         """A statement that deletes rows, and locks nothing if there are none."""
         return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
+
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # noqa: ARG002  # all
+        """The end of an INSERT that replaces columns of a row with the same primary key.
+
+        Empty where the row has to be deleted first.
+        """
+        return ""
 
     def too_long(self, session_id: str) -> str:
         """Whether an id is too long for the index."""
@@ -114,7 +126,16 @@ class MySQLTriggerSQL(TriggerSQL):
     def delete_existing(self, table: str, condition: str) -> str:
         # Deleting a missing row locks the gap where it would be.
         exists = f"EXISTS (SELECT 1 FROM {table} WHERE {condition})"  # noqa: S608  # names
-        return f"IF {exists} THEN {super().delete_existing(table, condition)}; END IF"
+        [guarded] = self.where_exists(exists, super().delete_existing(table, condition))
+        return guarded
+
+    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:
+        return (_guarded(condition, statements),)
+
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # noqa: ARG002
+        return (
+            f" ON DUPLICATE KEY UPDATE {', '.join(f'{each} = VALUES({each})' for each in columns)}"
+        )
 
     def differ(self, one: str, other: str) -> str:
         return f"NOT ({one} <=> {other})"
@@ -122,7 +143,7 @@ class MySQLTriggerSQL(TriggerSQL):
     def create(self, trigger: RowTrigger) -> list[str]:
         body = "; ".join(trigger.statements)
         if trigger.condition:
-            body = f"IF {trigger.condition} THEN {body}; END IF"
+            body = _guarded(trigger.condition, trigger.statements)
         create = (
             f"CREATE TRIGGER {trigger.schema}{trigger.name} {trigger.event}"
             f" ON {trigger.table} FOR EACH ROW BEGIN {body}; END"
@@ -146,6 +167,13 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             f" VALUES ({', '.join(values.values())})"
             " ON CONFLICT DO NOTHING"
         )
+
+    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:
+        return (_guarded(condition, statements),)
+
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
+        new = ", ".join(f"{each} = EXCLUDED.{each}" for each in columns)
+        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {new}"
 
     def differ(self, one: str, other: str) -> str:
         return f"{one} IS DISTINCT FROM {other}"
@@ -177,3 +205,7 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     def drop(self, schema: str, name: str) -> str:
         # Dropping the function drops its trigger.
         return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"
+
+
+def _guarded(condition: str, statements: Iterable[str]) -> str:
+    return f"IF {condition} THEN {'; '.join(statements)}; END IF"

@@ -86,12 +86,13 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
     entries = qualified + quote(target.entries.name)
     indexes = qualified + quote(target.indexes.name)
     key = quote("key")
-    columns = f"(session_id, {key}, position, of_list, search_key, updated_at)"
+    primary_key, others = ("session_id", key, "position"), ("of_list", "search_key", "updated_at")
+    columns = f"({', '.join((*primary_key, *others))})"
     all_keys = [_text(connection, each) for each in sorted(keys)]
     every_session = _text(connection, "$updated_at")
 
     def entry(row_key: str, values: str, time: str, source: str, own: str) -> str:
-        """Inserts an entry, if the key is indexed and the id is not too long."""
+        """Inserts or replaces an entry, if the key is indexed and the id is not too long."""
         conditions = [own] if own else []
         sources = [source] if source else []
         lock = sql.locks_session if source else sql.locks_index
@@ -107,7 +108,7 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
         return (
             f"INSERT INTO {entries} {columns}"  # names and quoted literals
             f" SELECT NEW.session_id, {row_key}, {values}, {sql.time(time)}{origin}"
-            f" WHERE {' AND '.join(conditions)}{lock}"
+            f" WHERE {' AND '.join(conditions)}{lock}{sql.replacing(primary_key, others)}"
         )
 
     def delete(condition: str) -> str:
@@ -123,8 +124,19 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
         return f"session_id = {row}.session_id AND {key} = {row}.{key} AND position = {position}"
 
     of_session = entry(every_session, f"-1, 0, {sql.empty_bytes}", "NEW.updated_at", "", "")
-    new_session = (delete(f"session_id = NEW.session_id AND {key} = {every_session}"), of_session)
-    read_time = "s.updated_at", f"{sessions} s", "s.session_id = NEW.session_id"
+    # An earlier session with this id may have left entries and values.
+    same_id = "s.session_id = NEW.session_id"
+    any_left = " OR ".join(
+        f"EXISTS (SELECT 1 FROM {table} s WHERE {same_id})"  # noqa: S608  # names
+        for table in (entries, values, elements)
+    )
+    left = [
+        entry(f"s.{key}", f"{position}, s.search_key", "NEW.updated_at", f"{table} s", same_id)
+        for table, position in ((values, "-1, 0"), (elements, "s.position, 1"))
+    ]
+    again = sql.where_exists(any_left, delete("session_id = NEW.session_id"), *left)
+    new_session = *again, of_session
+    read_time = "s.updated_at", f"{sessions} s", same_id
     of_value = entry(f"NEW.{key}", "-1, 0, NEW.search_key", *read_time)
     of_element = entry(f"NEW.{key}", "NEW.position, 1, NEW.search_key", *read_time)
     id_differs = sql.differ("OLD.session_id", "NEW.session_id")
@@ -148,7 +160,7 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
             RowTrigger(target.schema, plain, quote(plain), table, event, condition, statements)
         )
 
-    on(sessions, "AFTER INSERT", always, "_session_insert", *new_session[0 if replaced else 1 :])
+    on(sessions, "AFTER INSERT", always, "_session_insert", *new_session)
     on(sessions, "AFTER UPDATE", time_differs, "_session_time", update_time)
     # Before the foreign key of the entries is checked.
     leave = delete("session_id = OLD.session_id")
