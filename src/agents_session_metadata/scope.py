@@ -23,8 +23,8 @@ from .query.logic import EVERYTHING, All, Condition
 from .query.queries import Queries
 from .query.walks import read_sessions
 from .quoting import quoted
-from .storage.belonging import has_remains
 from .storage.database import Database
+from .storage.messages import has_items
 from .storage.store import SessionStore, check_limit
 from .storage.tables import TableNames
 from .types import JSONValue, MetadataLimits
@@ -128,12 +128,11 @@ class ScopedStore(SessionStore[Queries]):
         return self.rows.search_keys(connection, session_id, self._searched) == self._searched
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """Whether nothing is left of an earlier session with the id of one just created.
+        """Whether there is no history with the id of a session that was just created.
 
-        A history whose session row is missing may be anybody's, and so may a paused run: in a
-        scope, the id is taken.
+        A history whose session row is missing may be anybody's: in a scope, the id is taken.
         """
-        return not self.scope or not has_remains(connection, self.database.tables, session_id)
+        return not self.scope or not has_items(connection, self.database.tables, session_id)
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         """Refuse what would lead out of the scope.

@@ -9,6 +9,7 @@ from agents import Agent, RunConfig, Runner
 from agents.memory import OpenAIResponsesCompactionSession
 from agents.testing import ScriptedModel, assistant_message
 from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -145,7 +146,6 @@ async def test_an_agent_stays_inside(mine):
 
 OWN = "agent_sessions_metadata"
 LOST = {
-    "agent_messages": "(session_id, message_data) VALUES ('lost', '{}')",
     f"{OWN}_paused": "(session_id, state, details, decisions, item_count, revision, paused_at)"
     " VALUES ('lost', '{}', '{}', '{}', 0, 1, 1)",
     f"{OWN}_thread_items": "(session_id, item_id, position, kind, data, reopened)"
@@ -154,38 +154,85 @@ LOST = {
     " VALUES ('file', 'lost', '{}', '{}')",
     f"{OWN}_usage": "(session_id, day, requests, input_tokens, cached_input_tokens, output_tokens,"
     " reasoning_tokens, total_tokens) VALUES ('lost', '2020-01-01', 1, 1, 1, 1, 1, 1)",
+    f"{OWN}_words": "(session_id, item_id, word, created_at) VALUES ('lost', 999, {word}, {time})",
+    f"{OWN}_words_queue": "(session_id, item_id) VALUES ('lost', 999)",
+}
+"""Rows of optional features that an earlier session has left."""
+TIME = "2020-01-01T00:00:00Z"
+RECORD = {
+    "format": 1,
+    "session_id": "lost",
+    "created_at": TIME,
+    "updated_at": TIME,
+    "metadata": {},
+    "items": [],
 }
 
 
-@pytest.mark.parametrize("table", LOST)
-async def test_what_has_no_session_belongs_to_no_scope(everyone, engine, table):
+async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine):
     mine = everyone.scoped({"owner_id": "mine"})
-    for group in (PAUSED, THREADS, USAGE):
-        await everyone._store.database.ensure(group)
     await drop_triggers(engine)
-    await raw.drop_foreign_keys(engine, table)
-    await raw.execute(engine, f"INSERT INTO {table} {LOST[table]}")
+    await raw.drop_foreign_keys(engine, "agent_messages")
+    lost = "(session_id, message_data) VALUES ('lost', '{}')"
+    await raw.execute(engine, f"INSERT INTO agent_messages {lost}")
     session = mine.session("lost")
-    time = "2020-01-01T00:00:00Z"
-    times = {"created_at": time, "updated_at": time}
-    record = {"format": 1, "session_id": "lost", **times, "metadata": {}, "items": []}
     for writing in (
         mine.create_session("lost"),
         mine.set_metadata("lost", {"title": "new"}),
         mine.edit_metadata("lost", change_title),
         session.add_items([raw.message("mine")]),
         mine.fork_session("mine-0", "lost"),
-        mine.import_sessions([record]),
-        mine.import_sessions([record], "replace"),
+        mine.import_sessions([RECORD]),
+        mine.import_sessions([RECORD], "replace"),
     ):
         with pytest.raises((SessionExistsError, SessionNotFoundError)):
             await writing
-    assert await mine.import_sessions([record], "skip") == 0
+    assert await mine.import_sessions([RECORD], "skip") == 0
     assert await session.get_items() == []
     assert await everyone.get_session("lost") is None
-    assert await raw.count_rows(engine, table, session_id="lost") == 1
+    assert await raw.count_rows(engine, "agent_messages", session_id="lost") == 1
     await everyone.session("lost").set_metadata({"owner_id": "mine"})
-    assert await session.get_items() == [{}] * (table == "agent_messages")
+    assert await session.get_items() == [{}]
+
+
+@pytest.fixture
+async def lost(everyone, engine):
+    """An earlier session has left a row in every table of an optional feature."""
+    await everyone.create_index("$text")
+    for group in (PAUSED, THREADS, USAGE):
+        await everyone._store.database.ensure(group)
+    await drop_triggers(engine)
+    values = {
+        "word": "x''" if engine.dialect.name == "sqlite" else "''",
+        "time": "0" if engine.dialect.name == "mysql" else f"'{TIME}'",
+    }
+    for table, row in LOST.items():
+        await raw.drop_foreign_keys(engine, table)
+        text = row.format(**values) if table.endswith("_words") else row
+        await raw.execute(engine, f"INSERT INTO {table} {text}")
+
+
+@pytest.mark.parametrize("scoped", [False, True])
+@pytest.mark.parametrize("writing", ["create", "set", "edit", "add", "fork", "import", "replace"])
+async def test_what_an_earlier_session_left_reaches_nobody(everyone, engine, lost, scoped, writing):
+    catalog = everyone.scoped({"owner_id": "mine"}) if scoped else everyone
+    writings = {
+        "create": lambda: catalog.create_session("lost"),
+        "set": lambda: catalog.set_metadata("lost", {"owner_id": "mine"}),
+        "edit": lambda: catalog.edit_metadata("lost", change_title),
+        "add": lambda: catalog.session("lost").add_items([raw.message("mine")]),
+        "fork": lambda: catalog.fork_session("mine-0", "lost"),
+        "import": lambda: catalog.import_sessions([RECORD]),
+        "replace": lambda: catalog.import_sessions([RECORD], "replace"),
+    }
+    await writings[writing]()
+    assert await everyone.get_session("lost") is not None
+    for table in LOST:
+        condition = "AND item_id = 999" if "words" in table else ""
+        left = f"SELECT count(*) FROM {table} WHERE session_id = 'lost' {condition}"
+        assert [tuple(row) for row in await raw.execute(engine, left)] == [(0,)], table
+    # What was used outlives the session.
+    assert await raw.count_rows(engine, f"{OWN}_usage") == 1
 
 
 @pytest.mark.not_on("sqlite")  # It has no privileges.
@@ -234,8 +281,11 @@ async def test_creating_needs_no_rights_on_optional_tables(everyone, database):
         await raw.execute(everyone.engine, f"GRANT SELECT ON {OWN}_paused TO {of_user}")
         await raw.drop_foreign_keys(everyone.engine, f"{OWN}_paused")
         await raw.execute(everyone.engine, f"INSERT INTO {OWN}_paused {LOST[f'{OWN}_paused']}")
-        with pytest.raises(SessionExistsError):
-            await mine.create_session("lost")
+        # It may read what another user must not get, and not delete it.
+        reader = SessionCatalog(create_async_engine(engine.url)).scoped({"owner_id": "mine"})
+        with pytest.raises(DBAPIError, match="denied"):
+            await reader.create_session("lost")
+        await reader.engine.dispose()
     finally:
         await engine.dispose()
         for drop in drops:

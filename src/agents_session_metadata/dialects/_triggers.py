@@ -70,7 +70,7 @@ class TriggerSQL:
         columns, row = ", ".join(values), ", ".join(values.values())
         return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
 
-    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:  # noqa: ARG002  # all
+    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:  # all
         """Statements that do something only if a condition holds, guarded by it if possible."""
         return statements
 
@@ -78,7 +78,7 @@ class TriggerSQL:
         """A statement that deletes rows, and locks nothing if there are none."""
         return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # noqa: ARG002  # all
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # all
         """The end of an INSERT that replaces columns of a row with the same primary key.
 
         Empty where the row has to be deleted first.
@@ -132,7 +132,7 @@ class MySQLTriggerSQL(TriggerSQL):
     def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:
         return (_guarded(condition, statements),)
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # noqa: ARG002
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return (
             f" ON DUPLICATE KEY UPDATE {', '.join(f'{each} = VALUES({each})' for each in columns)}"
         )

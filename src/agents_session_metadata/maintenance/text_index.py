@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAllowedError
 from agents_session_metadata.keys import TITLE
-from agents_session_metadata.storage.database import Database, forget_text_indexes
+from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
@@ -57,7 +57,7 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
         if database.dialect.refuses_triggers(error):
             raise TriggersNotAllowedError from error
         raise
-    forget_text_indexes()
+    forget_optional()
     done = 0
     for step in (index.fill_items, index.fill_titles):
         while found := await index.run(step):
@@ -65,7 +65,7 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
             if progress is not None:
                 progress(done)
     created = await index.run(index.finish)
-    forget_text_indexes()
+    forget_optional()
     return created
 
 
@@ -99,7 +99,7 @@ async def drop_text_index(database: Database[Any]) -> bool:
     if await index.run_read(index.read_state) is None:
         return False
     found = await index.run(index.leave)
-    forget_text_indexes()
+    forget_optional()
     await index.run(index.drop_triggers)
     if await index.run_read(index.read_state) not in (None, DROPPING):
         # Created again while its triggers were dropped one by one, as on MySQL.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, or_, select
+from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, select
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
@@ -24,8 +24,10 @@ from .usage import USAGE
 _SECOND = "only if both tables are intended, create the missing one with `agent-sessions ddl`"
 
 
-def check_links(connection: Connection, tables: SessionTables) -> None:
+def check_links(connection: Connection, tables: SessionTables, *others: Table) -> None:
     """Refuse metadata and messages that belong to another sessions table by their foreign keys.
+
+    The same goes for further tables that refer to the sessions.
 
     Tables without a foreign key pass.
 
@@ -33,7 +35,7 @@ def check_links(connection: Connection, tables: SessionTables) -> None:
         TablesMismatchError: If they do.
     """
     sessions = tables.sessions
-    children = tables.metadata, tables.messages
+    children = tables.metadata, tables.messages, *others
     links = dialect_of(connection.dialect).session_links(connection, sessions, children)
     right = {link.child for link in links if link.is_right}
     for link in links:
@@ -103,20 +105,6 @@ def written_tables(tables: SessionTables) -> list[Table]:
     """The tables beside the sessions whose rows do not follow from other tables."""
     groups = (tables.group(name).tables for name in (PAUSED, USAGE, THREADS))
     return [tables.metadata, tables.messages, *(table for group in groups for table in group)]
-
-
-def has_remains(connection: Connection, tables: SessionTables, session_id: str) -> bool:
-    """Whether an earlier session with an id has left rows, other than its metadata.
-
-    They are left if sessions are deleted where no foreign key is enforced. Tables of optional
-    features that do not exist, or that the user may not read, count as empty.
-    """
-    optional = [table for table in written_tables(tables) if table not in tables.tables]
-    readable = dialect_of(connection.dialect).usable(connection, optional)
-    left = [
-        exists().where(each.c.session_id == session_id) for each in (tables.messages, *readable)
-    ]
-    return bool(connection.execute(select(or_(*left))).scalar())
 
 
 def intended(tables: SessionTables, table: Table) -> str | None:

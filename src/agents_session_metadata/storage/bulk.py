@@ -15,8 +15,8 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.values import EncodedValue, SearchKey
 
-from .belonging import check_links
 from .messages import delete_messages
+from .remains import delete_remains
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -133,8 +133,11 @@ def insert_sessions(
     tables: SessionTables,
     dialect: Dialect,
     sessions: Iterable[NewSession],
+    optional: tuple[Table, ...],
 ) -> None:
     """Insert sessions that do not exist, and delete what earlier ones with their ids left.
+
+    That includes rows of optional tables, which are given.
 
     Raises:
         IntegrityError: If one of them exists.
@@ -153,7 +156,8 @@ def insert_sessions(
         for each in new
     ]
     dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
-    _delete_leftovers(connection, tables, dialect, [each.session_id for each in new])
+    owned = tables.elements, tables.metadata, *optional
+    delete_remains(connection, tables, dialect, [each.session_id for each in new], owned)
     metadata = [
         {
             "session_id": each.session_id,
@@ -179,26 +183,6 @@ def insert_sessions(
         for at, text in each.items
     ]
     dialect.insert_rows(connection, tables.messages, items, "created_at")
-
-
-def _delete_leftovers(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> None:
-    """Delete the metadata of new sessions, which is what earlier ones with their ids left."""
-    owned, own_id = (tables.elements, tables.metadata), tables.sessions.c.session_id
-    # For a join, PostgreSQL would read all rows of a table without statistics.
-    first: list[Any] = [
-        select(table.c.key).where(table.c.session_id == own_id).limit(1).scalar_subquery()
-        for table in owned
-    ]
-    left = select(*first).where(dialect.one_of(own_id, "ids", len(ids)))
-    parameters = dialect.list_parameters("ids", ids)
-    # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if any(map(any, connection.execute(left, parameters))):
-        check_links(connection, tables)
-        for table in owned:
-            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
-            connection.execute(delete(table).where(of_ids), parameters)
 
 
 def read_histories(

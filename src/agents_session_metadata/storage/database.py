@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
@@ -29,6 +29,7 @@ from agents_session_metadata.errors import TablesMissingError
 from .belonging import check_beside, check_links, check_not_renamed
 from .creation import create_missing, find_missing, groups_in_use
 from .known_indexes import KnownIndexes
+from .remains import KnownOptional
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import KnownText, WordIndex
 
@@ -80,6 +81,7 @@ class _TablesState:
         queries: The statements, by what makes them and `native_ids`.
         indexes: The indexes that are believed to exist.
         text: Whether the text index is believed to exist.
+        optional: The tables of optional features that are believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -88,6 +90,7 @@ class _TablesState:
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
     indexes: KnownIndexes = field(default_factory=KnownIndexes)
     text: KnownText = field(default_factory=KnownText)
+    optional: KnownOptional = field(default_factory=KnownOptional)
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -106,12 +109,13 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
     return of_engine.setdefault(names, _TablesState())
 
 
-def forget_text_indexes() -> None:
-    """Let every engine of the process ask its database whether there is a text index."""
+def forget_optional() -> None:
+    """Let every engine of the process ask its database which optional tables there are."""
     with _states_lock:
         states = [state for of_engine in _states.values() for state in of_engine.values()]
     for state in states:
         state.text.forget()
+        state.optional.forget()
 
 
 class Database(Generic[Q]):
@@ -216,6 +220,10 @@ class Database(Generic[Q]):
         if self.word_index.index_own(connection, ids, most):
             known.others_wait = True
 
+    def optional_tables(self, connection: Connection) -> tuple[Table, ...]:
+        """The tables of optional features in which a session may have rows."""
+        return self._state.optional.readable(connection, self.tables)
+
     async def retry(
         self,
         operation: Callable[[], Awaitable[T]],
@@ -310,8 +318,8 @@ class Database(Generic[Q]):
         missing = (
             (ProgrammingError, OperationalError) if dialect.single_writer else ProgrammingError
         )
-        if isinstance(error, missing) and state.text.forget():
-            return True  # The tables of the text index may have been dropped.
+        if isinstance(error, missing) and (state.text.forget() | state.optional.forget()):
+            return True  # Optional tables may have been dropped.
         if (
             not self.is_prepared
             or error.connection_invalidated
@@ -360,6 +368,8 @@ class Database(Generic[Q]):
             if not self._is_ready(group):
                 pool = self.engine.sync_engine.pool
                 await settle(self._connect(prepare))
+                if group != CORE:
+                    forget_optional()
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()

@@ -68,6 +68,13 @@ def delete_messages(
         connection.execute(of_sessions.where(of_items), {**parameters, "items": some})
 
 
+def has_items(connection: Connection, tables: SessionTables, session_id: str) -> bool:
+    """Whether there are items with a session's id, whether or not the session exists."""
+    messages = tables.messages
+    first: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
+    return connection.execute(first).first() is not None
+
+
 def read_history(
     connection: Connection, tables: SessionTables, dialect: Dialect, session_id: str
 ) -> list[ItemInfo]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BindParameter,
     Connection,
+    Table,
     bindparam,
     delete,
     func,
@@ -38,6 +39,7 @@ from agents_session_metadata.values import (
 
 from .belonging import check_links
 from .messages import delete_messages
+from .remains import delete_remains
 from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
@@ -104,10 +106,12 @@ class Rows:
         dialect: Dialect,
         limits: MetadataLimits,
         index_words: Callable[..., None],
+        optional_tables: Callable[[Connection], tuple[Table, ...]],
     ) -> None:
         self.limits = limits
         self.index_words = index_words
         """Adds what is written to locked sessions to the text index."""
+        self._optional_tables = optional_tables
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
@@ -183,18 +187,16 @@ class Rows:
         leftovers = self._statements.locks.create(connection, session_id)
         if leftovers is None:
             return False
-        if leftovers:
-            self._delete_metadata(connection, session_id)
+        self._delete_left(connection, session_id, has_metadata=leftovers)
         self.write(connection, session_id, encoded, ())
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        """Deletes the metadata of an earlier session with this id, if there is any."""
+        """Deletes what an earlier session with this id has left, except its history."""
         found = connection.execute(
             self._statements.locks.read_leftovers, {"of_session": session_id}
         )
-        if found.scalar():
-            self._delete_metadata(connection, session_id)
+        self._delete_left(connection, session_id, has_metadata=bool(found.scalar()))
 
     def upsert(
         self,
@@ -314,15 +316,17 @@ class Rows:
         leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
         if leftovers is None:  # Another process has just created it.
             return Claim(False, read(connection, session_id).stored or {})
-        if leftovers:
-            self._delete_metadata(connection, session_id)
+        self._delete_left(connection, session_id, has_metadata=leftovers)
         return Claim(True, {})
 
-    def _delete_metadata(self, connection: Connection, session_id: str) -> None:
-        # It is not left by an earlier session if it belongs to another table's.
-        check_links(connection, self._tables)
-        for statement in self._statements.delete_metadata:
-            connection.execute(statement, {"of_session": session_id})
+    def _delete_left(self, connection: Connection, session_id: str, *, has_metadata: bool) -> None:
+        if has_metadata:
+            # It is not left by an earlier session if it belongs to another table's.
+            check_links(connection, self._tables)
+            for statement in self._statements.delete_metadata:
+                connection.execute(statement, {"of_session": session_id})
+        optional = self._optional_tables(connection)
+        delete_remains(connection, self._tables, self._dialect, [session_id], optional)
 
 
 def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:

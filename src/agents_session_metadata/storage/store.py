@@ -51,7 +51,13 @@ class SessionStore(Generic[Q]):
             raise TypeError(f"metadata_limits must be MetadataLimits, got {type(limits).__name__}")
         self.database = database
         self.limits = limits
-        self.rows: Rows = Rows(database.tables, database.dialect, limits, database.index_words)
+        self.rows: Rows = Rows(
+            database.tables,
+            database.dialect,
+            limits,
+            database.index_words,
+            database.optional_tables,
+        )
 
     # ---- what a restricted store overrides ----
 

@@ -1,0 +1,105 @@
+"""What an earlier session with the same id has left in the tables of optional features.
+
+Foreign keys delete it with the session. Rows stay only if sessions are deleted where none is
+enforced. A paused run, say, must not pass to whoever creates a session with the id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Table, delete, literal_column, select, update
+
+from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
+
+from .belonging import check_links
+from .paused import PAUSED
+from .tables import SessionTables
+from .threads import THREADS
+from .usage import USAGE
+from .words import WORDS
+
+_GROUPS = PAUSED, THREADS, USAGE, WORDS
+"""The activity index is not among them: its triggers put it right."""
+_SECONDS = 2
+"""How long it is believed which tables exist."""
+
+
+class KnownOptional:
+    """Which tables of optional features a user may read, as far as this process knows.
+
+    Whoever creates one in this process lets all engines forget.
+    """
+
+    def __init__(self) -> None:
+        self._readable: tuple[Table, ...] = ()
+        self._looked_at: float | None = None
+
+    def readable(self, connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
+        """The tables with rows of sessions; the database is asked again from time to time."""
+        now = time.monotonic()
+        if self._looked_at is None or now > self._looked_at + _SECONDS:
+            of_sessions = [
+                table
+                for group in map(tables.group, _GROUPS)
+                for table in group.tables
+                if table.foreign_key_constraints
+            ]
+            usable = dialect_of(connection.dialect).usable(connection, of_sessions)
+            self._readable, self._looked_at = tuple(usable), now
+        return self._readable
+
+    def forget(self) -> bool:
+        """Ask the database before the next use; say whether a table was known."""
+        self._looked_at = None
+        return bool(self._readable)
+
+
+def delete_remains(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    ids: Sequence[str],
+    owned: tuple[Table, ...],
+) -> None:
+    """Delete what earlier sessions have left, or unlink it if it outlives sessions.
+
+    Args:
+        connection: The connection.
+        tables: The tables.
+        dialect: The database.
+        ids: The ids of sessions that were just created.
+        owned: The tables to look into.
+
+    Raises:
+        TablesMismatchError: If the rows belong to another sessions table.
+    """
+    if not owned:
+        return
+    parameters = dialect.list_parameters("ids", ids)
+    left = connection.execute(_finding(tables.sessions, owned, dialect, len(ids)), parameters)
+    # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+    if not any(map(any, left)):
+        return
+    check_links(connection, tables, *(table for table in owned if table not in tables.tables))
+    for table in owned:
+        of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
+        outlives = any(key.ondelete == "SET NULL" for key in table.foreign_key_constraints)
+        change: Any = update(table).values(session_id=None) if outlives else delete(table)
+        connection.execute(change.where(of_ids), parameters)
+
+
+@lru_cache(maxsize=64)
+def _finding(sessions: Table, owned: tuple[Table, ...], dialect: Dialect, count: int) -> Any:
+    """Which of some tables have rows of some sessions."""
+    # For a join, PostgreSQL would read all rows of a table without statistics.
+    own_id = sessions.c.session_id
+    first: list[Any] = [
+        select(literal_column("1")).where(table.c.session_id == own_id).limit(1).scalar_subquery()
+        for table in owned
+    ]
+    return select(*first).where(dialect.one_of(own_id, "ids", count))
