@@ -426,6 +426,66 @@ async def test_a_cancelled_claim_is_given_back(engine):
     assert await claimed_by(paused, agent) == before.pending
 
 
+@pytest.mark.parametrize("when", ["claiming", "claimed"])
+async def test_a_cancelled_claim_that_cannot_be_given_back(engine, caplog, when):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    entered, sent = asyncio.Event(), []
+
+    async def claim():
+        async with paused.claim("chat", agent):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(claim())
+
+    def fail(connection, _, statement, *arguments) -> None:
+        if PAUSED in statement and statement.startswith("UPDATE"):
+            sent.append(statement)
+            if len(sent) > 1:
+                connection.exec_driver_sql("SELECT * FROM nowhere")
+            if when == "claiming":
+                task.cancel()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", fail)
+    if when == "claimed":
+        await entered.wait()
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(sent) == 2
+    assert "could not be ended after a cancellation" in caplog.text
+    assert "nowhere" in caplog.text
+    # The lease ends by itself.
+    assert (await paused.get("chat")).claimed_until is not None
+
+
+async def test_a_cancelled_run_that_has_lost_its_lease(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    reached = asyncio.Event()
+
+    async def wait(*_):
+        reached.set()
+        await asyncio.Event().wait()
+
+    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait))
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+
+    task = asyncio.create_task(resume())
+    await reached.wait()
+    await raw.execute(engine, f"UPDATE {PAUSED} SET claimed_until = 5, token = 'other'")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await paused.get("chat")).crashed
+
+
 async def test_leases(engine):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done", "Done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -278,10 +279,14 @@ class PausedRuns:
             after_crash=after_crash,
             force=force,
         )
+        cancelled = False
         try:
             yield run
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
         finally:
-            await run._close()
+            await run._close(cancelled=cancelled)
 
     async def discard(self, session_id: str) -> bool:
         """Delete a paused run without resuming it. History and metadata are kept.
