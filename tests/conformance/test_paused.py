@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,7 +12,7 @@ from agents.exceptions import ModelBehaviorError, UserError
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
-from cryptography.fernet import Fernet
+from cryptography.fernet import Fernet, InvalidToken
 from openai.types.responses.response_output_item import McpApprovalRequest
 from scaling import scale
 from sqlalchemy import event
@@ -682,6 +683,31 @@ async def test_encrypted_sessions(engine):
     async with paused.claim("chat", agent) as run:
         assert (await run.resume(session=session)).final_output == "Done"
     assert deployer.calls == ["deploy the vault", "deploy c2"]
+
+
+async def test_a_run_under_another_key(engine, caplog):
+    right, wrong = (Fernet(Fernet.generate_key()) for _ in range(2))
+    deployer = Deployer()
+    paused = paused_runs(engine, encrypt=right.encrypt, decrypt=right.decrypt)
+    other = paused_runs(engine, encrypt=wrong.encrypt, decrypt=wrong.decrypt)
+    agent = deployer.agent(deploys("c1"), deploys("c1"), deploys("c1"))
+    before = await pause(paused, agent)
+    await pause(other, agent, "readable")
+    [readable, unreadable] = (await other.list()).runs
+    assert (readable.session_id, unreadable.session_id) == ("readable", "chat")
+    assert readable.pending[0].arguments == '{"target":"c1"}'
+    assert unreadable == replace(before, pending=(replace(before.pending[0], arguments=None),))
+    assert "paused run of session 'chat' could not be decrypted" in caplog.text
+    for refused in (
+        other.get("chat"),
+        other.decide("chat", "c1", approve=True),
+        claimed_by(other, agent),
+        # It could not say what it has stored.
+        pause(paused_runs(engine, encrypt=wrong.encrypt, decrypt=right.decrypt), agent),
+    ):
+        with pytest.raises(InvalidToken):
+            await refused
+    assert await paused.get("chat") == before
 
 
 async def test_phases(engine):
