@@ -35,10 +35,12 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from sqlalchemy import Connection
+from sqlalchemy import Connection, event
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
 
+from .dialects import dialect_of
 from .dialects.urls import check_engine
 from .quoting import quoted
 from .scope import ScopedStore, open_store
@@ -209,6 +211,15 @@ class NothingToCompact:
         return False
 
 
+class _CheckedSession(Session):
+    """An ORM session of the SDK that checks its connection, as `Database` does."""
+
+
+@event.listens_for(_CheckedSession, "after_begin")
+def _check_connection(session: Session, transaction: object, connection: Connection) -> None:  # noqa: ARG001  # all
+    dialect_of(connection.dialect).check_connection(connection)
+
+
 class StoredSession(SQLAlchemySession):
     """The SDK's session on a store: shared tables, retries, scope, atomic replacement of history.
 
@@ -249,7 +260,6 @@ class StoredSession(SQLAlchemySession):
                 if database.create_tables
                 else None
             )
-            self._session_factory = async_sessionmaker(engine, expire_on_commit=False)
             self._create_tables = database.create_tables
         else:
             super().__init__(
@@ -262,6 +272,9 @@ class StoredSession(SQLAlchemySession):
                 ensure_ascii=ensure_ascii,
                 **kwargs,
             )
+        self._session_factory = async_sessionmaker(
+            engine, expire_on_commit=False, sync_session_class=_CheckedSession
+        )
         # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
         tables = database.tables
         self._metadata = tables.sessions.metadata
@@ -306,7 +319,6 @@ class StoredSession(SQLAlchemySession):
             found = inspected(connection).has_table
             return all(found(name, schema=schema) for name in (names.metadata, names.elements))
 
-        self._store.database.dialect.check_connection(connection)
         self._store.enter_history(
             connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
         )

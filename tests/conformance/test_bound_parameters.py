@@ -6,12 +6,14 @@ import base64
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import event, make_url
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from agents_session_metadata import (
     SessionCatalog,
@@ -252,16 +254,99 @@ async def test_settings_under_which_the_driver_does_not_escape(database, setting
         await engine.dispose()
 
 
+async def compact(session: SQLAlchemyMetadataSession) -> None:
+    snapshot = await session._get_compaction_snapshot(10)
+    await snapshot.replace_suffix(0, [raw.message("summary")])
+
+
+HISTORY_CALLS: list[Callable[[SQLAlchemyMetadataSession], Awaitable[Any]]] = [
+    lambda session: session.get_items(),
+    lambda session: session.get_items(limit=1),
+    lambda session: session.pop_item(),
+    lambda session: session.clear_session(),
+    lambda session: session.add_items([raw.message("hello")]),
+    lambda session: session._atomic_replace_items([]),
+    compact,
+]
+
+
+def configure_new_connections(engine: AsyncEngine, statement: str) -> None:
+    @event.listens_for(engine.sync_engine, "connect")
+    def configure(connection: Any, _: Any) -> None:
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("pooled", [True, False])
+@pytest.mark.parametrize("on_clear", ["delete", "keep"])
+@pytest.mark.parametrize(
+    "statement", ["SET NAMES gbk", "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'"]
+)
+async def test_no_session_id_becomes_sql(database, statement, on_clear, pooled):
+    owner = SQLAlchemyMetadataSession("theirs", engine=database.engine(), create_tables=True)
+    await owner.add_items([raw.message("secret")])
+    engine = database.engine(**({} if pooled else {"poolclass": NullPool}))
+    # The first call without a check, or the first one after the engine was disposed.
+    for before in (False, True):
+        if before:
+            await SQLAlchemyMetadataSession("theirs", engine=engine).get_items()
+            await engine.dispose()
+        configure_new_connections(engine, statement)
+        for session_id in ("mine", "' OR 1=1 -- ", "\u0101' OR 1=1 -- ", "\u20bf' OR 1=1 -- "):
+            for call in HISTORY_CALLS:
+                session = SQLAlchemyMetadataSession(session_id, engine=engine, on_clear=on_clear)
+                with pytest.raises(UnsupportedDialectError, match=r"gbk|NO_BACKSLASH_ESCAPES"):
+                    await call(session)
+        engine = database.engine(**({} if pooled else {"poolclass": NullPool}))
+    assert await owner.get_items() == [raw.message("secret")]
+
+
+@pytest.mark.only_on("mariadb")
+async def test_settings_are_read_once_per_connection(database):
+    engine = database.engine(pool_size=1, max_overflow=0)
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat")
+    await catalog.get_metadata("chat")
+    session = SQLAlchemyMetadataSession("chat", engine=engine)
+    statements: list[str] = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def record(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    for _ in range(2):
+        await session.add_items([raw.message("hello")])
+        await session.get_items()
+        await session.pop_item()
+        await catalog.set_metadata("chat", {"title": "first"})
+        await session.clear_session()
+    assert statements
+    assert not [each for each in statements if "@@sql_mode" in each]
+    await engine.dispose()
+    await session.get_items()
+    assert sum("@@sql_mode" in each for each in statements) == 1
+    # The plain SDK on the same engine is not checked, and other sessions do not rely on it.
+    await engine.dispose()
+    configure_new_connections(engine, "SET NAMES gbk")
+    assert await SQLAlchemySession("chat", engine=engine).get_items() == []
+    with pytest.raises(UnsupportedDialectError, match="gbk"):
+        await session.get_items()
+
+
 @pytest.mark.only_on("mariadb")
 async def test_a_mode_that_is_set_later(database):
     engine = database.engine(pool_size=1, max_overflow=0)
     mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1"})
     await mine.set_metadata("chat", {"title": "first"})
     await raw.execute(engine, "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'")
+    session = SQLAlchemyMetadataSession("chat", engine=engine)
     for call in (
         lambda: mine.list_sessions({"title": "first"}),
         lambda: mine.set_metadata("chat", {"title": "second"}),
         lambda: mine.session("new").add_items([raw.message("hello")]),
+        *(partial(call, session) for call in HISTORY_CALLS),
     ):
         with pytest.raises(UnsupportedDialectError, match="NO_BACKSLASH_ESCAPES"):
             await call()

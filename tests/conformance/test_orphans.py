@@ -5,13 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
 from servers import Database
 from sqlalchemy import text
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import PausedRuns, SessionCatalog
 from agents_session_metadata.doctor import diagnose
 from conformance import raw
+from conformance.approving import Deployer, deploys, paused_runs
 from conformance.triggers import drop_triggers
 
 LEFT = {"owner_id": "u1", "tags": ["left"], "old": 1}
@@ -178,3 +180,27 @@ async def test_only_sessions_are_counted(database: Database):
         assert (await catalog.statistics(where)).sessions == 1, where
     assert await catalog.delete_sessions({"owner_id": "u1"}, dry_run=True) == 1
     assert await catalog.delete_sessions({"owner_id": "u1"}) == 1
+
+
+async def test_a_run_without_a_session_is_not_paused(database: Database):
+    engine = database.engine()
+    paused = paused_runs(engine)
+    catalog = paused.catalog
+    for session_id in ("gone", "here"):
+        session = await catalog.create_session(session_id, metadata=LEFT)
+        result = await Runner.run(Deployer().agent(deploys("c1")), "Go", session=session)
+        await paused.pause(session, result)
+    await leave(engine, "gone")
+    assert await raw.count_rows(engine, "agent_sessions_metadata_paused", "gone") == 1
+    for runs in (paused, PausedRuns(catalog.scoped({"owner_id": "u1"}))):
+        for where in (None, {"owner_id": "u1"}, {"$session_id": {"$prefix": ""}}):
+            assert [run.session_id for run in (await runs.list(where)).runs] == ["here"]
+        assert (await runs.list(limit=1)).next_cursor is None
+        assert await runs.get("gone") is None
+        assert await runs.get("here") is not None
+        assert not await runs.discard("gone")
+        with pytest.raises(LookupError):
+            await runs.decide("gone", "c1", approve=True)
+        with pytest.raises(LookupError):
+            async with runs.claim("gone", Deployer().agent("Done")):
+                pass

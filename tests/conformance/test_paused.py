@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,7 +12,7 @@ from agents.exceptions import ModelBehaviorError, UserError
 from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
-from cryptography.fernet import Fernet
+from cryptography.fernet import Fernet, InvalidToken
 from openai.types.responses.response_output_item import McpApprovalRequest
 from scaling import scale
 from sqlalchemy import event
@@ -426,6 +427,66 @@ async def test_a_cancelled_claim_is_given_back(engine):
     assert await claimed_by(paused, agent) == before.pending
 
 
+@pytest.mark.parametrize("when", ["claiming", "claimed"])
+async def test_a_cancelled_claim_that_cannot_be_given_back(engine, caplog, when):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    entered, sent = asyncio.Event(), []
+
+    async def claim():
+        async with paused.claim("chat", agent):
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(claim())
+
+    def fail(connection, _, statement, *arguments) -> None:
+        if PAUSED in statement and statement.startswith("UPDATE"):
+            sent.append(statement)
+            if len(sent) > 1:
+                connection.exec_driver_sql("SELECT * FROM nowhere")
+            if when == "claiming":
+                task.cancel()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", fail)
+    if when == "claimed":
+        await entered.wait()
+        task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(sent) == 2
+    assert "could not be ended after a cancellation" in caplog.text
+    assert "nowhere" in caplog.text
+    # The lease ends by itself.
+    assert (await paused.get("chat")).claimed_until is not None
+
+
+async def test_a_cancelled_run_that_has_lost_its_lease(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    reached = asyncio.Event()
+
+    async def wait(*_):
+        reached.set()
+        await asyncio.Event().wait()
+
+    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait))
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+
+    task = asyncio.create_task(resume())
+    await reached.wait()
+    await raw.execute(engine, f"UPDATE {PAUSED} SET claimed_until = 5, token = 'other'")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await paused.get("chat")).crashed
+
+
 async def test_leases(engine):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done", "Done")
@@ -622,6 +683,31 @@ async def test_encrypted_sessions(engine):
     async with paused.claim("chat", agent) as run:
         assert (await run.resume(session=session)).final_output == "Done"
     assert deployer.calls == ["deploy the vault", "deploy c2"]
+
+
+async def test_a_run_under_another_key(engine, caplog):
+    right, wrong = (Fernet(Fernet.generate_key()) for _ in range(2))
+    deployer = Deployer()
+    paused = paused_runs(engine, encrypt=right.encrypt, decrypt=right.decrypt)
+    other = paused_runs(engine, encrypt=wrong.encrypt, decrypt=wrong.decrypt)
+    agent = deployer.agent(deploys("c1"), deploys("c1"), deploys("c1"))
+    before = await pause(paused, agent)
+    await pause(other, agent, "readable")
+    [readable, unreadable] = (await other.list()).runs
+    assert (readable.session_id, unreadable.session_id) == ("readable", "chat")
+    assert readable.pending[0].arguments == '{"target":"c1"}'
+    assert unreadable == replace(before, pending=(replace(before.pending[0], arguments=None),))
+    assert "paused run of session 'chat' could not be decrypted" in caplog.text
+    for refused in (
+        other.get("chat"),
+        other.decide("chat", "c1", approve=True),
+        claimed_by(other, agent),
+        # It could not say what it has stored.
+        pause(paused_runs(engine, encrypt=wrong.encrypt, decrypt=right.decrypt), agent),
+    ):
+        with pytest.raises(InvalidToken):
+            await refused
+    assert await paused.get("chat") == before
 
 
 async def test_phases(engine):

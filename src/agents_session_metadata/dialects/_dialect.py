@@ -412,7 +412,7 @@ class Dialect:
         """Raises UnsupportedDialectError if values would be read or bound wrongly."""
 
     def check_connection(self, connection: Connection) -> None:
-        """As `check_settings`, before each use of a connection and without a statement."""
+        """As `check_settings`, before each use of a connection; reads settings only once."""
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""

@@ -50,6 +50,8 @@ _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
 _NO_BACKSLASH_ESCAPES = 512
 """A bit of the status that the server sends with each answer."""
+_CHECKED = "agents_session_metadata.checked"
+"""Marks the connections of a pool whose settings were checked."""
 _UNSAFE_CHARSETS = {"big5", "cp932", "gb18030", "gbk", "sjis"}
 """Character sets in which the byte of a backslash can be a part of another character."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -362,8 +364,14 @@ class MySQL(Dialect):
             raise UnsupportedDialectError(self.name, f"the connection character set {charset}")
 
     def check_connection(self, connection: Connection) -> None:
-        # The mode may have become the default of the server since the first connection. Each answer
-        # of the server says whether it is set.
+        # Settings are read once per connection, which may have been configured by a listener.
+        if _CHECKED not in connection.info:
+            is_begun = connection.in_transaction()
+            self.check_settings(connection)
+            connection.info[_CHECKED] = True
+            if not is_begun:
+                connection.rollback()  # The isolation level can change only before a transaction.
+        # The mode may have been set since then. Each answer of the server says whether it is.
         driver: Any = connection.connection.driver_connection
         if getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES:
             raise self._unsafe_mode()

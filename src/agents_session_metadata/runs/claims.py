@@ -148,8 +148,10 @@ class ClaimedRun:
         try:
             result = await self._run
         except BaseException as error:
+            # A run that was not cancelled for want of the lease was cancelled by the caller.
+            cancelled = isinstance(error, asyncio.CancelledError) and not self._is_lost
             await settle(self._keep())
-            if self._is_lost:
+            if self._is_lost and not cancelled:
                 raise RunClaimedError(self.session_id) from error
             raise
         await settle(self._store_result(result))
@@ -192,14 +194,17 @@ class ClaimedRun:
             )
         except asyncio.CancelledError:
             # The lease may be taken, and nobody will use it.
-            await settle(self._store.release(self._row, self._token))
+            await self._close(cancelled=True)
             raise
         if claimed:
             self._renewal = asyncio.ensure_future(self._renew())
         return claimed
 
-    async def _close(self) -> None:
+    async def _close(self, *, cancelled: bool) -> None:
         """End the claim.
+
+        Args:
+            cancelled: Whether the caller was cancelled and will raise that. Errors are then logged.
 
         Raises:
             RunClaimedError: If the lease was lost while a stream ran.
@@ -208,7 +213,15 @@ class ClaimedRun:
             if self._stream is not None:
                 await self._close_stream(self._stream)
             elif not self._is_started:
-                await self._store.release(self._row, self._token)
+                await settle(self._store.release(self._row, self._token))
+        except Exception:
+            if not cancelled:
+                raise
+            logger.warning(
+                "the claim of the run of session %s could not be ended after a cancellation",
+                quoted(self.session_id),
+                exc_info=True,
+            )
         finally:
             if self._renewal is not None:
                 self._renewal.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.catalog.questions import LONGEST_PAGE
 from agents_session_metadata.query.filters import Where
+from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.paused_rows import PausedRow
 from agents_session_metadata.storage.store import check_limit
 
 from .paused_store import PausedStore
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
     from agents import Agent, RunResult, RunResultStreaming
 
     from .claims import ClaimedRun
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 LEASE = timedelta(minutes=15)
 """How long a claim lasts, unless it is renewed."""
@@ -76,7 +82,7 @@ class PausedRuns:
             raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
         self.catalog: SessionCatalog = catalog
         self._encryption = Encryption(encrypt, decrypt)
-        self._store = PausedStore(catalog._store)
+        self._store = PausedStore(catalog._store, self._encryption)
 
     async def pause(
         self,
@@ -129,13 +135,14 @@ class PausedRuns:
             wrapped=wrapped,
         )
         text = self._encryption.encrypted(json.dumps(written))
-        row = await self._store.put(session.session_id, details, text)
-        return paused_run(row, self._encryption)
+        return await self._store.put(session.session_id, details, text)
 
     async def list(
         self, where: Where | None = None, *, limit: int = 100, cursor: str | None = None
     ) -> PausedPage:
         """Return a page of paused runs, newest first.
+
+        If `decrypt` raises for a run, a warning is logged and its calls have no arguments.
 
         Args:
             where: A filter for the sessions.
@@ -153,7 +160,19 @@ class PausedRuns:
         check_limit(limit, LONGEST_PAGE)
         condition = self._store.store.condition(where)
         rows, next_cursor = await self._store.page(condition, limit, cursor)
-        return PausedPage([paused_run(row, self._encryption) for row in rows], next_cursor)
+        return PausedPage([self._listed(row) for row in rows], next_cursor)
+
+    def _listed(self, row: PausedRow) -> PausedRun:
+        """A run of a page, without arguments if they cannot be decrypted."""
+        try:
+            return paused_run(row, self._encryption)
+        except Exception:
+            logger.warning(
+                "the arguments of the paused run of session %s could not be decrypted",
+                quoted(row.session_id),
+                exc_info=True,
+            )
+            return paused_run(row, Encryption())
 
     async def get(self, session_id: str) -> PausedRun | None:
         """Return the paused run of a session.
@@ -181,7 +200,7 @@ class PausedRuns:
     ) -> PausedRun:
         """Approve or reject a call. The decision is applied when the run is claimed.
 
-        Until then, a later decision replaces it.
+        Until then, a later decision replaces it. If `decrypt` raises, nothing is stored.
 
         Args:
             session_id: The session's id.
@@ -206,8 +225,9 @@ class PausedRuns:
                 raise TypeError(f"{name} must be a string, got {type(text).__name__}")
         if approve and message is not None:
             raise ValueError("message is for calls that are rejected, got one with approve=True")
-        row = await self._store.decide(session_id, call_id, approve=approve, message=message, by=by)
-        return paused_run(row, self._encryption)
+        return await self._store.decide(
+            session_id, call_id, approve=approve, message=message, by=by
+        )
 
     @asynccontextmanager
     async def claim(
@@ -278,10 +298,14 @@ class PausedRuns:
             after_crash=after_crash,
             force=force,
         )
+        cancelled = False
         try:
             yield run
+        except asyncio.CancelledError:
+            cancelled = True
+            raise
         finally:
-            await run._close()
+            await run._close(cancelled=cancelled)
 
     async def discard(self, session_id: str) -> bool:
         """Delete a paused run without resuming it. History and metadata are kept.

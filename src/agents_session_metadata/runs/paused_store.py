@@ -39,7 +39,7 @@ from agents_session_metadata.storage.rows import check_id_type, decoded, id_prob
 from agents_session_metadata.types import Metadata
 
 from .lifecycle import KEPT, enter_phase
-from .records import Details, decisions_left
+from .records import Details, Encryption, PausedRun, decisions_left, paused_run
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
@@ -51,9 +51,10 @@ APPROVAL = "approval"
 class PausedStore:
     """Paused runs by session id, within the scope of a store."""
 
-    def __init__(self, store: ScopedStore) -> None:
+    def __init__(self, store: ScopedStore, encryption: Encryption | None = None) -> None:
         database = store.database
         self.store = store
+        self._encryption = Encryption() if encryption is None else encryption
         self._database = database
         self._table = paused_table(database.tables)
         self.rows: PausedRows = PausedRows(database.tables, database.dialect)
@@ -108,7 +109,7 @@ class PausedStore:
 
     # ---- writing ----
 
-    async def put(self, session_id: str, details: Details, state: str) -> PausedRow:
+    async def put(self, session_id: str, details: Details, state: str) -> PausedRun:
         """Store a paused run, in place of one that nobody holds.
 
         Raises:
@@ -116,7 +117,7 @@ class PausedStore:
             SessionNotFoundError: If there is no such session.
         """
 
-        def put(connection: Connection, _: Queries) -> PausedRow:
+        def put(connection: Connection, _: Queries) -> PausedRun:
             if not self.store.lock(connection, session_id):
                 raise SessionNotFoundError(session_id)
             row = self.rows.locked(connection, session_id)
@@ -133,7 +134,7 @@ class PausedStore:
                 **end._asdict(),
             }
             self.rows.store(connection, session_id, values)
-            return self._locked(connection, session_id)
+            return self._written(connection, session_id)
 
         if id_problem(session_id) is not None:
             raise SessionNotFoundError(session_id)
@@ -142,7 +143,7 @@ class PausedStore:
 
     async def decide(
         self, session_id: str, call_id: str, *, approve: bool, message: str | None, by: str | None
-    ) -> PausedRow:
+    ) -> PausedRun:
         """Store a decision.
 
         Raises:
@@ -151,7 +152,7 @@ class PausedStore:
             ValueError: If several pending calls have this id.
         """
 
-        def decide(connection: Connection, row: PausedRow) -> PausedRow:
+        def decide(connection: Connection, row: PausedRow) -> PausedRun:
             if row.is_claimed:
                 raise RunClaimedError(session_id)
             waiting = [call["call_id"] for call in Details.read(row.details).pending]
@@ -169,7 +170,7 @@ class PausedStore:
             decision = {"approve": approve, "message": message, "by": by, "at": row.now}
             decisions = {**json.loads(row.decisions), call_id: decision}
             self.rows.change(connection, session_id, {"decisions": json.dumps(decisions)})
-            return self._locked(connection, session_id)
+            return self._written(connection, session_id)
 
         return await self._change(session_id, decide)
 
@@ -332,11 +333,12 @@ class PausedStore:
         await self._database.ensure(PAUSED)
         return await self._database.write(run)
 
-    def _locked(self, connection: Connection, session_id: str) -> PausedRow:
+    def _written(self, connection: Connection, session_id: str) -> PausedRun:
+        """The run as the transaction leaves it; if it cannot be read, nothing is committed."""
         row = self.rows.locked(connection, session_id)
         if row is None:
             raise nothing_paused(session_id)
-        return row
+        return paused_run(row, self._encryption)
 
     def _delete(self, connection: Connection, row: PausedRow) -> None:
         self.rows.delete(connection, row.session_id)

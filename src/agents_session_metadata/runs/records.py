@@ -41,8 +41,8 @@ class PendingCall:
     Attributes:
         call_id: The id of the call, for `decide`.
         tool: The name of the tool.
-        arguments: The arguments of the call as text, usually JSON. None if there are none, or if
-            they are encrypted and there is no `decrypt`.
+        arguments: The arguments of the call as text, usually JSON. None if there are none, if they
+            are encrypted and there is no `decrypt`, or on a page if `decrypt` raises.
         agent: The name of the agent that made the call.
         decision: The decision, or None.
     """

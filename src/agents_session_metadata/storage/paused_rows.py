@@ -109,13 +109,13 @@ class PausedRows:
 
     def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
         self._table = paused_table(tables)
+        self._sessions = tables.sessions
         self._messages = tables.messages
         self._dialect = dialect
 
     # ---- reading ----
 
-    def reading(self, *, state: bool = False) -> Statement:
-        """The statement that reads rows, for `row`."""
+    def _reading(self, *, state: bool = False) -> Any:
         columns: list[Any] = [
             self._table.c[name] for name in PausedRow._fields if name not in ("now", "state")
         ]
@@ -126,7 +126,9 @@ class PausedRows:
 
     def of_session(self, session_id: str, *, state: bool = False) -> Statement:
         """The statement that reads the row of a session."""
-        return self.reading(state=state).where(self._table.c.session_id == session_id)
+        own_id = self._table.c.session_id
+        statement: Statement = self._reading(state=state).where(own_id == session_id)
+        return statement.where(self._has_session(own_id))
 
     def page(
         self, *, limit: int, after: tuple[int, str] | None, restrict: Restriction
@@ -134,7 +136,8 @@ class PausedRows:
         """The statement that reads rows, the latest first, and its parameters."""
         inner = self._table.alias("inner_runs")
         paused_at, session_id = inner.c.paused_at, inner.c.session_id
-        page: Any = select(session_id).order_by(paused_at.desc(), session_id.desc()).limit(limit)
+        page: Any = select(session_id).where(self._has_session(session_id))
+        page = page.order_by(paused_at.desc(), session_id.desc()).limit(limit)
         if after is not None:
             time, last = after
             beyond = or_(paused_at < time, session_id < last)
@@ -143,12 +146,13 @@ class PausedRows:
         # The index alone answers that; the long columns are read for the rows of the page only.
         ids = page.subquery("page")
         own = self._table.c
-        statement = self.reading().join(ids, ids.c.session_id == own.session_id)
+        statement = self._reading().join(ids, ids.c.session_id == own.session_id)
         return statement.order_by(own.paused_at.desc(), own.session_id.desc()), parameters
 
     def locked(self, connection: Connection, session_id: str) -> PausedRow | None:
         """The row of a locked session."""
-        statement = self._dialect.locking(self.of_session(session_id))
+        own = self._table.c.session_id == session_id
+        statement = self._dialect.locking(self._reading().where(own))
         row = connection.execute(statement).first()
         return None if row is None else PausedRow(*row)
 
@@ -159,6 +163,12 @@ class PausedRows:
             select(func.count(), func.max(messages.c.id)).where(messages.c.session_id == session_id)
         ).one()
         return HistoryEnd(int(found[0]), found[1])
+
+    def _has_session(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
+        """Whether the session of a row exists: it may have been deleted without the foreign key."""
+        own_id = self._sessions.c.session_id
+        # No join, which a planner could begin with the sessions.
+        return select(own_id).where(own_id == session_id).scalar_subquery().is_not(None)
 
     # ---- writing to a session that is locked ----
 
