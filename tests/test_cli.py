@@ -779,6 +779,19 @@ async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     assert await filled.count_sessions() == 1
 
 
+async def test_a_record_that_the_database_refuses_is_named(cli, filled, tmp_path):
+    file = tmp_path / "sessions.jsonl"
+    await cli("export", "--output", str(file))
+    await cli("cleanup", "--hours", "0", "--yes")
+    await raw.refuse_session(filled.engine, "b")
+    result = await cli("import", str(file), code=1)
+    assert "database error" in said(result.stderr)
+    assert "the import stopped at record 2 (index 1); the records before it are imported" in said(
+        result.stderr
+    )
+    assert await filled.count_sessions() == 1
+
+
 async def test_an_export_without_a_corrupt_session_does_not_replace_a_complete_one(
     cli, filled, tmp_path
 ):
