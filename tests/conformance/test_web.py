@@ -215,6 +215,14 @@ async def test_editing_tags_changes_only_the_tags_that_were_edited(engine) -> No
         fields = edit_form(await browser.get("/session?id=a"))
         assert (await browser.post("/edit", data={**fields, "tags": ""})).status_code == 303
         assert await session.get_metadata() == {}
+        # However long the list is, the form can be sent.
+        tags = [f"東京 {number:03}" * 10 for number in range(600)]
+        await session.set_metadata({"tags": tags})
+        fields = edit_form(await browser.get("/session?id=a"))
+        changed = {**fields, "tags": f"{fields['tags']}\r\none more"}
+        assert (await browser.post("/edit", data=changed)).status_code == 303
+        assert await session.get_metadata() == {"tags": [*tags, "one more"]}
+        await session.delete_metadata()
         for other in ("work", {"work": True}, None):
             await session.set_metadata({"tags": other, "title": "Old"})
             page = await browser.get("/session?id=a")
