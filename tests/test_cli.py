@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from decimal import Decimal
@@ -742,16 +743,28 @@ async def test_an_export_that_fails_leaves_the_file_as_it_was(cli, filled, tmp_p
 
 
 async def test_an_export_does_not_replace_a_database(cli, filled, tmp_path):
-    file = tmp_path / "chat.db"
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    file = folder / "chat.db"
     catalog = SessionCatalog.from_url(f"sqlite+aiosqlite:///{file}", create_tables=True)
     await catalog.create_session("kept")
+    (folder / "link.db").symlink_to(file)
+    (folder / "link").symlink_to(folder / "chat.db-shm")
+    # A log and a journal whose database has been moved, and files that SQLite would take for such.
+    shutil.copy(folder / "chat.db-wal", folder / "moved")
+    (folder / "journal").write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7")
+    before = {each: each.read_bytes() for each in folder.iterdir()}
+    assert {"chat.db-wal", "chat.db-shm"} <= {each.name for each in before}
+    for path in (*before, folder / "chat.db-journal"):
+        result = await cli("export", "--output", str(path), code=1)
+        assert "is a SQLite database or belongs to one" in said(result.stderr)
+    assert {each: each.read_bytes() for each in folder.iterdir()} == before
     await catalog.engine.dispose()
-    (tmp_path / "link.db").symlink_to(file)
-    before = file.read_bytes()
-    for name in ("chat.db", "link.db"):
-        result = await cli("export", "--output", str(tmp_path / name), code=1)
-        assert "is a SQLite database" in result.stderr
-    assert file.read_bytes() == before
+    # A name alone is not one.
+    for name in ("old-wal", "-shm", "new-journal"):
+        (folder / "old-wal").write_text("notes")
+        await cli("export", "--output", str(folder / name))
+        assert len((folder / name).read_text().splitlines()) == 3
 
 
 async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
@@ -763,6 +776,19 @@ async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     await cli("cleanup", "--hours", "0", "--yes")
     result = await cli("import", str(file), code=1)
     assert "record 2" in result.stderr
+    assert await filled.count_sessions() == 1
+
+
+async def test_a_record_that_the_database_refuses_is_named(cli, filled, tmp_path):
+    file = tmp_path / "sessions.jsonl"
+    await cli("export", "--output", str(file))
+    await cli("cleanup", "--hours", "0", "--yes")
+    await raw.refuse_session(filled.engine, "b")
+    result = await cli("import", str(file), code=1)
+    assert "database error" in said(result.stderr)
+    assert "the import stopped at record 2 (index 1); the records before it are imported" in said(
+        result.stderr
+    )
     assert await filled.count_sessions() == 1
 
 

@@ -18,6 +18,8 @@ import agents.extensions.memory
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from conformance import raw
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession
 from contrib.upstream import build
@@ -199,6 +201,26 @@ async def test_editors_of_both_classes_take_turns(database, contributed):
     )
     assert await sessions[0].get_metadata() == {"count": 16, "tags": list(range(1, 17))}
     assert len(await sessions[1].get_items()) == 16
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("setting", ["NO_BACKSLASH_ESCAPES", "big5", "gbk", "sjis"])
+async def test_settings_under_which_the_driver_does_not_escape(database, contributed, setting):
+    session = contributed("chat", engine=database.engine(), create_tables=True)
+    await session.set_metadata({"title": "kept"})
+    url, mode = make_url(database.url), f"SET sql_mode = '{setting}'"
+    if setting.islower():
+        url, mode = url.update_query_dict({"charset": setting}), "SET @unused = 0"
+    engine = create_async_engine(url, connect_args={"init_command": mode})
+    unsafe = contributed("chat", engine=engine)
+    for call in (
+        lambda: unsafe.find_sessions_by_metadata("title", "kept"),
+        lambda: unsafe.set_metadata({"title": "changed"}),
+    ):
+        with pytest.raises(ValueError, match=f"{setting} is not supported"):
+            await call()
+    await engine.dispose()
+    assert await session.get_metadata() == {"title": "kept"}
 
 
 async def stored(engine, table: str, session_id: str) -> list[tuple[Any, ...]]:

@@ -59,6 +59,11 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     await page.fill("#title", "<b>Renamed</b>")
     await page.click("text=Save")
     assert await page.inner_text("h1") == "<b>Renamed</b>"
+    tags = await page.input_value("#tags")
+    assert "\n" in tags
+    await page.fill("#tags", f"one, two\n{tags}")
+    await page.click("text=Save")
+    assert await page.input_value("#tags") == f"{tags}\none, two"
     await page.click("text=Delete…")
     await page.click("button:text('Delete')")
     assert await page.inner_text(".total") == "183 sessions"

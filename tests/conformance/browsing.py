@@ -37,3 +37,14 @@ def token(page: httpx2.Response) -> str:
 def items(page: httpx2.Response) -> list[int]:
     """The items that the page of a session shows."""
     return [int(each) for each in re.findall(r'id="item-(\d+)"', page.text)]
+
+
+def edit_form(page: httpx2.Response) -> dict[str, str]:
+    """The fields of the form to edit a session, as the page shows them."""
+    form = page.text.partition('action="/edit"')[2].partition("</form>")[0]
+    fields = dict(re.findall(r'<textarea [^>]*name="([^"]*)"[^>]*>([^<]*)', form))
+    for field in re.findall(r"<input [^>]*>", form):
+        [name], [value] = (re.findall(f' {at}="([^"]*)"', field) for at in ("name", "value"))
+        if "checkbox" not in field or "checked" in field:
+            fields[name] = value
+    return {name: unescape(value) for name, value in fields.items()}

@@ -108,3 +108,15 @@ async def create_sdk_tables(
         return
     for statement in SDK_TABLES_ON_MYSQL.split(";"):
         await execute(engine, statement.format(length=length, charset=charset, collation=collation))
+
+
+async def refuse_session(engine: AsyncEngine, session_id: str) -> None:
+    """Let the database refuse to insert one session, with an error that is not a duplicate."""
+    check = "ALTER TABLE agent_sessions ADD CHECK"
+    statements = {
+        "sqlite": "CREATE TRIGGER refuse AFTER INSERT ON agent_sessions"
+        f" WHEN NEW.session_id = '{session_id}' BEGIN SELECT json('{{'); END",
+        "postgresql": f"{check} (1 / (session_id <> '{session_id}')::int = 1)",
+    }
+    on_mysql = f"{check} (session_id <> '{session_id}')"
+    await execute(engine, statements.get(engine.dialect.name, on_mysql))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
+from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata import (
     InvalidMetadataError,
@@ -199,6 +200,30 @@ async def test_the_cause_of_a_stop_outside_passes_through(catalog):
     with pytest.raises(ConnectionResetError, match="gone"):
         await catalog.import_sessions(records())
     assert await catalog.count_sessions() == 1
+
+
+async def test_an_error_of_the_database_names_the_record(catalog, engine):
+    await catalog.count_sessions()
+    await raw.refuse_session(engine, "chat-49")
+    with pytest.raises(DBAPIError, match=r"stopped at record 50 \(index 49\); the records before"):
+        await catalog.import_sessions(record(f"chat-{number}") for number in range(60))
+    assert await catalog.count_sessions() == 49
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_record_that_is_too_large_for_the_server(catalog, engine):
+    large = record("large")
+    large["items"][1]["item"] = raw.message("x" * (2 << 20))
+    [[before]] = await raw.execute(engine, "SELECT @@max_allowed_packet")
+    try:
+        await raw.execute(engine, f"SET GLOBAL max_allowed_packet = {1 << 20}")
+        await engine.dispose()  # It is read when a connection opens.
+        with pytest.raises(DBAPIError, match=r"record 2 \(index 1\).*max_allowed_packet"):
+            await catalog.import_sessions([record("first"), large, record("last")])
+    finally:
+        await raw.execute(engine, f"SET GLOBAL max_allowed_packet = {before}")
+        await engine.dispose()
+    assert await catalog.import_sessions([record("first"), large, record("last")], "skip") == 2
 
 
 async def test_any_mapping_is_a_record(catalog):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html import unescape
 
 from sqlalchemy import event
 
@@ -12,7 +11,7 @@ from agents_session_metadata.web.reading import read_facets
 from agents_session_metadata.web.view import View
 from conformance import raw
 
-from .browsing import HOST, SCRIPT, client, link, names, token
+from .browsing import HOST, SCRIPT, client, edit_form, link, names, token
 
 
 async def test_facets_read_the_values_and_nothing_else(engine) -> None:
@@ -144,12 +143,12 @@ async def test_changes(engine) -> None:
         edit = {
             **form,
             "title": "New",
-            "tags": "x, y,, x",
+            "tags": "x\r\n\r\n y, z\r\nx",
             "shown_pinned": "yes",
             "archived": "yes",
         }
         assert (await browser.post("/edit", data=edit)).status_code == 303
-        changed = {"title": "New", "tags": ["x", "y"], "archived": True, "kept": 1}
+        changed = {"title": "New", "tags": ["x", "y, z"], "archived": True, "kept": 1}
         assert await session.get_metadata() == changed
 
         copy = await browser.post("/fork", data={**form, "before": second})
@@ -184,15 +183,7 @@ async def test_a_form_changes_only_the_fields_that_were_edited(engine) -> None:
         browser.headers["Origin"] = HOST
         for number, metadata in enumerate((kept, odd, plain)):
             session = await catalog.create_session(f"chat-{number}", metadata=metadata)
-            page = await browser.get(f"/session?id=chat-{number}")
-            form = page.text.partition('action="/edit"')[2].partition("</form>")[0]
-            fields = {}
-            for field in re.findall(r"<input [^>]*>", form):
-                [name], [value] = (
-                    re.findall(f' {at}="([^"]*)"', field) for at in ("name", "value")
-                )
-                if "checkbox" not in field or "checked" in field:
-                    fields[name] = unescape(value)
+            fields = edit_form(await browser.get(f"/session?id=chat-{number}"))
             # A browser keeps what a person can edit in one line.
             fields["title"] = fields["title"].replace("\n", "")
             saved = await browser.post("/edit", data={**fields, "archived": "yes"})
@@ -203,6 +194,43 @@ async def test_a_form_changes_only_the_fields_that_were_edited(engine) -> None:
         fields.pop("pinned")
         assert (await browser.post("/edit", data={**fields, "tags": ""})).status_code == 303
         assert await session.get_metadata() == {"title": "New", "archived": True}
+
+
+async def test_editing_tags_changes_only_the_tags_that_were_edited(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    hidden = [7, None, True, {"a": 1}, ["work"], " spaces ", "two\nlines", "\u202e", ""]
+    shown = ["work", "Food, Drinks", "1", "a\tb"]
+    session = await catalog.create_session("a", metadata={"tags": [*hidden, *shown, "work"]})
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers["Origin"] = HOST
+        fields = edit_form(await browser.get("/session?id=a"))
+        assert fields["tags"] == fields["shown_tags"] == "\n".join(shown)
+        await session.edit_metadata(lambda metadata: metadata["tags"].append("meanwhile"))
+        fields["tags"] = "Food, Drinks\r\na\tb\r\nnew, too\r\nmeanwhile\r\n1"
+        assert (await browser.post("/edit", data=fields)).status_code == 303
+        kept = [*hidden, "Food, Drinks", "1", "a\tb", "meanwhile", "new, too"]
+        assert await session.get_metadata() == {"tags": kept}
+        # The key goes with the last tag.
+        await session.set_metadata({"tags": ["one"]})
+        fields = edit_form(await browser.get("/session?id=a"))
+        assert (await browser.post("/edit", data={**fields, "tags": ""})).status_code == 303
+        assert await session.get_metadata() == {}
+        # However long the list is, the form can be sent.
+        tags = [f"東京 {number:03}" * 10 for number in range(600)]
+        await session.set_metadata({"tags": tags})
+        fields = edit_form(await browser.get("/session?id=a"))
+        changed = {**fields, "tags": f"{fields['tags']}\r\none more"}
+        assert (await browser.post("/edit", data=changed)).status_code == 303
+        assert await session.get_metadata() == {"tags": [*tags, "one more"]}
+        await session.delete_metadata()
+        for other in ("work", {"work": True}, None):
+            await session.set_metadata({"tags": other, "title": "Old"})
+            page = await browser.get("/session?id=a")
+            assert "is not a list" in page.text
+            assert not {"tags", "shown_tags"} & edit_form(page).keys()
+            late = {**fields, "tags": "two", "title": "New"}
+            assert (await browser.post("/edit", data=late)).status_code == 409
+            assert await session.get_metadata() == {"tags": other, "title": "Old"}
 
 
 async def test_stored_scripts_are_text(engine) -> None:

@@ -15,6 +15,7 @@ from doctoring import (
     mended,
     printed,
     problems,
+    repair,
     run,
 )
 from sqlalchemy import inspect
@@ -154,6 +155,27 @@ async def test_a_trigger_of_an_index_that_is_switched_off_is_replaced(whole, sha
     (finding,) = await problems(whole.engine)
     assert "does something else or is switched off" in finding.problem
     assert await mended(whole.engine) == []
+
+
+@pytest.mark.only_on("postgresql")
+async def test_trigger_functions_that_everyone_may_execute_are_revoked(whole, shared_database):
+    # Not that of an application, and not one that has the rights of its caller.
+    for name, rights in (("audit", "SECURITY DEFINER"), ("harmless", "SECURITY INVOKER")):
+        body = "AS $$ BEGIN RETURN NULL; END $$"
+        function = f"{name}() RETURNS trigger LANGUAGE plpgsql {rights} {body}"
+        await raw.execute(whole.engine, f"CREATE FUNCTION {function}")
+        trigger = f"{name} AFTER INSERT ON agent_sessions FOR EACH ROW EXECUTE FUNCTION {name}()"
+        await raw.execute(whole.engine, f"CREATE TRIGGER {trigger}")
+    assert await problems(whole.engine) == []
+    names = {f"{PREFIX}_activity_session_time": "activity", f"{WORDS}_of_item_insert": "words"}
+    for name in names:
+        await raw.execute(whole.engine, f"GRANT EXECUTE ON FUNCTION {name}() TO PUBLIC")
+    found = await repair(whole.engine, "activity", ["warning"])
+    for finding in found:
+        [name] = [name for name, check in names.items() if check == finding.check]
+        assert finding.repair == (f"REVOKE ALL ON FUNCTION public.{name}() FROM PUBLIC",)
+        assert name in finding.problem
+    assert len(found) == 2
 
 
 @pytest.mark.only_on("postgresql", "mariadb")

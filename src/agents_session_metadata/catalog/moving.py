@@ -207,8 +207,10 @@ class Moving(CatalogPart):
     ) -> int:
         """Write records of `export_sessions`, from this or any other database.
 
-        Records are written in batches. An invalid record, or a conflict, stops the import: the
-        error contains its position, and the records before it are written.
+        Records are written in batches. An invalid record, a conflict or a database error stops the
+        import: the error contains the position of the record, and the records before it are
+        written. A database error, such as for a record that is too large for the server, is raised
+        as SQLAlchemy raises it, with the position in `detail`.
 
         Args:
             records: The records.

@@ -400,8 +400,9 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
         reason = cause.strerror
     if url.password:
         reason = reason.replace(str(url.password), "***")
+    details = "".join(f"; {each}" for each in getattr(error, "detail", ()))
     return Failure(
-        f"database error at {place.shown_url()}: {escaped(reason)}; "
+        f"database error at {place.shown_url()}: {escaped(reason)}{details}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -49,6 +50,14 @@ from .output import (
 _command = partial(registry.command, panel="Delete and move")
 
 _CHUNK = 1 << 16
+_OF_SQLITE = (
+    b"SQLite format 3\0",
+    *(b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),  # a write-ahead log
+    b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",  # a rollback journal
+)
+"""How the files of a SQLite database begin, unless they are empty or not in use."""
+_BESIDE_DATABASE = re.compile("-(wal|shm|journal)$", re.IGNORECASE)
+"""How the names of the files end that SQLite keeps beside a database."""
 
 
 @_command("delete", "delete chat-1 --yes")
@@ -268,8 +277,7 @@ def _writing(path: Path | None) -> Iterator[_Target]:
         if mode is not None and not stat.S_ISREG(mode):
             descriptor = os.open(path, os.O_WRONLY)
         else:
-            if mode is not None:
-                _refuse_database(path)
+            _refuse_database(path)
             # A name of its own, so that two exports to one path do not share it.
             part = path.with_name(f".{path.name[:200]}.{os.urandom(8).hex()}.part")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -295,10 +303,14 @@ def _writing(path: Path | None) -> Iterator[_Target]:
 
 
 def _refuse_database(path: Path) -> None:
-    """Keep an export from replacing the database that it reads, or another one."""
-    with path.open("rb") as file:
-        if file.read(16) == b"SQLite format 3\0":
-            raise Failure(f"{path} is a SQLite database; export to another file")
+    """Keep an export from replacing a SQLite database, or a file that SQLite keeps beside it."""
+    for each in {path, Path(_BESIDE_DATABASE.sub("", str(path)))}:
+        if each.is_file():
+            with each.open("rb") as file:
+                if file.read(16).startswith(_OF_SQLITE):
+                    raise Failure(
+                        f"{path} is a SQLite database or belongs to one; export to another file"
+                    )
 
 
 @contextmanager

@@ -126,6 +126,10 @@ class Dialect:
         """Whether a CREATE failed because another process ran the same one first."""
         return self.error_code(error) in self.creation_race_codes
 
+    def advice(self, error: DBAPIError) -> str:
+        """What to do about an error in a write, if the error itself does not say it."""
+        return ""
+
     def commits_each(self, connection: Connection) -> bool:
         """Whether a connection is in autocommit mode."""
         fairy: Any = connection.connection

@@ -101,6 +101,10 @@ class TriggerSQL:
         )
         return [create]
 
+    def revoke(self, trigger: RowTrigger) -> list[str]:
+        """The statements that keep other users from using the function of a trigger, if any."""
+        return []
+
     def drop(self, schema: str, name: str) -> str:
         """The statement that drops a trigger, if it exists."""
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
@@ -188,8 +192,7 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             tag = f"{tag[:-1]}_$"
         returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
         # Users that write history need no privileges on the package's tables. The fixed search
-        # path keeps them from replacing the objects that the function names. Nobody else may attach
-        # the function to a table of their own: it would run there with its owner's rights.
+        # path keeps them from replacing the objects that the function names.
         rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
         create_function = (
             f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
@@ -199,8 +202,11 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
             f" FOR EACH {each}{when} EXECUTE FUNCTION {function}"
         )
-        revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"
-        return [create_function, revoke, create_trigger]
+        return [create_function, *self.revoke(trigger), create_trigger]
+
+    def revoke(self, trigger: RowTrigger) -> list[str]:
+        # Attached to a table of another user, it would run with the rights of its owner.
+        return [f"REVOKE ALL ON FUNCTION {trigger.schema}{trigger.name}() FROM PUBLIC"]
 
     def drop(self, schema: str, name: str) -> str:
         # Dropping the function drops its trigger.

@@ -171,6 +171,12 @@ class MySQL(Dialect):
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None
 
+    def advice(self, error: DBAPIError) -> str:
+        # A server that refuses a packet closes the connection, often before the driver reads why.
+        if self.error_code(error) not in {1153, 2006, 2013}:
+            return ""
+        return "if this record is large, increase max_allowed_packet on the server"
+
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _MySQLLocks(sessions, metadata, elements)
 

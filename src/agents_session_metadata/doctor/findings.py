@@ -18,9 +18,9 @@ class Finding:
         check: What was looked at, such as `indexes`.
         problem: What is wrong, in a sentence, and what to do if there is no `repair`.
         repair: The statements that repair it, in order. They add what is missing, widen columns,
-            replace triggers of this package or drop those whose tables are gone, and write rows
-            that this package derives; they never touch what an application wrote. Empty if no such
-            statement repairs the problem.
+            replace triggers of this package or drop those whose tables are gone, revoke the
+            privilege to execute their functions, and write rows that this package derives; they
+            never touch what an application wrote. Empty if no such statement repairs the problem.
     """
 
     level: Level

@@ -23,6 +23,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
+from agents_session_metadata.dialects._triggers import RowTrigger
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
@@ -91,7 +92,9 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
         return
     indexes, entries = group.tables
     problem: str | None
-    for trigger in needed_triggers(connection, tables):
+    triggers = needed_triggers(connection, tables)
+    yield from _open(inspection, "activity", triggers)
+    for trigger in triggers:
         create = tuple(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
@@ -132,7 +135,9 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
     if found != COMPLETE:
         yield Finding("warning", "words", _unfinished(TEXT, found))
         return
-    for trigger in word_triggers(connection, tables.tables, group):
+    triggers = word_triggers(connection, tables.tables, group)
+    yield from _open(inspection, "words", triggers)
+    for trigger in triggers:
         create = tuple(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
@@ -154,6 +159,18 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         gone = or_(and_(~is_title, ~exists().where(item)), and_(is_title, ~exists().where(title)))
         yield from _extra(inspection, "words", table, gone)
     yield from _different(inspection, WordIndex(tables, inspection.ways))
+
+
+def _open(inspection: Inspection, check: str, triggers: list[RowTrigger]) -> Iterator[Finding]:
+    """Functions of triggers that other users may attach to tables of their own."""
+    found = [each for each in triggers if each.plain in inspection.open_triggers]
+    if found:
+        problem = (
+            "every database user may execute trigger functions that write to an index with the"
+            f" rights of their owner: {', '.join(each.plain for each in found)}"
+        )
+        repair = [each for one in found for each in inspection.ways.triggers.revoke(one)]
+        yield Finding("warning", check, problem, tuple(repair))
 
 
 def _extra(inspection: Inspection, check: str, table: Any, condition: Any) -> Iterator[Finding]:

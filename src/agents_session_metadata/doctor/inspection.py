@@ -1,10 +1,10 @@
 """What a database has, and the statements that repair it. Nothing here changes anything.
 
 A printed statement may add a table, an index, a default, a foreign key, a primary key where there
-is none, or a trigger; widen a column; replace a trigger of this package, or drop one whose tables
-are gone; add or delete rows of a table that this package derives from others; and mark an index as
-not complete. No other kind of statement is printed. An empty result means that no such statement
-helps: the problem is then explained in words.
+is none, or a trigger; widen a column; replace a trigger of this package, revoke the privilege to
+execute its function, or drop one whose tables are gone; add or delete rows of a table that this
+package derives from others; and mark an index as not complete. No other kind of statement is
+printed. An empty result means that no such statement helps: the problem is then explained in words.
 """
 
 # Some databases need less of what a method is passed.
@@ -454,6 +454,11 @@ class Inspection:
     def triggers(self) -> dict[str, str]:
         """What the triggers run, by name; nothing for those that are switched off."""
         raise NotImplementedError
+
+    @cached_property
+    def open_triggers(self) -> Collection[str]:
+        """The names of triggers whose function any user may execute with its owner's rights."""
+        return ()
 
     def not_a_time(self, column: str) -> str | None:
         """The condition that a stored time is not one; None if the database ensures it."""

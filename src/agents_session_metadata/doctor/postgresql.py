@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -57,14 +57,23 @@ class PostgreSQLInspection(Inspection):
 
     @cached_property
     def triggers(self) -> dict[str, str]:
+        return dict(
+            self._of_triggers("CASE WHEN t.tgenabled IN ('O', 'A') THEN p.prosrc ELSE '' END")
+        )
+
+    @cached_property
+    def open_triggers(self) -> Collection[str]:
+        is_open = "p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE')"
+        return [name for name, found in self._of_triggers(is_open) if found]
+
+    def _of_triggers(self, column: str) -> list[tuple[str, Any]]:
+        """The names of the triggers on the core tables, each with a value."""
         query = (
-            "SELECT t.tgname, CASE WHEN t.tgenabled IN ('O', 'A') THEN p.prosrc ELSE '' END"
-            " FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
+            f"SELECT t.tgname, {column} FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"  # noqa: S608  # of this class
             " WHERE t.tgrelid = to_regclass(:name) AND NOT t.tgisinternal"
         )
         tables = [table for table in self.core if table.name in self.existing]
-        found = [self.rows(query, name=self.name_of(table)) for table in tables]
-        return {name: body for rows in found for name, body in rows}
+        return [tuple(row) for each in tables for row in self.rows(query, name=self.name_of(each))]
 
     def comparison(self, column: Column[Any]) -> str:
         collation = self.text_of(column).collation

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection, insert, literal, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.errors import (
     CorruptMetadataError,
@@ -165,10 +164,17 @@ class Import:
         batch, self._batch, self._size = list(self._batch.values()), {}, 0
         if not batch:
             return
-        # If one of them conflicts, with a session that exists or with another writer, none is in.
-        with suppress(SessionMetadataError, IntegrityError):
+        # If one of them cannot be written, none is in.
+        try:
             self.written += await self._write([session for _, session in batch])
             return
+        except (SessionMetadataError, IntegrityError):
+            pass  # A session exists, or another writer was first.
+        except DBAPIError as error:
+            # The outcome of a commit, which has no statement, may be unknown.
+            if len(batch) == 1 or error.statement is None:
+                self._tell_place(batch[0][0], error)
+                raise
         for position, session in batch:
             await self._write_one(position, session)
 
@@ -180,6 +186,9 @@ class Import:
                 self.written += await self._write([session])
         except SessionMetadataError as error:
             self._refuse(position, error)
+        except DBAPIError as error:
+            self._tell_place(position, error)
+            raise
 
     async def _write(self, sessions: list[NewSession]) -> int:
         if any(session.thread for session in sessions):
@@ -255,6 +264,12 @@ class Import:
         if self._on_invalid is None:
             raise error
         self._on_invalid(error)
+
+    def _tell_place(self, position: int, error: DBAPIError) -> None:
+        place = f"the import stopped at record {position} (index {position - 1})"
+        before = "the records before it are imported" if position > 1 else ""
+        advice = self._store.database.dialect.advice(error)
+        error.add_detail("; ".join(filter(None, [place, before, advice])))
 
     def _tell(self, position: int) -> None:
         if self._progress is not None:

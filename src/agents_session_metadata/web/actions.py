@@ -9,6 +9,7 @@ from starlette.responses import Response
 from agents_session_metadata import keys
 from agents_session_metadata.types import Metadata
 
+from . import text
 from .call import Call
 from .pages import load_session, no_session
 from .security import Refused
@@ -18,13 +19,12 @@ async def edit(call: Call) -> Response:
     """Change title, tags, pinned and archived; an empty field removes its key.
 
     A field that has not been edited changes nothing: a form cannot show every value, and another
-    writer may have changed it since.
+    writer may have changed it since. Of the tags, only those that were added or removed change.
     """
     session_id = call.session_id()
-    tags = [each.strip() for each in call.form.get("tags", "").split(",")]
+    given, known = (text.lines(call.form.get(name, "")) for name in ("tags", "shown_tags"))
     wanted: dict[str, Any] = {
         keys.TITLE: call.form.get("title", "").strip() or None,
-        keys.TAGS: list(dict.fromkeys(each for each in tags if each)) or None,
         keys.PINNED: call.form.get("pinned") == "yes" or None,
         keys.ARCHIVED: call.form.get("archived") == "yes" or None,
     }
@@ -37,9 +37,22 @@ async def edit(call: Call) -> Response:
                 metadata.pop(key, None)
             else:
                 metadata[key] = wanted[key]
+        if set(given) != set(known):
+            _change_tags(metadata, known, given)
 
     await call.catalog.edit_metadata(session_id, change, must_exist=True)
     return call.redirect("/session", id=session_id)
+
+
+def _change_tags(metadata: Metadata, known: list[str], given: list[str]) -> None:
+    """Remove the tags that were known and are not given; add those that were not known."""
+    stored: Any = metadata.pop(keys.TAGS, [])
+    if not isinstance(stored, list):
+        raise Refused(409, "The value of tags is not a list. Reload the session.")
+    tags = [each for each in stored if each not in known or each in given]
+    tags += [each for each in given if each not in known and each not in tags]
+    if tags:
+        metadata[keys.TAGS] = tags
 
 
 def _line(call: Call, name: str) -> str:

@@ -51,8 +51,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=text.clean,
     )
-    names = ("shown", "number", "short", "money", "seconds", "ago", "exact", "as_json", "title")
-    found.filters.update({name: getattr(text, name) for name in names})
+    names = "shown number short money seconds ago exact as_json title tags"
+    found.filters.update({name: getattr(text, name) for name in names.split()})
     return found
 
 

@@ -16,7 +16,8 @@ from urllib.parse import parse_qsl, urlsplit
 from starlette.requests import ClientDisconnect, Request
 
 LONGEST_QUERY: Final = 16_384
-LARGEST_FORM: Final = 65_536
+LARGEST_FORM: Final = 1 << 20
+"""A form may contain the longest value twice, and each of its bytes as three characters."""
 FORM_SECONDS: Final = 15.0
 _MOST_FIELDS: Final = 50
 _COOKIE: Final = "agent_sessions_form"

@@ -29,6 +29,22 @@ def shown(value: Any, longest: int = 200) -> str:
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
+def lines(text: str) -> list[str]:
+    """The lines of a text, each once and without the spaces around it; not the empty ones."""
+    return list(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
+
+
+def tags(value: Any) -> list[str] | None:
+    """The tags that a form shows one per line; None if the value is not a list.
+
+    Not numbers, and no text that a line would show in another way.
+    """
+    if not isinstance(value, list):
+        return None
+    shown = (each for each in value if isinstance(each, str) and lines(clean(each)) == [each])
+    return list(dict.fromkeys(shown))
+
+
 def cut(text: str) -> str:
     """A text that a page shows whole unless it is very long."""
     if len(text) <= _LONGEST_TEXT:

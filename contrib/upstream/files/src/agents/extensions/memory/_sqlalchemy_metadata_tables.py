@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.schema import CreateIndex, CreateTable
 from sqlalchemy.types import TypeEngine
 
@@ -41,6 +42,7 @@ SUPPORTED_DIALECTS = ("sqlite", "postgresql", "mysql", "mariadb")
 _MYSQL = ("mysql", "mariadb")
 _LONGEST_NAME = 63  # Bytes of an identifier that every supported database keeps.
 
+_UNSAFE_SETTINGS = {"NO_BACKSLASH_ESCAPES", "big5", "cp932", "gb18030", "gbk", "sjis"}
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
 _TRANSIENT_CODES = {
     "40001",  # PostgreSQL: serialization failure
@@ -76,11 +78,21 @@ def _error_code(error: DBAPIError) -> Any:
     return getattr(original, "sqlstate", None) or next(iter(getattr(original, "args", ())), None)
 
 
+async def check_settings(sess: AsyncSession) -> None:
+    """Refuse MySQL settings with which the end of a value could become SQL."""
+    # Drivers escape bytes with backslashes, whatever the mode and the character set are.
+    if sess.get_bind().dialect.name in _MYSQL:
+        result = await sess.execute(sql_text("SELECT @@sql_mode, @@character_set_client"))
+        unsafe = _UNSAFE_SETTINGS.intersection(",".join(result.one()).split(","))
+        if unsafe:
+            raise ValueError(f"the MySQL mode or character set {unsafe.pop()} is not supported")
+
+
 def lock_or_create_session(dialect: Dialect, sessions: Table, session_id: str) -> Insert:
     """Build the statement that locks a session's row, and creates it if it does not exist.
 
-    It must be the first statement of its transaction. A read before it would take the snapshot
-    that later reads see on MySQL. It leaves `updated_at` unchanged.
+    Its transaction must not read a table before it. A read would take the snapshot that later
+    reads see on MySQL. It leaves `updated_at` unchanged.
     """
     values = {"session_id": session_id}
     if dialect.name in _MYSQL:

@@ -36,6 +36,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from ...items import TResponseInputItem
 from ...memory.session import _CompactionSnapshot
 from ...memory.sqlite_session import _await_mutation
+from . import _sqlalchemy_metadata_tables as db
 from ._session_metadata_values import (
     LIST,
     EncodedValue,
@@ -50,17 +51,6 @@ from ._session_metadata_values import (
     is_text,
     json_text,
     key_problem,
-)
-from ._sqlalchemy_metadata_tables import (
-    MAX_ID_LENGTH,
-    SUPPORTED_DIALECTS,
-    create_missing_tables,
-    define_metadata_tables,
-    derived_name,
-    is_transient,
-    is_transient_creation,
-    lock_or_create_session,
-    upsert_rows,
 )
 from .sqlalchemy_session import SQLAlchemySession
 
@@ -107,12 +97,12 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         Raises:
             ValueError: If the engine is for another database.
         """
-        if engine.dialect.name not in SUPPORTED_DIALECTS:
-            supported = ", ".join(SUPPORTED_DIALECTS)
+        if engine.dialect.name not in db.SUPPORTED_DIALECTS:
+            supported = ", ".join(db.SUPPORTED_DIALECTS)
             raise ValueError(f"the database must be one of {supported}, got {engine.dialect.name}")
         super().__init__(session_id, engine=engine, sessions_table=sessions_table, **kwargs)
-        self._rows, self._elements = define_metadata_tables(
-            self._sessions, metadata_table or derived_name(sessions_table, "_metadata")
+        self._rows, self._elements = db.define_metadata_tables(
+            self._sessions, metadata_table or db.derived_name(sessions_table, "_metadata")
         )
         self._metadata_limits = metadata_limits or MetadataLimits()
 
@@ -254,9 +244,9 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
         return [row.session_id for row in await self._read(statement.limit(limit))]
 
     def _own_rows(self, keys: Iterable[str] | None = None) -> ColumnElement[bool]:
-        if not 1 <= len(self.session_id) <= MAX_ID_LENGTH or not is_text(self.session_id):
+        if not 1 <= len(self.session_id) <= db.MAX_ID_LENGTH or not is_text(self.session_id):
             raise ValueError(
-                f"to have metadata, session_id must have 1 to {MAX_ID_LENGTH} characters and no "
+                f"to have metadata, session_id must have 1 to {db.MAX_ID_LENGTH} characters and no "
                 f"NUL or lone surrogates, got {ascii(self.session_id)[:80]}"
             )
         own = self._rows.c.session_id == self.session_id
@@ -282,7 +272,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             raise error("max_keys", key=new[-1], size=size, allowed=allowed)
         rows = [self._row(key, value.search, value=value.text) for key, value in encoded.items()]
         if rows:
-            await sess.execute(upsert_rows(self._engine.dialect, self._rows), rows)
+            await sess.execute(db.upsert_rows(self._engine.dialect, self._rows), rows)
         # Deleting rows that do not exist would lock gaps on MySQL, and writers would deadlock.
         lists = [key for key in encoded if bytes(stored.get(key, b""))[:1] == LIST]
         if lists:
@@ -306,6 +296,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
         async def read() -> list[Any]:
             async with self._session() as sess:
+                await db.check_settings(sess)
                 return list((await sess.execute(statement)).all())
 
         return await self._run_sqlite_write_with_retry(read)
@@ -316,6 +307,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
 
         async def write() -> _T:
             async with self._session() as sess, sess.begin():
+                await db.check_settings(sess)
                 return await work(sess)
 
         return await _await_mutation(self._run_sqlite_write_with_retry(write))
@@ -325,13 +317,13 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
     # ------------------------------------------------------------------
     async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[_T]]) -> _T:
         """Retry transient errors of every database: lock timeouts, deadlocks, serialization."""
-        return await _retry(operation, is_transient)
+        return await _retry(operation, db.is_transient)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if not create:
             return await super()._lock_session(sess)
         await sess.execute(
-            lock_or_create_session(self._engine.dialect, self._sessions, self.session_id)
+            db.lock_or_create_session(self._engine.dialect, self._sessions, self.session_id)
         )
         return True
 
@@ -344,14 +336,14 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             await asyncio.sleep(0.01)
         try:
             if self._create_tables:
-                await _await_mutation(_retry(self._create_missing_tables, is_transient_creation))
+                await _await_mutation(_retry(self._create_missing_tables, db.is_transient_creation))
         finally:
             self._init_lock.release()
 
     async def _create_missing_tables(self) -> None:
         tables = (self._sessions, self._messages, self._rows, self._elements)
         async with self._connection_guard(), self._engine.begin() as conn:
-            await conn.run_sync(create_missing_tables, tables)
+            await conn.run_sync(db.create_missing_tables, tables)
         self._create_tables = False
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
