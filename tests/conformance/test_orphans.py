@@ -12,6 +12,7 @@ from sqlalchemy import text
 
 from agents_session_metadata import PausedRuns, SessionCatalog
 from agents_session_metadata.doctor import diagnose
+from agents_session_metadata.storage.paused import PAUSED
 from conformance import raw
 from conformance.approving import Deployer, deploys, paused_runs
 from conformance.triggers import drop_triggers
@@ -204,3 +205,15 @@ async def test_a_run_without_a_session_is_not_paused(database: Database):
         with pytest.raises(LookupError):
             async with runs.claim("gone", Deployer().agent("Done")):
                 pass
+
+
+async def test_a_table_that_was_dropped_hinders_nobody(database: Database):
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    await catalog.create_session("first")
+    await catalog._store.database.ensure(PAUSED)
+    await catalog.create_session("second")
+    await raw.execute(database.engine(), "DROP TABLE agent_sessions_metadata_paused")
+    await drop_triggers(database.engine())
+    await catalog.create_session("third")
+    await SessionCatalog(catalog.engine).session("fourth").add_items([raw.message("hello")])
+    assert await catalog.count_sessions() == 4

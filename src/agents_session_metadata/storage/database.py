@@ -318,8 +318,8 @@ class Database(Generic[Q]):
         missing = (
             (ProgrammingError, OperationalError) if dialect.single_writer else ProgrammingError
         )
-        if isinstance(error, missing) and (state.text.forget() | state.optional.forget()):
-            return True  # Optional tables may have been dropped.
+        if isinstance(error, missing) and state.text.forget():
+            return True  # The tables of the text index may have been dropped.
         if (
             not self.is_prepared
             or error.connection_invalidated
@@ -328,6 +328,8 @@ class Database(Generic[Q]):
             # Not for want of tables. Looking would put a refused connection in the error's place,
             # as if nothing had been written, when a commit may have been.
             return False
+        if await self._connect(lambda connection: state.optional.look(connection, self.tables)):
+            return True
         in_use = {CORE: None, **state.checked}
         if groups:
             found = await self._connect(lambda connection: groups_in_use(connection, self.names))

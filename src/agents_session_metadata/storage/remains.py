@@ -41,22 +41,25 @@ class KnownOptional:
 
     def readable(self, connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
         """The tables with rows of sessions; the database is asked again from time to time."""
-        now = time.monotonic()
-        if self._looked_at is None or now > self._looked_at + _SECONDS:
-            of_sessions = [
-                table
-                for group in map(tables.group, _GROUPS)
-                for table in group.tables
-                if table.foreign_key_constraints
-            ]
-            usable = dialect_of(connection.dialect).usable(connection, of_sessions)
-            self._readable, self._looked_at = tuple(usable), now
+        if self._looked_at is None or time.monotonic() > self._looked_at + _SECONDS:
+            self.look(connection, tables)
         return self._readable
 
-    def forget(self) -> bool:
-        """Ask the database before the next use; say whether a table was known."""
+    def look(self, connection: Connection, tables: SessionTables) -> bool:
+        """Ask the database; say whether the answer is another one than before."""
+        of_sessions = [
+            table
+            for group in map(tables.group, _GROUPS)
+            for table in group.tables
+            if table.foreign_key_constraints
+        ]
+        found = tuple(dialect_of(connection.dialect).usable(connection, of_sessions))
+        known, self._readable, self._looked_at = self._readable, found, time.monotonic()
+        return found != known
+
+    def forget(self) -> None:
+        """Ask the database before the next use."""
         self._looked_at = None
-        return bool(self._readable)
 
 
 def delete_remains(
