@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
+from doctoring import mended
 from servers import Database
 from sqlalchemy import text
 
@@ -113,14 +114,22 @@ async def test_an_index_of_an_earlier_session_hinders_nobody(database: Database,
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("gone", metadata=LEFT)
-    for key in ("$updated_at", "owner_id", "tags"):
+    await raw.set_times(engine, "gone", updated_at="2020-01-01 00:00:00")
+    for key in ("$updated_at", "owner_id", "tags", "$text"):
         await catalog.create_index(key)
-    await catalog.create_index("$text")
     for trigger in reversed(await leave(engine, "gone")):
         await raw.execute(engine, trigger)
     await again(catalog, "gone")
-    assert {info.session_id for info in (await catalog.list_sessions()).sessions} >= {"gone"}
-    assert [each.problem for each in await diagnose(engine) if each.check == "activity"] == []
+    assert "gone" in [info.session_id for info in (await catalog.list_sessions()).sessions]
+    found = [each for each in await diagnose(engine) if each.check == "activity"]
+    if again is plain_sdk and database.kind == "mysql":
+        # A trigger that looked for entries would make others wait who create sessions.
+        assert {each.problem.split(" has ")[0] for each in found} == {
+            "the index on 'owner_id'",
+            "the index on 'tags'",
+        }
+        found = await mended(engine)
+    assert found == []
 
 
 async def test_an_entry_of_an_earlier_value_hinders_nobody(database: Database):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .sqltypes import ID_LENGTH
@@ -42,6 +42,11 @@ class TriggerSQL:
     """Whether an id may be too long for the index."""
     enforces_foreign_keys = False
     fires_on_truncate = False
+    locks_gaps = False
+    """Whether looking for rows that are missing makes others wait who insert near them.
+
+    Reads lock as well if the server writes a binary log of statements.
+    """
     locks_index = ""
     """The end of a SELECT that looks up whether a key is indexed."""
     locks_session = ""
@@ -115,6 +120,7 @@ class MySQLTriggerSQL(TriggerSQL):
 
     bounded_ids = True
     enforces_foreign_keys = True
+    locks_gaps = True
     # Also for writers that read without locks: one that has seen no index ends before it is filled.
     locks_index = " LOCK IN SHARE MODE"
     locks_session = " LOCK IN SHARE MODE"
@@ -130,11 +136,7 @@ class MySQLTriggerSQL(TriggerSQL):
     def delete_existing(self, table: str, condition: str) -> str:
         # Deleting a missing row locks the gap where it would be.
         exists = f"EXISTS (SELECT 1 FROM {table} WHERE {condition})"  # noqa: S608  # names
-        [guarded] = self.where_exists(exists, super().delete_existing(table, condition))
-        return guarded
-
-    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:
-        return (_guarded(condition, statements),)
+        return f"IF {exists} THEN {super().delete_existing(table, condition)}; END IF"
 
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return (
@@ -147,7 +149,7 @@ class MySQLTriggerSQL(TriggerSQL):
     def create(self, trigger: RowTrigger) -> list[str]:
         body = "; ".join(trigger.statements)
         if trigger.condition:
-            body = _guarded(trigger.condition, trigger.statements)
+            body = f"IF {trigger.condition} THEN {body}; END IF"
         create = (
             f"CREATE TRIGGER {trigger.schema}{trigger.name} {trigger.event}"
             f" ON {trigger.table} FOR EACH ROW BEGIN {body}; END"
@@ -171,9 +173,6 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             f" VALUES ({', '.join(values.values())})"
             " ON CONFLICT DO NOTHING"
         )
-
-    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:
-        return (_guarded(condition, statements),)
 
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         new = ", ".join(f"{each} = EXCLUDED.{each}" for each in columns)
@@ -211,7 +210,3 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     def drop(self, schema: str, name: str) -> str:
         # Dropping the function drops its trigger.
         return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"
-
-
-def _guarded(condition: str, statements: Iterable[str]) -> str:
-    return f"IF {condition} THEN {'; '.join(statements)}; END IF"

@@ -124,18 +124,15 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
         return f"session_id = {row}.session_id AND {key} = {row}.{key} AND position = {position}"
 
     of_session = entry(every_session, f"-1, 0, {sql.empty_bytes}", "NEW.updated_at", "", "")
-    # An earlier session with this id may have left entries and values.
     same_id = "s.session_id = NEW.session_id"
-    any_left = " OR ".join(
-        f"EXISTS (SELECT 1 FROM {table} s WHERE {same_id})"  # noqa: S608  # names
-        for table in (entries, values, elements)
-    )
-    left = [
+    # An earlier session with this id may have left entries and values.
+    again = [delete("session_id = NEW.session_id")]
+    again += [
         entry(f"s.{key}", f"{position}, s.search_key", "NEW.updated_at", f"{table} s", same_id)
         for table, position in ((values, "-1, 0"), (elements, "s.position, 1"))
     ]
-    again = sql.where_exists(any_left, delete("session_id = NEW.session_id"), *left)
-    new_session = *again, of_session
+    new_session = [] if sql.locks_gaps else again
+    new_session.append(of_session)
     read_time = "s.updated_at", f"{sessions} s", same_id
     of_value = entry(f"NEW.{key}", "-1, 0, NEW.search_key", *read_time)
     of_element = entry(f"NEW.{key}", "NEW.position, 1, NEW.search_key", *read_time)
