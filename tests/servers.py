@@ -124,6 +124,8 @@ _WITHOUT_SYNC = [
     *["--loose-sync-frm=0", "--loose-innodb-doublewrite=0"],
     "--loose-innodb-flush-method=nosync",
 ]
+_BINARY_LOG = ["--log-bin"]
+"""As on a server with replicas: triggers lock what they read, and a new user variable is text."""
 
 
 class MariaDB:
@@ -286,6 +288,8 @@ class Servers:
             await _execute(url, _EMPTY_POSTGRESQL)
         else:
             await _empty_mysql(self.url(name), url)
+            if name == "mariadb":
+                await _execute(self.url(name), "RESET MASTER")
         self._empty[name].append(url)
 
     def _postgresql(self) -> URL:
@@ -298,7 +302,7 @@ class Servers:
         return url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
 
     def _mariadb(self) -> URL:
-        server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"))
+        server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"), options=_BINARY_LOG)
         self._started.append(server)
         return server.url
 

@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import run_processes
 from scaling import examples, scale
-from servers import MariaDB, program
 from sqlalchemy import event
-from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.query.filters import parse_filter
@@ -281,40 +279,22 @@ async def test_processes_write_read_create_and_drop(shared_database):
     assert info == {"owner_id": True, "tags": True, "$updated_at": True}
 
 
-@pytest.fixture
-def logging_server():
-    """A MariaDB whose binary log has statements, so that what a trigger reads is locked."""
-    server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"), options=["--log-bin"])
-    yield server
-    server.stop()
-
-
-async def test_new_sessions_do_not_wait_for_each_other(logging_server):
-    url = logging_server.url.set(database="test")
-    engine = create_async_engine(logging_server.url)
-    await raw.execute(engine, "CREATE DATABASE test")
-    await engine.dispose()
-    engine = create_async_engine(url)
+@pytest.mark.only_on("mariadb")
+async def test_new_sessions_do_not_wait_for_each_other(engine):
+    """The server has a binary log of statements, so it locks what triggers read."""
     catalog = SessionCatalog(engine, create_tables=True)
     for key in ("$updated_at", "owner_id", "tags"):
         await catalog.create_index(key)
     for name in ("first", "last"):
         await catalog.create_session(name, metadata={"owner_id": "u1", "tags": ["x"]})
-    sessions = [f"g{number}" for number in range(4)]
+    values = "(session_id, `key`, {}, search_key, search_rest) VALUES ('{}', 'tags', 0, 'x', '')"
     async with contextlib.AsyncExitStack() as stack:
-        for name in sessions:
+        for name in ("g1", "g2", "g3"):
             writer = await stack.enter_async_context(engine.connect())
-            await writer.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 2")
-            await writer.exec_driver_sql("SET SESSION binlog_format = MIXED")
-            await writer.exec_driver_sql(
-                f"INSERT INTO agent_sessions (session_id) VALUES ('{name}')"
-            )
-            await writer.exec_driver_sql(
-                "INSERT INTO agent_sessions_metadata (session_id, `key`, value, search_key,"
-                f" search_rest) VALUES ('{name}', 'owner_id', '1', 'x', '')"
-            )
-            await writer.exec_driver_sql(
-                "INSERT INTO agent_sessions_metadata_elements (session_id, `key`, position,"
-                f" search_key, search_rest) VALUES ('{name}', 'owner_id', 0, 'x', '')"
-            )
-    await engine.dispose()
+            for statement in (
+                "SET SESSION innodb_lock_wait_timeout = 2",
+                f"INSERT INTO agent_sessions (session_id) VALUES ('{name}')",
+                f"INSERT INTO agent_sessions_metadata {values.format('value', name)}",
+                f"INSERT INTO agent_sessions_metadata_elements {values.format('position', name)}",
+            ):
+                await writer.exec_driver_sql(statement)

@@ -46,7 +46,7 @@ class KnownOptional:
         return self._readable
 
     def look(self, connection: Connection, tables: SessionTables) -> bool:
-        """Ask the database; say whether the answer is another one than before."""
+        """Ask the database; say whether what was believed before was wrong."""
         of_sessions = [
             table
             for group in map(tables.group, _GROUPS)
@@ -54,8 +54,9 @@ class KnownOptional:
             if table.foreign_key_constraints
         ]
         found = tuple(dialect_of(connection.dialect).usable(connection, of_sessions))
-        known, self._readable, self._looked_at = self._readable, found, time.monotonic()
-        return found != known
+        was_wrong = self._looked_at is not None and found != self._readable
+        self._readable, self._looked_at = found, time.monotonic()
+        return was_wrong
 
     def forget(self) -> None:
         """Ask the database before the next use."""
