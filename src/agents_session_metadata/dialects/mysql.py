@@ -87,7 +87,7 @@ class _MySQLLocks(Locks):
         upsert: Any = self._upsert_and_read if returns else self._upsert
         result = connection.execute(upsert, {"of_session": session_id})
         created = result.scalar() if returns else None
-        # Before a connection has used the variable, MariaDB returns NULL, or with a binary log text.
+        # If a connection has not used the variable, MariaDB returns NULL, with a binary log text.
         if not isinstance(created, int):
             created = connection.execute(self._read_created).scalar()
         return bool(created == 1)
