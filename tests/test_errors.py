@@ -44,6 +44,7 @@ ERRORS = [
     StateVersionError("a", "9.9"),
     TablesMismatchError("a", "is wrong"),
     TablesMissingError(["a"]),
+    TablesMissingError(["a"], only_triggers=True),
     UnsupportedDialectError("a"),
     UnsupportedDialectError("a", "a setting"),
 ]

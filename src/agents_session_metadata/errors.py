@@ -253,17 +253,18 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
         tables: The names of the missing tables and triggers.
     """
 
-    def __init__(self, tables: Sequence[str]) -> None:
+    def __init__(self, tables: Sequence[str], *, only_triggers: bool = False) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
         lists = [name for name in self.tables if name.endswith("_elements")]
-        # Created by SQL, a table of list elements beside metadata would be empty.
-        is_refilled = lists and lists[0].removesuffix("_elements") not in self.tables
-        advice = (
-            "create_tables=True, which also fills the table of list elements"
-            if is_refilled
-            else "create_tables=True, with `agent-sessions ddl`, or by a migration from "
-            "session_tables()"
-        )
+        advice = "create_tables=True"
+        if only_triggers:
+            # All of them, created by SQL, would delete rows of sessions that are still to come.
+            advice += ", or with the statements of `agent-sessions doctor`"
+        elif lists and lists[0].removesuffix("_elements") not in self.tables:
+            # Created by SQL, a table of list elements beside metadata would be empty.
+            advice += ", which also fills the table of list elements"
+        else:
+            advice += ", with `agent-sessions ddl`, or by a migration from session_tables()"
         super().__init__(
             f"missing from the database: {', '.join(self.tables)}; create with {advice}"
         )

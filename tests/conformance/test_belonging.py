@@ -20,7 +20,10 @@ from agents_session_metadata import (
     TablesMissingError,
 )
 from agents_session_metadata.ddl import create_statements
+from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.storage.tables import query_tables, table_names
+from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.storage.usage import USAGE
 from conformance import raw
 from conformance.test_tables import schema_of
 
@@ -304,6 +307,46 @@ async def test_a_restore_that_goes_on_loses_no_metadata(shared_database: Databas
     result = await asyncio.to_thread(commands.run, "doctor", "--json", url=shared_database.url)
     findings = json.loads(result.stdout)["findings"]
     assert [finding for finding in findings if finding["check"] == "triggers"] == []
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_restore_that_goes_on_keeps_the_ledger(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    insert = "INSERT INTO agent_sessions (session_id) VALUES"
+    for name in ("a", "b"):
+        await catalog.create_session(name)
+    used = "day, requests, input_tokens, cached_input_tokens, output_tokens, reasoning_tokens"
+    values = "'2020-01-01', 1, 1, 1, 1, 1, 1"
+    for group in (USAGE, THREADS):
+        await catalog._store.database.ensure(group)
+    for name in ("'a'", "'b'", "NULL"):
+        await raw.execute(
+            engine,
+            f"INSERT INTO agent_sessions_metadata_usage (session_id, {used}, total_tokens)"
+            f" VALUES ({name}, {values})",
+        )
+    await raw.execute(
+        engine,
+        "INSERT INTO agent_sessions_metadata_attachments (attachment_id, owner, data)"
+        " VALUES ('file', '{}', '{}')",
+    )
+    await raw.execute(engine, "DROP TABLE agent_sessions")
+    await create_sessions(engine)
+    await raw.execute(engine, f"{insert} ('a')")
+    with pytest.raises(TablesMissingError, match="statements of `agent-sessions doctor`") as caught:
+        await SessionCatalog(shared_database.engine()).count_sessions()
+    assert "ddl" not in str(caught.value)
+    for restored in (False, True):
+        if restored:
+            await raw.execute(engine, f"{insert} ('b')")
+        catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+        for group in (USAGE, THREADS):
+            await catalog._store.database.ensure(group)
+    query = "SELECT session_id FROM agent_sessions_metadata_usage ORDER BY id"
+    assert [name for (name,) in await raw.execute(engine, query)] == ["a", "b", None]
+    # Now nothing is left over, and the triggers are created.
+    assert [each for each in await diagnose(engine) if each.check == "triggers"] == []
 
 
 @pytest.mark.parametrize("sessions", ["Talks", "from", "two words", "zażółć"])

@@ -151,17 +151,17 @@ def _exists(connection: Connection, table: Table) -> bool:
 def destroys(connection: Connection, trigger: CreateTrigger) -> bool:
     """Whether a trigger that does not exist yet must not be created.
 
-    The triggers on the insertion of a session delete rows that an earlier session with its id left.
-    While there are such rows, the sessions table may be in the middle of a restore: each session
-    that is restored would lose its rows.
+    The triggers on the insertion of a session delete or unlink rows that an earlier session with
+    its id left. While there are such rows, the sessions table may be in the middle of a restore:
+    each session that is restored would lose its rows.
     """
-    if trigger.event != "INSERT" or trigger.keeps_rows:
+    if trigger.event != "INSERT":
         return False
     parent, child = trigger.table, trigger.emptied
     if not (_exists(connection, parent) and _exists(connection, child)):
         return False
     same = [parent.c[name] == child.c[name] for name in trigger.columns]
-    left: Any = (
-        select(literal_column("1")).select_from(child).where(~exists().where(*same)).limit(1)
-    )
+    linked = [child.c[name].is_not(None) for name in trigger.columns]
+    first: Any = select(literal_column("1")).select_from(child).limit(1)
+    left = first.where(~exists().where(*same), *linked)
     return connection.execute(left).first() is not None

@@ -357,7 +357,8 @@ class Database(Generic[Q]):
             if missing:
                 check_not_renamed(connection, self.tables, missing)
                 if not self.create_tables:
-                    raise TablesMissingError(missing)
+                    tables = {table.name for table in self.tables.group(group).tables}
+                    raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
                 create_missing(connection, self.names, group)
             self._state.indexes.look(connection, self.tables)
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
