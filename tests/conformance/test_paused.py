@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -835,3 +836,34 @@ async def test_tables_that_are_missing(engine):
         with pytest.raises(TablesMissingError) as caught:
             await refused
         assert PAUSED in caught.value.tables
+
+
+async def test_a_claim_notices_that_another_run_has_taken_the_place(shared_database):
+    """As often decided, and paused while the claim reads the run before it."""
+    deployer, claimed = Deployer(), []
+    paused = paused_runs(shared_database.engine())
+    await pause(paused, deployer.agent(deploys("c1")), context={"run": 1})
+    await paused.decide("chat", "c1", approve=True)
+
+    async def pause_another() -> None:
+        others = paused_runs(shared_database.engine())
+        await others.discard("chat")
+        await others.catalog.session("chat").rewind(turns=1)
+        await pause(others, deployer.agent(deploys("c2")), context={"run": 2})
+        await others.decide("chat", "c2", approve=False)
+        await others.catalog.engine.dispose()
+
+    def deserialize(context):
+        if not claimed:
+            thread = threading.Thread(target=asyncio.run, args=[pause_another()])
+            thread.start()
+            thread.join()
+        claimed.append(context)
+        return dict(context)
+
+    agent = deployer.agent("done")
+    async with paused.claim("chat", agent, context_deserializer=deserialize) as run:
+        assert [each.call_id for each in run.pending] == ["c2"]
+        await run.resume()
+    assert claimed == [{"run": 1}, {"run": 2}]
+    assert deployer.calls == []

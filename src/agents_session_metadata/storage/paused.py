@@ -6,7 +6,7 @@
 | `details` | JSON: the agent, the calls that it waits for, and how the state is stored |
 | `decisions` | JSON: what was decided about calls, by call id |
 | `item_count`, `last_item` | the history that the state belongs to |
-| `revision` | counts the changes of the row |
+| `revision` | counts the changes of the row, from a random number |
 | `paused_at` | microseconds since 1970 |
 | `token`, `claimed_until` | who has claimed the run, and until when |
 

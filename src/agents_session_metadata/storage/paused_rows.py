@@ -5,6 +5,7 @@ Whoever writes a row locks its session first. All times come from the database's
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -178,7 +179,8 @@ class PausedRows:
         connection.execute(
             insert(self._table).values(
                 session_id=session_id,
-                revision=1,
+                # Nobody who has read an earlier run of the session takes this one for it.
+                revision=secrets.randbits(30),
                 paused_at=self._dialect.now(),
                 token=None,
                 claimed_until=None,
