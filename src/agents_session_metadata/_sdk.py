@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -35,13 +36,15 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from sqlalchemy import Connection, event
+from agents.memory.session_settings import resolve_session_limit
+from sqlalchemy import Connection, event, select
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .dialects import dialect_of
 from .dialects.urls import check_engine
+from .query.queries import Queries
 from .quoting import quoted
 from .scope import ScopedStore, open_store
 from .storage.database import settle
@@ -220,6 +223,15 @@ def _check_connection(session: Session, transaction: object, connection: Connect
     dialect_of(connection.dialect).check_connection(connection)
 
 
+def _with_transactions(engine: AsyncEngine) -> AsyncEngine:
+    """The engine, or one with the same connections if this one commits each statement."""
+    level = engine.get_execution_options().get("isolation_level")
+    level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
+    if level != "AUTOCOMMIT":
+        return engine
+    return engine.execution_options(isolation_level=dialect_of(engine.dialect).usual_isolation)
+
+
 class StoredSession(SQLAlchemySession):
     """The SDK's session on a store: shared tables, retries, scope, atomic replacement of history.
 
@@ -273,7 +285,7 @@ class StoredSession(SQLAlchemySession):
                 **kwargs,
             )
         self._session_factory = async_sessionmaker(
-            engine, expire_on_commit=False, sync_session_class=_CheckedSession
+            _with_transactions(engine), expire_on_commit=False, sync_session_class=_CheckedSession
         )
         # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
         tables = database.tables
@@ -294,7 +306,8 @@ class StoredSession(SQLAlchemySession):
         }
 
     async def _ensure_tables(self) -> None:
-        if self._create_tables:
+        # A scope needs metadata.
+        if self._create_tables or self._store.is_restricted:
             await self._store.database.ensure()
             self._create_tables = False
 
@@ -323,6 +336,32 @@ class StoredSession(SQLAlchemySession):
             connection, self.session_id, must_exist=self._must_exist, has_tables=has_tables
         )
         return True
+
+    async def _items_in_scope(self, limit: int | None) -> list[TResponseInputItem]:
+        """What `get_items` returns, if the session is in the scope when it is read."""
+        most = resolve_session_limit(limit, self.session_settings)
+        messages, window = self._messages, most
+
+        def read(connection: Connection, queries: Queries) -> list[str]:
+            newest: Any = (
+                select(messages.c.message_data)
+                .where(messages.c.session_id == self.session_id)
+                .order_by(messages.c.created_at.desc(), messages.c.id.desc())
+                .limit(window)
+            )
+            statement, parameters = self._store.question(queries, newest, messages.c.session_id)
+            return list(connection.scalars(statement, parameters))
+
+        while True:
+            texts, items = await self._store.database.read(read), list[TResponseInputItem]()
+            for text in reversed(texts):
+                with suppress(json.JSONDecodeError):  # As in the SDK.
+                    items.append(await self._deserialize_item(text))
+            if most is None or window is None or most <= 0:
+                return items
+            if len(items) >= most or len(texts) < window:
+                return items[-most:]
+            window *= 2  # Rows that are not JSON do not count.
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items in one transaction."""
@@ -403,7 +442,10 @@ class StoredSession(SQLAlchemySession):
         vars(view).update(vars(self))
         view._lock_session = self._lock_to_compact  # type: ignore[method-assign]
         view._run_sqlite_write_with_retry = self._run_sqlite_write_with_retry  # type: ignore[method-assign]
-        return await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+        snapshot = await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+        if self._store.scope and not await self._store.exists(self.session_id):
+            return None  # Deleted and made anew by others in between.
+        return snapshot
 
     async def _lock_to_compact(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if not await self._lock_session(sess, create=create):

@@ -331,15 +331,11 @@ class SQLAlchemyMetadataSession(StoredSession):
         Returns:
             The items, oldest first.
         """
-        if self._store.scope:
-            if not await self._store.exists(self.session_id):
-                return []
-        elif not self._has_valid_id():
+        if not self._has_valid_id():
             return []
-        items = await self._store.database.retry(partial(super().get_items, limit), prepare=False)
-        if self._store.scope and not await self._store.exists(self.session_id):
-            return []  # Deleted and made anew by others in between.
-        return items
+        if self._store.scope:
+            return await self._items_in_scope(limit)
+        return await self._store.database.retry(partial(super().get_items, limit), prepare=False)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, as in the SDK. The session becomes the most recently active one.
@@ -350,9 +346,9 @@ class SQLAlchemyMetadataSession(StoredSession):
         Raises:
             SessionNotFoundError: If the session exists outside the scope, or must exist and does
                 not.
-            ValueError: On MySQL and MariaDB, if the id does not have 1 to 255 characters.
+            ValueError: In a scope, and on MySQL and MariaDB, if the id cannot have metadata.
         """
-        if items and self._store.database.dialect.bounded_ids:
+        if items and self._checks_id:
             check_id(self.session_id)
         await super().add_items(items)
         if self._store.database.known_text.others_wait:
@@ -404,5 +400,9 @@ class SQLAlchemyMetadataSession(StoredSession):
         return await rewind(self._store, self.session_id, Cut(turns, before, expect_last))
 
     def _has_valid_id(self) -> bool:
-        bounded = self._store.database.dialect.bounded_ids
-        return not bounded or id_problem(self.session_id) is None
+        return not self._checks_id or id_problem(self.session_id) is None
+
+    @property
+    def _checks_id(self) -> bool:
+        """Whether the session must be one that can have metadata."""
+        return self._store.database.dialect.bounded_ids or bool(self._store.scope)

@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 from agents import Agent, RunConfig, Runner
-from agents.memory import OpenAIResponsesCompactionSession
+from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from agents.testing import ScriptedModel, assistant_message
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
@@ -17,6 +17,7 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionExistsError,
     SessionNotFoundError,
+    TablesMissingError,
     TextIndexMissingError,
 )
 from agents_session_metadata.storage.paused import PAUSED
@@ -107,6 +108,46 @@ async def test_what_a_scoped_session_makes_is_inside(mine, everyone, write):
     with contextlib.suppress(SessionNotFoundError):
         await write(mine.session("new"))
     assert await everyone.count_sessions() == 4 + await mine.count_sessions({"$session_id": "new"})
+
+
+@pytest.mark.parametrize("session_id", ["", "x" * 256, "a\0b"])
+async def test_an_id_that_cannot_have_metadata_is_in_no_scope(mine, session_id):
+    session = mine.session(session_id)
+    with pytest.raises(ValueError, match="session id"):
+        await session.add_items([raw.message("a")])
+    assert await session.get_items() == []
+    assert await session.pop_item() is None
+    await session.clear_session()
+    assert await mine.count_sessions() == 2
+
+
+async def test_nothing_is_made_in_a_scope_without_our_tables(database):
+    engine = database.engine()
+    await raw.create_sdk_tables(engine)
+    session = SessionCatalog(engine).scoped({"owner_id": "mine"}).session("new")
+    for call in (
+        lambda: session.add_items([raw.message("a")]),
+        session.get_items,
+        session.pop_item,
+        session.clear_session,
+    ):
+        with pytest.raises(TablesMissingError):
+            await call()
+    assert await raw.count_rows(engine, "agent_sessions") == 0
+
+
+async def test_a_limit_counts_items_in_a_scope(mine, everyone):
+    session = mine.session("mine-0")
+    await session.clear_session()
+    await session.add_items([raw.message(str(number)) for number in range(5)])
+    broken = "INSERT INTO agent_messages (session_id, message_data) VALUES ('mine-0', 'no json')"
+    for _ in range(3):
+        await raw.execute(everyone.engine, broken)
+    for limit in (None, 0, 1, 2, 5, 9):
+        expected = await everyone.session("mine-0").get_items(limit)
+        assert await session.get_items(limit) == expected
+    session.session_settings = SessionSettings(limit=2)
+    assert await session.get_items() == expected[-2:]
 
 
 async def test_compaction_stays_inside(mine, everyone):

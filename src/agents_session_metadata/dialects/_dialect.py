@@ -72,6 +72,8 @@ class Dialect:
     """
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
+    usual_isolation: ClassVar[str]
+    """The isolation level of transactions on an engine that commits each statement."""
     bounded_ids: ClassVar[bool] = False
     """Whether the sessions table truncates or rejects ids of more than 255 characters."""
     single_writer: ClassVar[bool] = False

@@ -152,6 +152,7 @@ class MySQL(Dialect):
     """MySQL and MariaDB."""
 
     name = "mysql"
+    usual_isolation: ClassVar[str] = "REPEATABLE READ"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True

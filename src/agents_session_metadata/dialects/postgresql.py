@@ -62,6 +62,7 @@ class PostgreSQL(Dialect):
     """PostgreSQL 13 or later."""
 
     name = "postgresql"
+    usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.

@@ -103,6 +103,7 @@ class SQLite(Dialect):
     """SQLite 3.35 or later."""
 
     name = "sqlite"
+    usual_isolation: ClassVar[str] = "SERIALIZABLE"
     single_writer = True
     uses_triggers = True
     probes_by_range = True
