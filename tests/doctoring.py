@@ -17,7 +17,11 @@ from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.storage.tables import query_tables, table_names
 
 _NAME = r"""(?:"[^"]+"|`[^`]+`|[\w.]+)"""
-_WIDE = r"(?:LONGTEXT|LONGBLOB|VARBINARY\(512\)|VARCHAR\(\d+\)|\w+\(\d+\)[ ][^;]*AUTO_INCREMENT)"
+_CHARSET = r"([ ]/\*.*?\*/)?[ ]CHARACTER[ ]SET[ ]\w+[ ]COLLATE[ ]\w+"
+_WIDE = (
+    rf"(?:(?:LONGTEXT|VARCHAR\(\d+\)){_CHARSET}|LONGBLOB|VARBINARY\(512\)"
+    r"|\w+\(\d+\)[ ][^;]*AUTO_INCREMENT)"
+)
 _DERIVED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:elements|activity|words|words_queue)["`]?"""
 _FILLED = r"""(?:\w+|"[^"]+|`[^`]+)_(?:activity|words_queue)["`]?"""
 _STATES = r"""(?:\w+|"[^"]+|`[^`]+)_(?:indexes|words_state)["`]?"""
