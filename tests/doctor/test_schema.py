@@ -145,6 +145,7 @@ ALTERED = {
         ),
         ("agent_sessions_metadata", (" ON DELETE CASCADE", ""), "does not delete with its", 0),
         ("agent_messages", (" ON DELETE CASCADE", ""), "does not delete with its parent", 0),
+        ("agent_messages", (" AUTOINCREMENT", ""), "agent_messages.id is not AUTOINCREMENT", 0),
         (
             "agent_sessions_metadata",
             (r'"key" VARCHAR\(255\) NOT NULL', '"key" VARCHAR(255) collate nocase NOT NULL'),
