@@ -9,8 +9,11 @@ import alembic
 import pytest
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from conformance import raw
 from documentation import DOCS, blocks
+from sqlalchemy import Column, String
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, session_tables
@@ -165,3 +168,26 @@ async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, 
     await engine.dispose()
     await asyncio.to_thread(command.downgrade, config, "base")
     assert await raw.table_names(engine) == {"alembic_version"}
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_batch_mode_keeps_ids_from_coming_back(engine, shared_database, is_kept):
+    session = SessionCatalog(engine, create_tables=True).session("a")
+    await session.set_metadata({"n": 1})
+    await session.add_items([raw.message("hello")])
+    text = 'table_kwargs={"sqlite_autoincrement": True}'
+    assert text in (DOCS / "migrations.md").read_text(encoding="utf-8")
+    options = {"table_kwargs": {"sqlite_autoincrement": True}} if is_kept else {}
+
+    def migrate(connection):
+        operations = Operations(MigrationContext.configure(connection))
+        with operations.batch_alter_table("agent_messages", recreate="always", **options) as batch:
+            batch.add_column(Column("note", String))
+
+    async with engine.begin() as connection:
+        await connection.run_sync(migrate)
+    found = [each for each in await diagnose(engine) if each.level != "info"]
+    assert ["agent_messages.id is not AUTOINCREMENT" in each.problem for each in found] == (
+        [] if is_kept else [True]
+    )

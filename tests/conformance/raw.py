@@ -20,7 +20,7 @@ CREATE TABLE agent_sessions (
 CREATE TABLE agent_messages (
     id INTEGER NOT NULL AUTO_INCREMENT PRIMARY KEY,
     session_id VARCHAR({length}) CHARACTER SET {charset} COLLATE {collation} NOT NULL,
-    message_data LONGTEXT NOT NULL,
+    message_data LONGTEXT CHARACTER SET utf8mb4 NOT NULL,
     created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
     INDEX idx_agent_messages_session_time (session_id, created_at),
     FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id) ON DELETE CASCADE

@@ -219,7 +219,7 @@ async def test_hand_made_tables_without_keys_become_healthy(engine, shared_datab
         f"CREATE TABLE agent_sessions (session_id {text}, created_at {time}, updated_at {time})",
         (
             f"CREATE TABLE agent_messages (id INTEGER, session_id {text}, created_at {time},"
-            f" message_data {'LONGTEXT' if mysql else 'TEXT'} NOT NULL)"
+            f" message_data {'LONGTEXT CHARACTER SET utf8mb4' if mysql else 'TEXT'} NOT NULL)"
         ),
         "INSERT INTO agent_sessions (session_id) VALUES ('a')",
         "INSERT INTO agent_messages (id, session_id, message_data) VALUES (1, 'a', '{}')",

@@ -107,6 +107,7 @@ ALTERED = {
             1,
         ),
         ("agent_sessions_metadata", "MODIFY search_rest BLOB NOT NULL", "65535 bytes only", 1),
+        ("agent_sessions_metadata", "MODIFY search_rest TEXT NOT NULL", "not LONGBLOB", 0),
         (
             "agent_sessions",
             "MODIFY updated_at DATETIME NOT NULL DEFAULT CURRENT_TIMESTAMP",
@@ -144,6 +145,7 @@ ALTERED = {
         ),
         ("agent_sessions_metadata", (" ON DELETE CASCADE", ""), "does not delete with its", 0),
         ("agent_messages", (" ON DELETE CASCADE", ""), "does not delete with its parent", 0),
+        ("agent_messages", (" AUTOINCREMENT", ""), "agent_messages.id is not AUTOINCREMENT", 0),
         (
             "agent_sessions_metadata",
             (r'"key" VARCHAR\(255\) NOT NULL', '"key" VARCHAR(255) collate nocase NOT NULL'),
@@ -186,15 +188,44 @@ async def test_altered_columns_are_widened_or_explained(filled, case):
 
 
 @pytest.mark.only_on("mariadb")
-async def test_widening_keeps_what_else_a_column_has(filled, shared_database):
+@pytest.mark.parametrize("default", ["latin1", "utf8mb4"])
+@pytest.mark.parametrize("attribute", ["", " COMPRESSED"])
+async def test_widening_keeps_what_else_a_column_has(filled, shared_database, default, attribute):
     engine = filled.engine
-    change = "MODIFY message_data TEXT CHARACTER SET latin1 NOT NULL COMMENT 'It''s ours, %d'"
-    await raw.execute(engine, f"ALTER TABLE agent_messages {change}")
-    await repair(engine, "columns")
+    text = f"TEXT{attribute} CHARACTER SET latin1 COLLATE latin1_bin NOT NULL"
+    await run(
+        engine,
+        [
+            f"ALTER TABLE agent_messages DEFAULT CHARACTER SET {default}",
+            f"ALTER TABLE agent_messages MODIFY message_data {text} COMMENT 'It''s ours, %d'",
+        ],
+    )
+    found = await problems(engine)
+    (statement,) = printed(found)
+    assert "CHARACTER SET latin1 COLLATE latin1_bin" in statement
+    # The table's default changes in the meantime.
+    await run(engine, ["ALTER TABLE agent_messages DEFAULT CHARACTER SET utf8mb4", statement])
+    (finding,) = await explained(engine, "columns", ["warning"])
+    assert "holds characters of latin1 only: from a session with" in finding.problem
     [[_, definition]] = await raw.execute(engine, "SHOW CREATE TABLE agent_messages")
     (line,) = re.findall("`message_data` .*", definition)
-    assert "longtext CHARACTER SET latin1" in line
-    assert line.endswith("NOT NULL COMMENT 'It''s ours, %d',")
+    assert line.startswith("`message_data` longtext")
+    assert ("COMPRESSED" in line) == bool(attribute)
+    assert "CHARACTER SET latin1 COLLATE latin1_bin" in line
+    assert re.search("NOT NULL( DEFAULT '')? COMMENT 'It''s ours, %d',", line)
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("kind", ["BLOB", "LONGBLOB", "VARBINARY(2000)"])
+@pytest.mark.parametrize(
+    ("table", "column"), [("agent_messages", "message_data"), ("agent_sessions_metadata", "value")]
+)
+async def test_bytes_are_never_converted_to_text(filled, shared_database, table, column, kind):
+    change = f"MODIFY {column} {kind} NOT NULL"
+    await raw.execute(filled.engine, f"ALTER TABLE {table} DEFAULT CHARACTER SET latin1, {change}")
+    found = await explained(filled.engine, "columns", ["error"])
+    words = f"has the type {kind}, not LONGTEXT CHARACTER SET utf8mb4"
+    assert any(words in each.problem for each in found)
 
 
 @pytest.mark.only_on("mariadb")

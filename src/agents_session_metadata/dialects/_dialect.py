@@ -224,6 +224,10 @@ class Dialect:
         """The number of bytes of a text in UTF-8."""
         return func.octet_length(column)
 
+    def literal(self, text: str) -> str:
+        """A text as SQL that is the same text whatever the settings of the server and client."""
+        return "'" + text.replace("'", "''") + "'"
+
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         """A stored JSON text, or its bytes. None if the stored value is not text."""
         return column

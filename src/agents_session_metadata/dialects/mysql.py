@@ -193,6 +193,12 @@ class MySQL(Dialect):
         statement = mysql.insert(table)
         return statement.on_duplicate_key_update(replacements(statement.inserted, replaced))
 
+    def literal(self, text: str) -> str:
+        # What a backslash or a byte means depends on the mode and on the client's character set.
+        if text.isascii() and text.isprintable() and "\\" not in text:
+            return super().literal(text)
+        return f"_utf8mb4 x'{text.encode().hex()}'"
+
     # TIMESTAMP is UTC inside; UNIX_TIMESTAMP reads it so in whatever zone the connection is.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=Numeric(20, 6))

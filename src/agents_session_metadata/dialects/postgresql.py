@@ -131,6 +131,15 @@ class PostgreSQL(Dialect):
         return column if native else column.collate("C")
 
     # The SDK stores the writer's local time without a time zone.
+    def literal(self, text: str) -> str:
+        plain = super().literal(text)
+        if "\\" not in text:
+            return plain
+        # What a backslash means depends on a setting, and on the client's character set if other
+        # characters are beside it. This form ignores both.
+        escaped = plain.replace("\\", "\\\\")
+        return "E" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped)
+
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column
 

@@ -277,6 +277,10 @@ class Inspection:
             unit = "characters" if kind_of(wanted) is str else "bytes"
             yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
 
+    def cautions(self, column: Column[Any]) -> Iterator[str]:
+        """What to know about a column that works, in words that follow its name."""
+        yield from ()
+
     def needed(self, column: Column[Any]) -> float:
         """How much a column has to hold; an id that carries metadata has a limit."""
         if column.name == "session_id":

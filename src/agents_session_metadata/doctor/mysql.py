@@ -20,6 +20,8 @@ from .findings import Finding
 from .inspection import Inspection, Statements, TextColumn
 
 _WIDENED = re.compile("var(char|binary)|(tiny|medium)?(text|blob)")
+_CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")
+"""What follows a type: a comment that says whether it is compressed, and how the text is stored."""
 _LONGEST = 2**32 - 1
 _KEY_BYTES = 3072
 """What the columns of a key may have together."""
@@ -102,6 +104,14 @@ class MySQLInspection(Inspection):
     def _charset_problem(self, column: Column[Any]) -> list[str]:
         charset = self.text_of(column).charset
         return [f"holds characters of {charset} only"] if charset not in ("", "utf8mb4") else []
+
+    def cautions(self, column: Column[Any]) -> Iterator[str]:
+        if isinstance(self.type_of(column), mysql.LONGTEXT) and column.table not in self.own:
+            for problem in self._charset_problem(column):
+                yield (
+                    f"{problem}: from a session with ensure_ascii=False, a server that is not"
+                    " strict stores ? instead of other characters"
+                )
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         yield from super().type_problems(column, actual)
@@ -186,12 +196,18 @@ class MySQLInspection(Inspection):
         found = self.stored[column.table.name, column.name].kind.lower()
         if (column.table.name, column.name) in joined or not is_short:
             return ()
+        # Bytes are never read as text, nor text as bytes.
+        if not self.is_readable(column.table, [column.name]):
+            return ()
         if not _WIDENED.fullmatch(found) or (kind == "VARCHAR" and needed > _KEY_CHARACTERS):
             return ()
         return self._modified(column, kind=kind if needed == math.inf else f"{kind}({needed})")
 
     def _modified(self, column: Column[Any], more: str = "", kind: str = "") -> Statements:
-        """A column as the server defines it, all attributes included, and changed."""
+        """A column as the server defines it, all attributes included, and changed.
+
+        The character set is always named: the server omits that of the table, or any by its mode.
+        """
         name_of = self.name_of(column.table)
         create = self.connection.exec_driver_sql(
             f"SHOW CREATE TABLE {name_of.replace('%', '%%')}"
@@ -199,7 +215,11 @@ class MySQLInspection(Inspection):
         for line in str(create).splitlines():
             found = re.match(r"""  ([`"])(\w+)\1 (\w+(?:\([^)]*\))?)(.*?),?$""", line)
             if found is not None and found[2] == column.name:
-                definition = f"`{column.name}` {kind or found[3]}{found[4]} {more}".rstrip()
+                rest, stored = found[4], self.text_of(column)
+                if stored.charset:
+                    named = rf"\1 CHARACTER SET {stored.charset} COLLATE {stored.collation}"
+                    rest = _CHARSET.sub(named, rest, count=1)
+                definition = f"`{column.name}` {kind or found[3]}{rest} {more}".rstrip()
                 return (f"ALTER TABLE {name_of} MODIFY COLUMN {definition}",)
         return ()
 

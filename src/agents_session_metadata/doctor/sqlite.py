@@ -73,6 +73,18 @@ class SQLiteInspection(Inspection):
         name = str(collation).upper()
         return f":a = :b COLLATE {name if name in ('BINARY', 'NOCASE', 'RTRIM') else 'BINARY'}"
 
+    def cautions(self, column: Column[Any]) -> Iterator[str]:
+        options = column.table.dialect_options["sqlite"]
+        is_number = options["autoincrement"] and column is column.table.autoincrement_column
+        query = f"SELECT sql FROM {self.master} WHERE name = :table COLLATE NOCASE"  # noqa: S608  # a name
+        if is_number and self.has_key(column.table):
+            definition = self.scalar(query, table=column.table.name)
+            if "AUTOINCREMENT" not in definition.upper():
+                yield (
+                    "is not AUTOINCREMENT: after the newest item is removed, the next item gets its"
+                    " id, and rewind(expect_last=…) and PausedRuns can miss the change"
+                )
+
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         # The declared type only decides whether a text such as 1 becomes a number.
         if kind_of(self.type_of(column)) is str and kind_of(actual) is not str:

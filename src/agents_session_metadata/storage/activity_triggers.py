@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, DDLElement, String, Table, literal
+from sqlalchemy import Connection, DDLElement, Table, literal_column
 from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.dialects import dialect_of
@@ -195,7 +195,6 @@ def _quote(connection: Connection) -> Any:
 
 def _text(connection: Connection, text: str) -> str:
     """Text as SQL spells it."""
-    compiled = literal(text, String()).compile(
-        dialect=connection.dialect, compile_kwargs={"literal_binds": True}
-    )
-    return str(compiled)
+    spelled = dialect_of(connection.dialect).literal(text)
+    # Doubles each % if the driver requires it.
+    return str(literal_column(spelled).compile(dialect=connection.dialect))
