@@ -625,7 +625,12 @@ async def test_cleanup(cli, filled):
     assert "--yes" in (await cli("cleanup", "--hours", "24", code=2)).stderr
     await cli("cleanup", "--hours", "-1", "--yes", code=2)
     await cli("cleanup", "--hours", "1e300", "--yes", code=2)
-    await cli("cleanup", "--where", "{}", "--yes", code=2)
+    for everything in ("{}", '{"$and": [{}]}', '{"$or": [{"owner_id": "u1"}, {}]}'):
+        for more in ([], ["--dry-run"], ["--scope", "owner_id=u1"]):
+            result = await cli("cleanup", "--where", everything, "--yes", *more, code=2)
+            assert "--where with a condition" in said(result.stderr)
+    result = await cli("cleanup", "--where", '{"a": {"$x": 1}}', "--yes", code=2)
+    assert "$.a.$x" in result.stderr
     assert (await cli("cleanup", "--days", "999999", "--yes")).stdout == "0\n"
     await filled.create_session("new")
     result = await cli("cleanup", "--hours", "24", "--meta", "owner_id=u1", "--dry-run", "--json")

@@ -20,11 +20,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import typer
 from commands import run, said
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.cli import output as cli_output
-from agents_session_metadata.cli.app import COMMANDS
+from agents_session_metadata.cli.app import COMMANDS, app
 from agents_session_metadata.cli.command import EXAMPLES
 from agents_session_metadata.cli.options import parse_value
 
@@ -85,6 +86,37 @@ def test_usage(args, words):
     assert "Usage: " in result.stderr
     assert PASSWORD not in result.output
     assert result.stdout == ""
+
+
+def test_an_option_with_one_value_is_refused_twice():
+    group = typer.main.get_command(app)
+    for name in COMMANDS:
+        found = group.get_command(typer.Context(group), name)
+        for second, command in getattr(found, "commands", {"": found}).items():
+            single = [
+                each
+                for each in command.params
+                if each.param_type_name == "option" and not (each.multiple or each.is_flag)
+            ]
+            assert len(single) >= 3
+            for option in single:
+                long, other = option.opts[0], option.opts[-1]
+                words = [name, *second.split(), long, "1", other, "1"]
+                result = run(*words)
+                assert result.exit_code == 2, words
+                advice = "combine the filters in one" if long == "--where" else "pass it once"
+                assert f"{long} was given more than once; {advice}" in said(result.stderr), words
+                assert result.stdout == ""
+
+
+def test_options_and_flags_that_may_be_repeated(tmp_path):
+    url = f"sqlite:///{tmp_path}/sessions.db"
+    start = ["start", "a", "--agent", "x", "--create-tables", "--create-tables"]
+    assert run(*start, url=url).exit_code == 0
+    pairs = ["--meta", "agent=x", "--meta", "status=active", "--key", "agent", "--key", "status"]
+    result = run("list", *pairs, "--jsonl", "--jsonl", "--active", "--active", url=url)
+    assert json.loads(result.stdout)["metadata"] == {"agent": "x", "status": "active"}
+    assert run("delete", "a", "-y", "--yes", url=url).exit_code == 0
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg", "mysql", "mariadb"])

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from conformance.oracle import matches
+from hypothesis import given
+from hypothesis import strategies as st
+from scaling import examples
+
 from agents_session_metadata.dialects.sqlite import SQLite
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.storage.tables import query_tables, table_names
+
+PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
+    st.sampled_from([{}, {}, {"a": 1}, {"a": {"$in": []}}, {"a": {"$nin": []}}]),
+    lambda inner: (
+        st.builds(
+            lambda name, parts: {name: parts},
+            st.sampled_from(["$and", "$or"]),
+            st.lists(inner, min_size=1, max_size=3),
+        )
+        | inner.map(lambda part: {"$not": part})
+        | st.builds(lambda one, other: {**one, "$not": other}, inner, inner)
+    ),
+    max_leaves=5,
+)
+"""Filters with at most one condition that a session can fulfill or not."""
 
 
 def queries() -> Queries:
@@ -52,3 +74,13 @@ def test_the_cache_evicts_the_oldest_statement(monkeypatch):
     kept = [ask(number) for number in range(3)]
     ask(3)
     assert [ask(2) is kept[2], ask(1) is kept[1], ask(0) is kept[0]] == [True, True, False]
+
+
+@examples(200, 20_000)
+@given(PARTS)
+def test_a_condition_is_constant_if_no_session_makes_a_difference(where):
+    answers = {matches(where, metadata) for metadata in ({}, {"a": 1}, {"a": 2})}
+    constant = parse_filter(where).constant
+    assert constant is None or answers == {constant}
+    if "'a': 1" not in str(where):
+        assert answers == {constant}

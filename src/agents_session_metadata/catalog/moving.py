@@ -69,6 +69,7 @@ class Moving(CatalogPart):
 
         Args:
             where: A filter. It is optional if `inactive_for` is given or the catalog is scoped.
+                A filter that holds for every session, such as `{"$and": [{}]}`, counts as none.
             inactive_for: Delete only sessions that have been inactive for at least this time. With
                 `timedelta(0)`, age does not matter, and sessions whose time lies in the future are
                 deleted too.
@@ -90,9 +91,10 @@ class Moving(CatalogPart):
                 `batch_size` is out of range.
         """
         condition = self._store.condition(where)
-        if not where and inactive_for is None and not self._store.scope:
+        if inactive_for is None and condition.constant:
             raise ValueError(
-                "delete_sessions needs a filter or inactive_for; it does not delete everything"
+                "delete_sessions needs a filter with a condition, or inactive_for; "
+                "it does not delete everything"
             )
         if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
             raise ValueError(

@@ -43,6 +43,10 @@ class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> Any:
         return prepared(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _refuse_repeated(ctx, self.make_parser(ctx).parse_args(args=list(args))[2])
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             given = {name: ctx.params.pop(name) for name in self.shared}
@@ -128,6 +132,23 @@ def place_of(ctx: typer.Context) -> Place:
     """The database and tables that the shared options name."""
     place: Place = ctx.obj
     return place
+
+
+def _refuse_repeated(ctx: Any, given: list[Any]) -> None:
+    """Refuse an option with one value that is given twice: Click would drop the first value.
+
+    Args:
+        ctx: The context of the command.
+        given: The parameters in the order in which they were given.
+    """
+    for place, param in enumerate(given):
+        takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag)
+        if takes_one and param in given[:place] and not ctx.resilient_parsing:
+            name = max(param.opts, key=len)
+            advice = "pass it once"
+            if name == "--where":
+                advice = 'combine the filters in one: {"$and": [..., ...]}'
+            ctx.fail(f"{name} was given more than once; {advice}")
 
 
 def prepared(params: list[Any]) -> list[Any]:

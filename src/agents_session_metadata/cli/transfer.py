@@ -27,6 +27,7 @@ from .options import (
     JsonOption,
     WhereOption,
     YesOption,
+    checked,
     confirm,
     parse_where,
     refuse_both,
@@ -112,10 +113,16 @@ def cleanup(
     condition = parse_where(where, meta)
     if hours is not None and days is not None:
         usage("pass --hours or --days, not both")
-    if not condition and hours is None and days is None:
-        usage("cleanup needs --hours, --days, --where or --meta; it does not delete everything")
     age = None
-    if hours is not None or days is not None:
+    if hours is None and days is None:
+        from agents_session_metadata.query.filters import parse_filter
+
+        if checked(parse_filter, condition).constant:
+            usage(
+                "cleanup needs --hours, --days, --meta, or --where with a condition; "
+                "it does not delete everything"
+            )
+    else:
         try:
             age = timedelta(hours=hours or 0, days=days or 0)
         except (OverflowError, ValueError):

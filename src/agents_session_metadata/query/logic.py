@@ -74,6 +74,11 @@ class Condition(ABC):
         """Whether the condition reads columns of the sessions table other than the id."""
         return False
 
+    @property
+    def constant(self) -> bool | None:
+        """Whether the condition holds, if that is the same for every session. None if not."""
+        return None
+
     def conjunction(self, name: str) -> Iterator[tuple[str, Condition]]:
         """The conditions that must all hold, each with its name."""
         yield name, self
@@ -160,6 +165,11 @@ class All(_Combination):
     def inner(self) -> tuple[Condition, ...]:
         return self.parts
 
+    @property
+    def constant(self) -> bool | None:
+        found = {part.constant for part in self.parts}
+        return False if False in found else None if None in found else True
+
     def conjunction(self, name: str) -> Iterator[tuple[str, Condition]]:
         for inner, part in self.named(name):
             yield from part.conjunction(inner)
@@ -187,6 +197,11 @@ class AnyOf(_Combination):
         best = (best_of(part.conjunction(""))[1].rank for part in self.parts)
         return max(7, *best) if self.parts else NO_DRIVER
 
+    @property
+    def constant(self) -> bool | None:
+        found = {part.constant for part in self.parts}
+        return True if True in found else None if None in found else False
+
     def driver(self, name: str, context: Context) -> Driver:
         """The ids of sessions for which the best condition of some part holds."""
         selects = []
@@ -213,6 +228,11 @@ class Not(_Combination):
 
     def inner(self) -> tuple[Condition, ...]:
         return (self.part,)
+
+    @property
+    def constant(self) -> bool | None:
+        inner = self.part.constant
+        return None if inner is None else not inner
 
     def truth(
         self, name: str, context: Context, session_id: ColumnElement[str]
