@@ -171,23 +171,44 @@ async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, 
 
 
 @pytest.mark.only_on("sqlite")
-@pytest.mark.parametrize("is_kept", [True, False])
-async def test_batch_mode_keeps_ids_from_coming_back(engine, shared_database, is_kept):
-    session = SessionCatalog(engine, create_tables=True).session("a")
-    await session.set_metadata({"n": 1})
+@pytest.mark.parametrize("table", ["agent_sessions", "agent_messages", "agent_sessions_metadata"])
+async def test_batch_mode_keeps_triggers_and_ids(engine, shared_database, table):
+    catalog = SessionCatalog(engine, create_tables=True)
+    for key in ("owner_id", "$text"):
+        await catalog.create_index(key)
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
     await session.add_items([raw.message("hello")])
-    text = 'table_kwargs={"sqlite_autoincrement": True}'
-    assert text in (DOCS / "migrations.md").read_text(encoding="utf-8")
-    options = {"table_kwargs": {"sqlite_autoincrement": True}} if is_kept else {}
+    source = documented("SQLite: batch mode").replace(
+        "        ...", "        batch.add_column(NOTE)"
+    )
+    if table != "agent_messages":
+        source = source.replace("agent_messages", table).replace("table_kwargs=kept", "**{}")
 
     def migrate(connection):
         operations = Operations(MigrationContext.configure(connection))
-        with operations.batch_alter_table("agent_messages", recreate="always", **options) as batch:
+        found = {"op": operations, "NOTE": Column("note", String)}
+        exec(source, found)  # noqa: S102  # of the documentation
+        found["upgrade"]()
+
+    async with engine.begin() as connection:
+        await connection.run_sync(migrate)
+    await engine.dispose()
+    assert [each for each in await diagnose(engine) if each.level != "info"] == []
+    await session.add_items([raw.message("again")])
+    await session.clear_session()
+    assert await raw.count_rows(engine, "agent_sessions_metadata") == 0
+
+
+@pytest.mark.only_on("sqlite")
+async def test_batch_mode_loses_ids(engine, shared_database):
+    await SessionCatalog(engine, create_tables=True).create_session("chat")
+
+    def migrate(connection):
+        operations = Operations(MigrationContext.configure(connection))
+        with operations.batch_alter_table("agent_messages", recreate="always") as batch:
             batch.add_column(Column("note", String))
 
     async with engine.begin() as connection:
         await connection.run_sync(migrate)
-    found = [each for each in await diagnose(engine) if each.level != "info"]
-    assert ["agent_messages.id is not AUTOINCREMENT" in each.problem for each in found] == (
-        [] if is_kept else [True]
-    )
+    [finding] = [each for each in await diagnose(engine) if each.level != "info"]
+    assert "agent_messages.id is not AUTOINCREMENT" in finding.problem
