@@ -138,7 +138,8 @@ async def run_on(engine, statements, *, harsh=True):
 
 
 def _escaped(engine, statement):
-    return statement.replace("%", "%%") if engine.dialect.driver == "asyncmy" else statement
+    is_doubled = engine.dialect.paramstyle in ("format", "pyformat")
+    return statement.replace("%", "%%") if is_doubled else statement
 
 
 def split(script):

@@ -279,7 +279,8 @@ class TablesMismatchError(TablesMissingError):
     beside the sessions, create its tables with `agent-sessions ddl` or by a migration.
 
     Attributes:
-        tables: The name of the table that is missing, or to which the others do not refer.
+        tables: The name of the table that is missing, to which the others do not refer, or that
+            seems to be a copy.
     """
 
     def __init__(self, table: str, problem: str, more: str | None = None) -> None:

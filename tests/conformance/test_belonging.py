@@ -452,6 +452,57 @@ async def test_a_misspelled_name_creates_nothing(shared_database: Database, opti
     assert await raw.count_rows(engine, "agent_sessions") == 2
 
 
+BACKED_UP = ["messages", "metadata", "metadata with elements"]
+
+
+@pytest.mark.parametrize("case", BACKED_UP)
+async def test_a_backup_is_never_tied_to_the_sessions(shared_database: Database, case):
+    engine = shared_database.engine()
+    await complete(engine)
+    option = case.partition(" ")[0]
+    original = {"messages": OURS[2], "metadata": OURS[0]}[option]
+    await raw.execute(engine, f"CREATE TABLE archive AS SELECT * FROM {original}")
+    if case == BACKED_UP[2]:
+        copy = f"CREATE TABLE archive_elements AS SELECT * FROM {OURS[1]}"
+        await raw.execute(engine, copy)
+    rows, before = await raw.count_rows(engine, "archive"), await raw.table_names(engine)
+    triggers = await trigger_count(engine)
+    words = f"archive has no foreign key to agent_sessions, although {original} has one"
+    found = await doctors(shared_database, f"--{option}-table", "archive")
+    assert {finding["check"] for finding in found} == {"names"}
+    assert any(words in finding["problem"] for finding in found)
+    assert [finding["repair"] for finding in found] == [[]] * len(found)
+    # Messages have no triggers, and all tables of the metadata exist.
+    creates = option == "metadata" and (engine.dialect.name == "sqlite" or case != BACKED_UP[2])
+    for extra in ((), ("--create-tables",)):
+        arguments = ("set", "a", "m=1", f"--{option}-table", "archive", *extra)
+        if creates:
+            result = await asyncio.to_thread(commands.run, *arguments, url=shared_database.url)
+            assert result.exit_code == 1
+            assert words in commands.said(result.output)
+    # A table of an optional feature is created with its foreign key.
+    names = {f"{option}_table": "archive"}
+    for create_tables in (True, False) if creates else ():
+        catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables, **names)
+        with pytest.raises(TablesMismatchError, match=words) as caught:
+            await catalog.usage()
+        assert caught.value.tables == ("archive",)
+    assert await raw.table_names(engine) == before
+    assert await trigger_count(engine) == triggers
+    await SessionCatalog(engine).delete_session("a")
+    assert await raw.count_rows(engine, "archive") == rows
+    assert await doctors(shared_database) == []
+
+
+async def trigger_count(engine) -> int:
+    queries = {
+        "sqlite": "sqlite_master WHERE type = 'trigger'",
+        "postgresql": "pg_trigger WHERE NOT tgisinternal",
+        "mysql": "information_schema.triggers WHERE trigger_schema = database()",
+    }
+    return (await raw.execute(engine, f"SELECT count(*) FROM {queries[engine.dialect.name]}"))[0][0]
+
+
 async def test_a_second_metadata_table_is_created_by_sql(shared_database: Database):
     engine = shared_database.engine()
     await complete(engine)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 from conformance import raw
-from doctoring import printed, problems, run
+from doctoring import every_table, printed, problems, run
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.storage.tables import table_names
 
+NAMES = table_names()
 HOSTILE = [
     "\\', 0)); drop table agent_messages; -- ",
     "縗\\', 0)); drop table agent_messages; -- ",
@@ -30,15 +34,15 @@ SETTINGS = {
 }
 
 
-async def hostile(engine):
+async def hostile(engine, names=NAMES):
     """Sessions and indexed keys whose names are SQL, in a healthy database."""
-    catalog = SessionCatalog(engine, create_tables=True)
+    catalog = await every_table(engine, names)
     for name in HOSTILE:
         session = await catalog.create_session(name, metadata={"title": name, name: 1})
         await session.add_items([raw.message("hello")])
     for key in (*HOSTILE, "$updated_at", "$text"):
         await catalog.create_index(key)
-    assert await problems(engine) == []
+    assert await problems(engine, names) == []
     return catalog
 
 
@@ -53,6 +57,22 @@ async def test_repairs_with_ids_and_keys_that_look_like_sql(engine, shared_datab
         await catalog.refresh_index("$text")
         assert await problems(engine) == []
     assert await raw.count_rows(engine, "agent_messages") == len(HOSTILE)
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.only_on("postgresql")
+async def test_triggers_of_keys_with_percent_signs(shared_database, driver):
+    url = make_url(shared_database.url).set(drivername=f"postgresql+{driver}")
+    engine = create_async_engine(url)
+    catalog = await hostile(engine, table_names("100%", metadata_table="50% of them"))
+    name = '"50% of them_activity_value_insert"'
+    await run(engine, [f'DROP TRIGGER {name} ON "50% of them"'])
+    names = catalog._store.database.names
+    [finding] = await problems(engine, names)
+    assert "%%" not in str(finding.repair)
+    await run(engine, finding.repair)
+    assert await problems(engine, names) == []
+    await engine.dispose()
 
 
 @pytest.mark.only_on("mariadb")

@@ -12,6 +12,8 @@ from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.belonging import (
+    LINKED,
+    copies,
     destroys,
     intended,
     look_alike,
@@ -118,6 +120,8 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
             more = intended(tables, table)
             problem += f": {advice}" + (f"; {more}" if more else "")
             yield Finding("error", "names", problem)
+    for _, problem in copies(connection, tables):
+        yield Finding("error", "names", f"{problem}: {advice}; {LINKED}")
     for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
         if not inspection.is_filled(parent):
             state = "is empty" if parent.name in inspection.existing else "is missing"

@@ -95,12 +95,12 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
     triggers = needed_triggers(connection, tables)
     yield from _open(inspection, "activity", triggers)
     for trigger in triggers:
-        create = tuple(inspection.ways.triggers.create(trigger))
+        create = inspection.typed(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
             drop = inspection.ways.triggers.drop(trigger.schema, trigger.name)
             if trigger.plain in inspection.triggers:
-                create = (drop, *create)
+                create = (*inspection.typed([drop]), *create)
             problem += ": the activity index is not maintained"
             yield Finding("error", "activity", problem, create)
     found = connection.execute(select(indexes.c.key, indexes.c.state).order_by(indexes.c.key))
@@ -138,7 +138,7 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
     triggers = word_triggers(connection, tables.tables, group)
     yield from _open(inspection, "words", triggers)
     for trigger in triggers:
-        create = tuple(inspection.ways.triggers.create(trigger))
+        create = inspection.typed(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
             advice = f"; {_CREATE} creates it and indexes what was missed"
@@ -170,7 +170,7 @@ def _open(inspection: Inspection, check: str, triggers: list[RowTrigger]) -> Ite
             f" rights of their owner: {', '.join(each.plain for each in found)}"
         )
         repair = [each for one in found for each in inspection.ways.triggers.revoke(one)]
-        yield Finding("warning", check, problem, tuple(repair))
+        yield Finding("warning", check, problem, inspection.typed(repair))
 
 
 def _extra(inspection: Inspection, check: str, table: Any, condition: Any) -> Iterator[Finding]:

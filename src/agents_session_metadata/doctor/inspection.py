@@ -13,7 +13,7 @@ printed. An empty result means that no such statement helps: the problem is then
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any, NamedTuple, TypeAlias
@@ -167,6 +167,11 @@ class Inspection:
         if translation is not None:
             options |= {"schema_translate_map": translation, "render_schema_translate": True}
         return as_text(element, self.dialect, **options)
+
+    def typed(self, statements: Iterable[str]) -> Statements:
+        """Statements for the driver as one types them: some drivers require each % doubled."""
+        is_doubled = self.connection.dialect.paramstyle in ("format", "pyformat")
+        return tuple(each % () if is_doubled else each for each in statements)
 
     def quote(self, name: str) -> str:
         """A name, quoted if SQL requires it."""

@@ -7,7 +7,7 @@ with its id seems to have left.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, select
@@ -22,6 +22,8 @@ from .threads import THREADS
 from .usage import USAGE
 
 _SECOND = "only if both tables are intended, create the missing one with `agent-sessions ddl`"
+LINKED = "if the name is right, add the foreign key"
+"""What to do if a table without a foreign key is no copy of another one."""
 
 
 def check_links(connection: Connection, tables: SessionTables, *others: Table) -> None:
@@ -117,8 +119,50 @@ def look_alike(connection: Connection, tables: SessionTables, table: Table) -> s
 
     It has rows and no foreign key to other sessions, and belongs to no other metadata table.
     """
+    for other, _ in _alike(connection, tables, table):
+        if _has_rows(connection, other):
+            return other.name
+    return None
+
+
+def check_copies(connection: Connection, tables: SessionTables) -> None:
+    """Refuse to create tables or triggers for a table that seems to be a copy.
+
+    Raises:
+        TablesMismatchError: If there is one.
+    """
+    for table, problem in copies(connection, tables):
+        raise TablesMismatchError(table.name, problem, LINKED)
+
+
+def copies(connection: Connection, tables: SessionTables) -> Iterator[tuple[Table, str]]:
+    """Tables without a foreign key to the sessions beside a table like them that has one.
+
+    Such as a backup, whose rows must not end with their sessions. Each comes with the problem in
+    words.
+    """
+    sessions, children = tables.sessions, written_tables(tables)
+    links = dialect_of(connection.dialect).session_links(connection, sessions, children)
+    linked = {link.child.lower() for link in links}
+    for table in children:
+        if table.name.lower() in linked or not _exists(connection, table):
+            continue
+        for other, is_linked in _alike(connection, tables, table):
+            if is_linked:
+                problem = f"{table.name} has no foreign key to {sessions.name}, although"
+                yield table, f"{problem} {other.name} has one and the same columns"
+                break
+
+
+def _alike(
+    connection: Connection, tables: SessionTables, table: Table
+) -> Iterator[tuple[Table, bool]]:
+    """Other tables with the columns of a table, and whether a foreign key leads to the sessions.
+
+    None leads to other sessions, and none of them belongs to another metadata table.
+    """
     if not _exists(connection, tables.sessions):
-        return None
+        return
     dialect = dialect_of(connection.dialect)
 
     def alike(one: Table) -> set[str]:
@@ -131,9 +175,8 @@ def look_alike(connection: Connection, tables: SessionTables, table: Table) -> s
     for name in sorted(found):
         other = Table(name, MetaData(), schema=table.schema)
         links = dialect.session_links(connection, tables.sessions, [other])
-        if all(link.is_right for link in links) and _has_rows(connection, other):
-            return name
-    return None
+        if all(link.is_right for link in links):
+            yield other, bool(links)
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:

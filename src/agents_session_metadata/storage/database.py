@@ -26,7 +26,7 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .belonging import check_beside, check_links, check_not_renamed
+from .belonging import check_beside, check_copies, check_links, check_not_renamed
 from .creation import create_missing, find_missing, groups_in_use
 from .known_indexes import KnownIndexes
 from .remains import KnownOptional
@@ -356,6 +356,7 @@ class Database(Generic[Q]):
                 check_beside(connection, self.tables, missing)
             if missing:
                 check_not_renamed(connection, self.tables, missing)
+                check_copies(connection, self.tables)
                 if not self.create_tables:
                     tables = {table.name for table in self.tables.group(group).tables}
                     raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
