@@ -152,6 +152,7 @@ class MySQL(Dialect):
     """MySQL and MariaDB."""
 
     name = "mysql"
+    vetoes_silently = False
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
