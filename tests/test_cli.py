@@ -590,6 +590,7 @@ async def test_requests_on_standard_input(cli, catalog):
         '{"session_id": "run", "max_idle_minutes": true}',
         '{"session_id": "run", "max_idle_minutes": -1}',
         '{"session_id": "run", "max_idle_minutes": 1e300}',
+        '{"session_id": "run", "max_idle_minutes": 1e-12}',
         '{"session_id": "run", "max_idle_minutes": NaN}',
         '{"session_id": "run", "max_errors": 1.5}',
         '{"session_id": "run", "phases": "approval"}',

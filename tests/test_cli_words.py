@@ -76,6 +76,11 @@ def test_values_after_the_equals_sign():
         (["list", "--url", "sqlite:///:memory:", "--sessions-table", "a\x1b"], "printable"),
         (["ddl", "--dialect", "sqlite", "--metadata-table", "a\udcff"], "printable"),
         (["resume-check", "a", "--max-idle-minutes", "nan"], "out of range: nan"),
+        (["resume-check", "a", "--max-idle-minutes", "1e-12"], "at least one microsecond"),
+        (["cleanup", "--days", "1e-12"], "--days must be 0 or at least one microsecond, got 1e-12"),
+        (["cleanup", "--hours", "1e-12"], "--hours must be 0 or at least one microsecond"),
+        (["cleanup", "--hours", "1e300"], "--hours is out of range: 1e+300"),
+        (["cleanup", "--days", "nan"], "--days"),
         (["set", "", "a=1", "--url", "sqlite:///:memory:", "--create-tables"], "session id"),
     ],
 )

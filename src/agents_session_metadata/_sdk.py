@@ -7,7 +7,7 @@
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
 | `_lock_session` | every writer of the SDK passes here: checks scope and `must_exist` |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
-| `_clear_session` | `on_clear="keep"` |
+| `_clear_session` | `on_clear="keep"`, and the session's row is checked to be gone |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
 
 and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
@@ -388,13 +388,15 @@ class StoredSession(SQLAlchemySession):
         await settle(self._run_sqlite_write_with_retry(in_transaction))
 
     async def _clear_session(self) -> None:
-        if self._on_clear == "delete" and not self._must_exist:
-            await super()._clear_session()
-            return
         async with self._session() as sess, sess.begin():
             if await self._lock_session(sess):
-                connection = await sess.connection()
-                await connection.run_sync(self._delete_history, delete_paused_run)
+                await (await sess.connection()).run_sync(self._clear)
+
+    def _clear(self, connection: Connection) -> None:
+        if self._on_clear == "delete" and not self._must_exist:
+            self._store.rows.delete_session(connection, self.session_id)
+        else:
+            self._delete_history(connection, delete_paused_run)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Replace the history in one transaction, keeping the row, its `created_at` and metadata.

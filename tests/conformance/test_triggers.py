@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from scaling import scale
 from servers import Database
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata import (
@@ -195,6 +196,95 @@ async def test_a_trigger_that_ignores_updates(database: Database):
         " WHEN NEW.updated_at IS OLD.updated_at BEGIN SELECT RAISE(IGNORE); END",
     )
     await check_everything(engine)
+
+
+VETO = {
+    "sqlite": [
+        """CREATE TRIGGER own BEFORE DELETE ON agent_sessions WHEN OLD.session_id = 'kept'
+            BEGIN {also} SELECT RAISE(IGNORE); END"""
+    ],
+    "postgresql": [
+        """CREATE FUNCTION own() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            IF OLD.session_id != 'kept' THEN RETURN OLD; END IF;
+            {also}
+            RETURN NULL;
+        END $$""",
+        "CREATE TRIGGER own BEFORE DELETE ON agent_sessions FOR EACH ROW EXECUTE FUNCTION own()",
+    ],
+}
+SOFT = "UPDATE agent_sessions SET updated_at = '2020-01-01' WHERE session_id = OLD.session_id;"
+TWO = {"tags": {"$contains": "x"}}
+DELETIONS = {
+    "delete_session": lambda catalog, _: catalog.delete_session("kept"),
+    "delete_sessions": lambda catalog, _: catalog.delete_sessions(TWO),
+    "clear_session": lambda catalog, _: catalog.session("kept").clear_session(),
+    "import": lambda catalog, records: catalog.import_sessions(records, on_conflict="replace"),
+}
+
+
+@pytest.fixture
+async def kept(database: Database):
+    """A catalog of two sessions, and the records of both."""
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    for name in ("kept", "other"):
+        session = await catalog.create_session(name, metadata={"tags": ["x"]})
+        await session.add_items([raw.message("first"), raw.message("second")])
+    return catalog, [record async for record in catalog.export_sessions()]
+
+
+@pytest.mark.only_on("sqlite", "postgresql")  # Elsewhere, a trigger can only raise an error.
+@pytest.mark.parametrize("deletion", DELETIONS)
+@pytest.mark.parametrize("also", ["", SOFT], ids=["veto", "soft"])
+async def test_a_trigger_that_keeps_a_session(database: Database, kept, deletion, also):
+    catalog, before = kept
+    for statement in VETO[database.kind]:
+        async with catalog.engine.begin() as connection:
+            await connection.exec_driver_sql(statement.format(also=also))
+    with pytest.raises(RuntimeError, match=r"cannot delete session 'kept'.*trigger"):
+        await DELETIONS[deletion](catalog, before)
+    assert [record async for record in catalog.export_sessions()] == before
+    assert await catalog.delete_session("other") is True
+    assert [record async for record in catalog.export_sessions()] == before[:1]
+    assert await catalog.delete_session("other") is False
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("deletion", DELETIONS)
+async def test_a_rule_that_keeps_all_sessions(kept, deletion):
+    catalog, before = kept
+    await raw.execute(
+        catalog.engine, "CREATE RULE own AS ON DELETE TO agent_sessions DO INSTEAD NOTHING"
+    )
+    with pytest.raises(DBAPIError, match="DELETE RETURNING"):
+        await DELETIONS[deletion](catalog, before)
+    assert [record async for record in catalog.export_sessions()] == before
+
+
+@pytest.mark.only_on("sqlite", "postgresql")
+@pytest.mark.parametrize("deletion", DELETIONS)
+async def test_a_trigger_that_deletes_a_session_with_its_messages(
+    database: Database, kept, deletion
+):
+    catalog, before = kept
+    delete = "DELETE FROM agent_sessions WHERE session_id = OLD.session_id;"
+    if database.kind == "sqlite":
+        await raw.execute(
+            catalog.engine,
+            f"CREATE TRIGGER own AFTER DELETE ON agent_messages BEGIN {delete} END",
+        )
+    else:
+        async with catalog.engine.begin() as connection:
+            await connection.exec_driver_sql(
+                "CREATE FUNCTION own() RETURNS trigger LANGUAGE plpgsql AS"
+                f" $$ BEGIN {delete} RETURN NULL; END $$"
+            )
+            await connection.exec_driver_sql(
+                "CREATE TRIGGER own AFTER DELETE ON agent_messages"
+                " FOR EACH ROW EXECUTE FUNCTION own()"
+            )
+    await DELETIONS[deletion](catalog, before)
+    left = [record["session_id"] async for record in catalog.export_sessions()]
+    assert left == {"delete_sessions": [], "import": ["kept", "other"]}.get(deletion, ["other"])
 
 
 @pytest.mark.parametrize("first", ["create", "find"])

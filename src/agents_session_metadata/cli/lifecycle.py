@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from .options import (
     MetaOption,
     SessionArgument,
     checked,
+    duration,
     is_interactive,
     parse_json,
     parse_pairs,
@@ -266,22 +267,12 @@ def _policy(conditions: dict[str, Any]) -> ResumePolicy:
     chosen: dict[str, Any] = {}
     if "max_idle_minutes" in conditions:
         idle = conditions["max_idle_minutes"]
-        try:
-            chosen["max_idle"] = timedelta(minutes=idle)
-        except (OverflowError, ValueError):
-            _out_of_range("max_idle_minutes", idle)
+        chosen["max_idle"] = duration("max_idle_minutes", idle, "minutes")
     if "max_errors" in conditions:
         chosen["max_errors"] = conditions["max_errors"]
     if "phases" in conditions:
         chosen["phases"] = frozenset(conditions["phases"])
     return checked(lambda: ResumePolicy(**chosen))
-
-
-def _out_of_range(name: str, number: object) -> NoReturn:
-    try:
-        usage(f"{name} is out of range: {number}")
-    except ValueError:  # an integer of more digits than Python writes
-        usage(f"{name} is out of range")
 
 
 def _decide(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
@@ -53,6 +54,21 @@ def checked(check: Callable[..., T], *arguments: Any) -> T:
         return check(*arguments)
     except ValueError as error:
         usage(str(error))
+
+
+def duration(name: str, number: float, unit: str) -> timedelta:
+    """A duration that a person typed as a number of days, hours or minutes.
+
+    Raises:
+        Failure: If it is out of range, or rounds to zero without being zero.
+    """
+    try:
+        found = timedelta(**{unit: number})
+    except (OverflowError, ValueError):
+        usage(f"{name} is out of range: {quoted(number)}")
+    if number and not found:
+        usage(f"{name} must be 0 or at least one microsecond, got {quoted(number)}")
+    return found
 
 
 WhereOption = Annotated[

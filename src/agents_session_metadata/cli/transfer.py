@@ -8,7 +8,6 @@ import stat
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, BinaryIO, Literal
@@ -29,6 +28,7 @@ from .options import (
     YesOption,
     checked,
     confirm,
+    duration,
     parse_where,
     refuse_both,
     require_answer,
@@ -122,11 +122,10 @@ def cleanup(
                 "cleanup needs --hours, --days, --meta, or --where with a condition; "
                 "it does not delete everything"
             )
+    elif hours is not None:
+        age = duration("--hours", hours, "hours")
     else:
-        try:
-            age = timedelta(hours=hours or 0, days=days or 0)
-        except (OverflowError, ValueError):
-            usage("the age is out of range")
+        age = duration("--days", days or 0, "days")
     require_answer(yes=yes or dry_run)
     with place_of(ctx).open() as (catalog, wait):
         number = None

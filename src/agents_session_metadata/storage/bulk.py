@@ -17,6 +17,7 @@ from agents_session_metadata.values import EncodedValue, SearchKey
 
 from .messages import delete_messages
 from .remains import delete_remains
+from .removal import removal, remove
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -60,11 +61,17 @@ def lock_sessions(
 def delete_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete sessions that are locked, with their histories."""
+    """Delete sessions that are locked, with their histories.
+
+    Raises:
+        RuntimeError: If a trigger of the application keeps a session.
+    """
     delete_messages(connection, tables, dialect, ids)
     sessions = tables.sessions
     of_ids = dialect.one_of(sessions.c.session_id, "ids", len(ids))
-    connection.execute(delete(sessions).where(of_ids), dialect.list_parameters("ids", ids))
+    statement = removal(sessions, dialect, of_ids)
+    parameters = dialect.list_parameters("ids", ids)
+    remove(connection, sessions, dialect, statement, parameters, ids)
 
 
 def wrong_search_keys(

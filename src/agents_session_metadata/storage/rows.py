@@ -40,6 +40,7 @@ from agents_session_metadata.values import (
 from .belonging import check_links
 from .messages import delete_messages
 from .remains import delete_remains
+from .removal import removal, remove
 from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
@@ -83,7 +84,7 @@ class _Statements:
         self.delete_metadata = [
             delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
         ]
-        self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
+        self.delete_session = removal(sessions, dialect, sessions.c.session_id == of_session)
         self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         touch = update(sessions).where(sessions.c.session_id == of_session)
         self.touch = touch.values(updated_at=func.current_timestamp())
@@ -297,9 +298,15 @@ class Rows:
         connection.execute(delete(rows).where(own, rows.c.key.in_(keys)))
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
-        """Deletes the session with its history and metadata."""
+        """Deletes the session with its history and metadata.
+
+        Raises:
+            RuntimeError: If a trigger of the application keeps the session.
+        """
         self.delete_history(connection, session_id)
-        connection.execute(self._statements.delete_session, {"of_session": session_id})
+        sessions, statement = self._tables.sessions, self._statements.delete_session
+        own = {"of_session": session_id}
+        remove(connection, sessions, self._dialect, statement, own, [session_id])
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
         """Deletes all items of the session."""
