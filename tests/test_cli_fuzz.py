@@ -161,7 +161,7 @@ async def test_import(shared_database, catalog, lines):
     result = await call(shared_database, "import", stdin=lines)
     assert await catalog.count_sessions() == 1
     # No line, or a list of none, is nothing to import; whatever else this is, it is no record.
-    written = "".join(lines.decode(errors="replace").split())
+    written = "".join(lines.decode("utf-8-sig", errors="replace").split())
     assert result.exit_code == (written not in {"", "[]"})
 
 

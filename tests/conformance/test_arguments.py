@@ -123,7 +123,7 @@ async def test_deleting_in_a_scope_needs_no_filter(catalog, engine):
     await catalog.create_session("other")
     assert await mine.delete_sessions(dry_run=True) == 1
     assert await mine.delete_sessions() == 1
-    with pytest.raises(ValueError, match="filter or inactive_for"):
+    with pytest.raises(ValueError, match="filter with a condition, or inactive_for"):
         await catalog.delete_sessions()
     assert await catalog.count_sessions() == 1
 

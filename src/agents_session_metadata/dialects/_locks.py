@@ -28,6 +28,10 @@ ROUNDS = 10
 """How many times to retry if others create and delete the row before it is locked."""
 
 
+class RefusedRowError(RuntimeError):
+    """A trigger of the application prevents that a row is inserted or deleted."""
+
+
 class Found(NamedTuple):
     """The result of locking a session's row.
 
@@ -128,7 +132,7 @@ class Locks:
                 return bool(row[0])
             if self.existing(connection, session_id):
                 return None
-        raise RuntimeError(
+        raise RefusedRowError(
             f"cannot create session {quoted(session_id)}: the database refuses the row, "
             "although there is none; look for a trigger on the sessions table that drops it"
         )

@@ -64,7 +64,7 @@ def delete_sessions(
     """Delete sessions that are locked, with their histories.
 
     Raises:
-        RuntimeError: If a trigger of the application keeps a session.
+        RefusedRowError: If a trigger of the application keeps a session.
     """
     delete_messages(connection, tables, dialect, ids)
     sessions = tables.sessions

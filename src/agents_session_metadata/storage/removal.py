@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, delete, select
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._locks import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
 
@@ -38,7 +39,7 @@ def remove(
         ids: The sessions that it deletes.
 
     Raises:
-        RuntimeError: If a trigger of the application keeps a row.
+        RefusedRowError: If a trigger of the application keeps a row.
     """
     result = connection.execute(statement, parameters)
     if not dialect.vetoes_silently:
@@ -49,7 +50,7 @@ def remove(
         look = select(sessions.c.session_id).where(of_ids).order_by(sessions.c.session_id).limit(1)
         kept = connection.scalar(look, dialect.list_parameters("ids", doubtful))
         if kept is not None:
-            raise RuntimeError(
+            raise RefusedRowError(
                 f"cannot delete session {quoted(kept)}: the database keeps the row and reports no "
                 "error; look for a trigger on the sessions table that prevents the deletion"
             )

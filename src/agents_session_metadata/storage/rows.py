@@ -301,7 +301,7 @@ class Rows:
         """Deletes the session with its history and metadata.
 
         Raises:
-            RuntimeError: If a trigger of the application keeps the session.
+            RefusedRowError: If a trigger of the application keeps the session.
         """
         self.delete_history(connection, session_id)
         sessions, statement = self._tables.sessions, self._statements.delete_session
