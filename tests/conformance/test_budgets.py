@@ -16,6 +16,7 @@ from agents_session_metadata import (
     BudgetExceededError,
     ModelPrice,
     SessionCatalog,
+    SessionNotFoundError,
     SessionTracker,
     TablesMissingError,
     keys,
@@ -101,6 +102,19 @@ async def test_a_budget_of_a_session(session, catalog):
     await run(await catalog.create_session("other"), budget)
     [total] = await catalog.usage(session_id="chat", by=())
     assert (total.requests, total.cost) == (4, 4)
+
+
+async def test_a_session_outside_the_scope_has_spent_nothing(catalog):
+    mine, theirs = (catalog.scoped({"owner_id": owner}) for owner in ("u1", "u2"))
+    budget = Budget(tokens=1)
+    await run(await mine.create_session("secret"), budget)
+    session = theirs.session("secret")
+    with pytest.raises(SessionNotFoundError):
+        await run(session, budget)
+    async with SessionTracker(session, budget=budget) as hooks:  # Without a history.
+        assert (await Runner.run(looking(0), "hello", hooks=hooks)).final_output == "done"
+    with pytest.raises(BudgetExceededError):
+        await run(mine.session("secret"), budget)
 
 
 async def test_a_stream_is_refused(session):

@@ -386,6 +386,34 @@ async def test_the_privilege_that_is_missing_is_named(catalog, database):
 
 
 @pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("key", ["owner_id", "$updated_at", "$text"])
+async def test_an_index_of_visible_rows_alone_is_not_created(catalog, database, key):
+    user = f"owner_{make_url(database.url).database}"[:30]
+    own = "agent_sessions_metadata"
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    statements = [f"CREATE ROLE {user} LOGIN", f"GRANT ALL ON SCHEMA public TO {user}"]
+    for table in ("agent_sessions", "agent_messages", own, f"{own}_elements"):
+        statements += [
+            f"ALTER TABLE {table} OWNER TO {user}",
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
+            f"CREATE POLICY own ON {table} USING (session_id = 's0')",
+        ]
+    try:
+        for statement in statements:
+            await raw.execute(catalog.engine, statement)
+        with pytest.raises(DBAPIError, match="row-level security"):
+            await SessionCatalog(engine, create_tables=True).create_index(key)
+        assert not any(each.complete for each in await catalog.list_indexes())
+        assert await catalog.create_index(key)
+    finally:
+        await engine.dispose()
+        for statement in (f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP OWNED BY {user}"):
+            await raw.execute(catalog.engine, statement)
+        await raw.execute(catalog.engine, f"DROP ROLE {user}")
+
+
+@pytest.mark.only_on("postgresql")
 async def test_nobody_else_can_use_the_functions_of_triggers(catalog, database):
     user = f"stranger_{make_url(database.url).database}"[:30]
     for key in ("owner_id", "$text"):

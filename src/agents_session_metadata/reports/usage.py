@@ -122,7 +122,7 @@ async def read_spent(
     session_id: str | None = None,
     owner_id: JSONValue = None,
 ) -> Spent:
-    """What a session or an owner has spent since a day, whatever the scope."""
+    """What a session in the scope, or an owner whatever the scope, has spent since a day."""
     usage = _ledger(store)
     conditions = _between(usage, since, None)
     if session_id is not None:
@@ -133,7 +133,13 @@ async def read_spent(
     sums = *whole_sum(usage.c.cost), *whole_sum(usage.c.total_tokens)
     statement: Statement = select(*sums).where(*conditions)
     await store.database.ensure(USAGE)
-    rows: Any = await store.database.read(lambda connection, _: connection.execute(statement).one())
+
+    def read(connection: Connection, queries: Queries) -> Any:
+        if session_id is None:
+            return connection.execute(statement).one()
+        return connection.execute(*store.question(queries, statement, usage.c.session_id)).one()
+
+    rows = await store.database.read(read)
     return Spent(_joined(*rows[:2]) * COST_UNIT, int(_joined(*rows[2:])))
 
 
