@@ -128,7 +128,7 @@ class ScopedStore(SessionStore[Queries]):
         return self.rows.search_keys(connection, session_id, self._searched) == self._searched
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """Whether there is no history with the id of a session that was just created.
+        """Whether a session that was just created has no history yet.
 
         A history whose session row is missing may be anybody's: in a scope, the id is taken.
         """

@@ -463,17 +463,22 @@ async def test_a_cancelled_claim_that_cannot_be_given_back(engine, caplog, when)
     assert (await paused.get("chat")).claimed_until is not None
 
 
-async def test_a_cancelled_run_that_has_lost_its_lease(engine):
-    paused, deployer = paused_runs(engine), Deployer()
-    reached = asyncio.Event()
+async def approved_run_that_waits(engine):
+    """A paused run whose call is approved, its agent, and what is set when it waits for ever."""
+    paused, reached = paused_runs(engine), asyncio.Event()
 
     async def wait(*_):
         reached.set()
         await asyncio.Event().wait()
 
-    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait))
+    agent = Deployer().agent(deploys("c1"), ModelStep.respond(wait))
     await pause(paused, agent)
     await paused.decide("chat", "c1", approve=True)
+    return paused, agent, reached
+
+
+async def test_a_cancelled_run_that_has_lost_its_lease(engine):
+    paused, agent, reached = await approved_run_that_waits(engine)
 
     async def resume():
         async with paused.claim("chat", agent) as run:
@@ -521,16 +526,7 @@ async def test_leases(engine):
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_run_that_has_lost_its_lease_is_cancelled(engine, streamed):
-    paused, deployer = paused_runs(engine), Deployer()
-    reached = asyncio.Event()
-
-    async def wait(*_):
-        reached.set()
-        await asyncio.Event().wait()
-
-    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait))
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    paused, agent, reached = await approved_run_that_waits(engine)
 
     async def lose():
         await reached.wait()

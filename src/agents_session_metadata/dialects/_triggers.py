@@ -75,15 +75,11 @@ class TriggerSQL:
         columns, row = ", ".join(values), ", ".join(values.values())
         return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
 
-    def where_exists(self, condition: str, *statements: str) -> tuple[str, ...]:  # all
-        """Statements that do something only if a condition holds, guarded by it if possible."""
-        return statements
-
     def delete_existing(self, table: str, condition: str) -> str:
         """A statement that deletes rows, and locks nothing if there are none."""
         return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:  # all
+    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         """The end of an INSERT that replaces columns of a row with the same primary key.
 
         Empty where the row has to be deleted first.

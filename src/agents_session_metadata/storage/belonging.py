@@ -23,7 +23,7 @@ from .usage import USAGE
 
 _SECOND = "only if both tables are intended, create the missing one with `agent-sessions ddl`"
 LINKED = "if the name is right, add the foreign key"
-"""What to do if a table without a foreign key is no copy of another one."""
+"""What to do about a table without a foreign key that is not a copy of another table."""
 
 
 def check_links(connection: Connection, tables: SessionTables, *others: Table) -> None:

@@ -37,7 +37,6 @@ from agents_session_metadata.values import (
     key_problem,
 )
 
-from .belonging import check_links
 from .messages import delete_messages
 from .remains import delete_remains
 from .removal import removal, remove
@@ -81,9 +80,6 @@ class _Statements:
         self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
         self.before_upsert: Reader = self._reads_nothing if self.upsert_reading else self.read_lists
         self.insert_elements = insert(elements)
-        self.delete_metadata = [
-            delete(table).where(table.c.session_id == of_session) for table in (elements, rows)
-        ]
         self.delete_session = removal(sessions, dialect, sessions.c.session_id == of_session)
         self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         touch = update(sessions).where(sessions.c.session_id == of_session)
@@ -327,13 +323,10 @@ class Rows:
         return Claim(True, {})
 
     def _delete_left(self, connection: Connection, session_id: str, *, has_metadata: bool) -> None:
+        owned = self._optional_tables(connection)
         if has_metadata:
-            # It is not left by an earlier session if it belongs to another table's.
-            check_links(connection, self._tables)
-            for statement in self._statements.delete_metadata:
-                connection.execute(statement, {"of_session": session_id})
-        optional = self._optional_tables(connection)
-        delete_remains(connection, self._tables, self._dialect, [session_id], optional)
+            owned = self._tables.elements, self._tables.metadata, *owned
+        delete_remains(connection, self._tables, self._dialect, [session_id], owned)
 
 
 def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
