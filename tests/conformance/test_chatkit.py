@@ -281,6 +281,13 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     removed = await store.rewind_before(thread, question, ANNA)
     assert [text_of(each.item) for each in removed] == ["u2"]
     assert await store.rewind_before(thread, question, ANNA) == []
+    # A message that nothing answers: the answer before it, which has no item, stays.
+    await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
+    await ask(4)
+    await delete("u4")
+    assert await history(catalog, thread_id) == ["u1", "a1", "u2", "a2", "u4"]
+    await store.rewind_before(thread, question, ANNA)
+    assert await history(catalog, thread_id) == ["u1", "a1"]
     # A history that was compacted since: only the last turn goes.
     await ask(3)
     await session._atomic_replace_items([raw.message("summary"), raw.message("u3")])

@@ -248,6 +248,30 @@ async def test_a_trigger_that_keeps_a_session(database: Database, kept, deletion
     assert await catalog.delete_session("other") is False
 
 
+ITEM_DELETIONS = {
+    **DELETIONS,
+    "keep": lambda catalog, _: catalog.session("kept", must_exist=True).clear_session(),
+    "rewind": lambda catalog, _: catalog.session("kept").rewind(turns=1),
+    "compaction": lambda catalog, _: catalog.session("kept")._atomic_replace_items([]),
+}
+
+
+@pytest.mark.only_on("sqlite", "postgresql")  # Elsewhere, a trigger can only raise an error.
+@pytest.mark.parametrize("deletion", ITEM_DELETIONS)
+async def test_a_trigger_that_keeps_messages(database: Database, kept, deletion):
+    catalog, before = kept
+    for statement in VETO[database.kind]:
+        on_messages = statement.format(also="").replace("agent_sessions", "agent_messages")
+        async with catalog.engine.begin() as connection:
+            await connection.exec_driver_sql(on_messages)
+    with pytest.raises(RuntimeError, match=r"cannot delete messages of session 'kept'.*trigger"):
+        await ITEM_DELETIONS[deletion](catalog, before)
+    assert [record async for record in catalog.export_sessions()] == before
+    assert await catalog.session("other").rewind(turns=1)
+    assert await catalog.delete_session("other") is True
+    assert [record async for record in catalog.export_sessions()] == before[:1]
+
+
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("deletion", DELETIONS)
 async def test_a_rule_that_keeps_all_sessions(kept, deletion):

@@ -308,7 +308,7 @@ class CatalogStore(Attachments[TContext]):
         When all items that answer the thread's last user message are deleted, as in a retry, the
         Agents SDK session is rewound to before that message. The history then contains neither the
         message nor its answer. Deleting an item during a run, such as a progress item, does not
-        rewind the session.
+        rewind the session, nor does deleting a user message.
 
         Args:
             thread_id: The thread's id.
@@ -336,8 +336,8 @@ class CatalogStore(Attachments[TContext]):
         """Remove what the Agents SDK session has stored since a user message was added.
 
         Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
-        retry deletes nothing, but the history already contains the user message. In all other
-        cases, it does nothing.
+        retry deletes nothing that answers the user message, but the history already contains the
+        message. In all other cases, it does nothing.
 
         Args:
             thread: The thread.

@@ -117,6 +117,9 @@ def deleting_item(
             if ended and not question.reopened:
                 rows.set_reopened(connection, session_id, question.item_id, reopened=True)
             return
+        if item.kind == USER_MESSAGE:
+            # Nothing that answers the message before it was deleted. See `rewinding_before`.
+            return
         history = _history(store, connection, session_id)
         cut = _cut_before(question, history)
         if cut is None or not (ended or (not is_own and _has_answer(history, cut))):

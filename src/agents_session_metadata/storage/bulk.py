@@ -15,7 +15,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.values import EncodedValue, SearchKey
 
-from .messages import delete_messages
+from .messages import delete_histories
 from .remains import delete_remains
 from .removal import removal, remove
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
@@ -64,14 +64,12 @@ def delete_sessions(
     """Delete sessions that are locked, with their histories.
 
     Raises:
-        RefusedRowError: If a trigger of the application keeps a session.
+        RefusedRowError: If a trigger of the application keeps a session or a message.
     """
-    delete_messages(connection, tables, dialect, ids)
-    sessions = tables.sessions
-    of_ids = dialect.one_of(sessions.c.session_id, "ids", len(ids))
-    statement = removal(sessions, dialect, of_ids)
+    delete_histories(connection, tables, dialect, ids)
+    statement = removal(tables, dialect, lambda column: dialect.one_of(column, "ids", len(ids)))
     parameters = dialect.list_parameters("ids", ids)
-    remove(connection, sessions, dialect, statement, parameters, ids)
+    remove(connection, tables, dialect, statement, parameters, ids)
 
 
 def wrong_search_keys(

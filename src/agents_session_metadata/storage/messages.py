@@ -1,13 +1,13 @@
 """The items of sessions: the rows of the SDK's messages table.
 
-Whenever this package deletes items by itself, it calls `delete_messages`. What depends on items can
-follow there, in the same transaction.
+Whenever this package deletes items by itself, it calls `delete_messages`, or, when it deletes their
+sessions too, `delete_histories`. What depends on items can follow there, in the same transaction.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
@@ -26,6 +26,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
+from .removal import check_removed
 from .stored import decode_time
 from .tables import SessionTables
 
@@ -44,28 +45,41 @@ def delete_messages(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
-    ids: Sequence[str],
+    session_id: str,
     items: Sequence[int] | None = None,
 ) -> None:
-    """Delete items of sessions that are locked.
+    """Delete items of a session that is locked.
 
     Args:
         connection: The connection.
         tables: The tables.
         dialect: The database.
-        ids: The sessions.
-        items: The ids of the items, all of them of one session; None deletes every item.
+        session_id: The session.
+        items: The ids of the items; None deletes every item.
+
+    Raises:
+        RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
     """
     messages = tables.messages
+    own = messages.c.session_id == bindparam("of_session")
+    batches: Iterable[tuple[ColumnElement[bool], dict[str, Any]]] = [(own, {})]
+    if items is not None:
+        those = own & messages.c.id.in_(bindparam("items", expanding=True))
+        starts = range(0, len(items), _AT_ONCE)
+        batches = ((those, {"items": items[start : start + _AT_ONCE]}) for start in starts)
+    for condition, chosen in batches:
+        parameters = {"of_session": session_id, **chosen}
+        connection.execute(delete(messages).where(condition), parameters)
+        check_removed(connection, messages, dialect, condition, parameters)
+
+
+def delete_histories(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> None:
+    """Delete all items of sessions that are locked, and that `remove` deletes next."""
+    messages = tables.messages
     of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
-    parameters = dialect.list_parameters("ids", ids)
-    if items is None:
-        connection.execute(of_sessions, parameters)
-        return
-    for start in range(0, len(items), _AT_ONCE):
-        some = items[start : start + _AT_ONCE]
-        of_items = messages.c.id.in_(bindparam("items", expanding=True))
-        connection.execute(of_sessions.where(of_items), {**parameters, "items": some})
+    connection.execute(of_sessions, dialect.list_parameters("ids", ids))
 
 
 def has_items(connection: Connection, tables: SessionTables, session_id: str) -> bool:

@@ -37,7 +37,7 @@ from agents_session_metadata.values import (
     key_problem,
 )
 
-from .messages import delete_messages
+from .messages import delete_histories, delete_messages
 from .remains import delete_remains
 from .removal import removal, remove
 from .stored import decode_stored, read_search_key
@@ -80,7 +80,7 @@ class _Statements:
         self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
         self.before_upsert: Reader = self._reads_nothing if self.upsert_reading else self.read_lists
         self.insert_elements = insert(elements)
-        self.delete_session = removal(sessions, dialect, sessions.c.session_id == of_session)
+        self.delete_session = removal(tables, dialect, lambda column: column == of_session)
         self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         touch = update(sessions).where(sessions.c.session_id == of_session)
         self.touch = touch.values(updated_at=func.current_timestamp())
@@ -297,16 +297,19 @@ class Rows:
         """Deletes the session with its history and metadata.
 
         Raises:
-            RefusedRowError: If a trigger of the application keeps the session.
+            RefusedRowError: If a trigger of the application keeps the session or a message.
         """
-        self.delete_history(connection, session_id)
-        sessions, statement = self._tables.sessions, self._statements.delete_session
-        own = {"of_session": session_id}
-        remove(connection, sessions, self._dialect, statement, own, [session_id])
+        delete_histories(connection, self._tables, self._dialect, [session_id])
+        statement, own = self._statements.delete_session, {"of_session": session_id}
+        remove(connection, self._tables, self._dialect, statement, own, [session_id])
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
-        """Deletes all items of the session."""
-        delete_messages(connection, self._tables, self._dialect, [session_id])
+        """Deletes all items of the session.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps a message.
+        """
+        delete_messages(connection, self._tables, self._dialect, session_id)
 
     def _claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool
