@@ -20,6 +20,7 @@ from agents_session_metadata import (
     TriggersNotAllowedError,
 )
 from agents_session_metadata.ddl import drop_statements
+from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.maintenance import indexes
 from agents_session_metadata.storage.activity import ACTIVITY, expected_entries
 from agents_session_metadata.storage.paused import PAUSED
@@ -385,9 +386,9 @@ async def test_the_privilege_that_is_missing_is_named(catalog, database):
             await raw.execute(catalog.engine, drop)
 
 
-@pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("key", ["owner_id", "$updated_at", "$text"])
-async def test_an_index_of_visible_rows_alone_is_not_created(catalog, database, key):
+@pytest.fixture
+async def restricted(catalog, database):
+    """An engine of the owner of the tables, whom a policy shows nothing but the session `s0`."""
     user = f"owner_{make_url(database.url).database}"[:30]
     own = "agent_sessions_metadata"
     engine = create_async_engine(make_url(database.url).set(username=user))
@@ -402,15 +403,42 @@ async def test_an_index_of_visible_rows_alone_is_not_created(catalog, database, 
     try:
         for statement in statements:
             await raw.execute(catalog.engine, statement)
-        with pytest.raises(DBAPIError, match="row-level security"):
-            await SessionCatalog(engine, create_tables=True).create_index(key)
-        assert not any(each.complete for each in await catalog.list_indexes())
-        assert await catalog.create_index(key)
+        yield engine
     finally:
         await engine.dispose()
         for statement in (f"REASSIGN OWNED BY {user} TO CURRENT_USER", f"DROP OWNED BY {user}"):
             await raw.execute(catalog.engine, statement)
         await raw.execute(catalog.engine, f"DROP ROLE {user}")
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("key", ["owner_id", "$updated_at", "$text"])
+async def test_an_index_of_visible_rows_alone_is_not_created(catalog, restricted, key):
+    with pytest.raises(DBAPIError, match="row-level security"):
+        await SessionCatalog(restricted, create_tables=True).create_index(key)
+    assert not any(each.complete for each in await catalog.list_indexes())
+    assert await catalog.create_index(key)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_hidden_rows_are_not_taken_for_missing_ones(catalog, restricted):
+    await catalog.create_index("$text")
+    for table in ("_words", "_words_queue", "_words_state"):
+        await raw.execute(catalog.engine, f"GRANT ALL ON agent_sessions_metadata{table} TO PUBLIC")
+    for name in ("s0", "s1"):
+        plain = SQLAlchemySession(name, engine=catalog.engine)
+        await plain.add_items([raw.message(f"bread of {name}")])
+    theirs = SessionCatalog(restricted)
+    await theirs.session("s0").add_items([raw.message("more")])
+    with pytest.raises(DBAPIError, match="row-level security"):
+        await theirs.refresh_index("$text")
+    await catalog.refresh_index("$text")
+    assert {hit.session_id for hit in (await catalog.search("bread")).hits} == {"s0", "s1"}
+    found = [each for each in await diagnose(restricted) if each.level != "info"]
+    assert {each.check for each in found} == {"policies"}
+    assert len(found) == 4
+    assert not any(each.repair for each in found)
+    assert not [each for each in await diagnose(catalog.engine) if each.check == "policies"]
 
 
 @pytest.mark.only_on("postgresql")

@@ -398,6 +398,13 @@ class Dialect:
         """Returns the tables that exist and on which the user has a privilege."""
         raise NotImplementedError
 
+    def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        """Returns the tables that exist and whose rows a policy can hide from the user."""
+        return []
+
+    def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
+        """Raises the database's error if a policy can hide rows of tables from the user."""
+
     def columns_query(self, schema: str) -> str:
         """Returns a query for the tables of a schema, once per column of theirs in `:columns`.
 

@@ -273,10 +273,27 @@ class PostgreSQL(Dialect):
     def usable(
         self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
     ) -> list[Table]:
-        query = "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"
-        query += " WHERE has_table_privilege(to_regclass(t.name), :privilege)"
+        condition = "has_table_privilege(to_regclass(t.name), :privilege)"
+        return self._those(connection, tables, condition, privilege=privilege)
+
+    def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        return self._those(connection, tables, "row_security_active(to_regclass(t.name))")
+
+    def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
+        connection.exec_driver_sql("SET LOCAL row_security = off")
+        for table in tables:
+            connection.exec_driver_sql(f"SELECT 1 FROM {qualified(connection, table)} LIMIT 1")  # noqa: S608  # a name
+
+    def _those(
+        self, connection: Connection, tables: Sequence[Table], condition: str, **parameters: Any
+    ) -> list[Table]:
+        """The tables for which a condition on `t.name` holds."""
+        query = (
+            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this class
+            f" WHERE {condition}"
+        )
         names = [_name_value(connection, table) for table in tables]
-        found = connection.scalars(text(query), {"names": names, "privilege": privilege})
+        found = connection.scalars(text(query), {"names": names, **parameters})
         return [tables[place - 1] for place in found]
 
     def columns_query(self, schema: str) -> str:
@@ -293,13 +310,11 @@ class PostgreSQL(Dialect):
         # writes would deadlock with a foreign key check in this transaction.
         connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
         # An index of the rows that a policy shows would hide the others from everybody.
-        connection.exec_driver_sql("SET LOCAL row_security = off")
-        for table in tables:
-            connection.exec_driver_sql(f"SELECT 1 FROM {qualified(connection, table)} LIMIT 1")  # noqa: S608  # a name
+        self.refuse_restricted(connection, tables)
         return True
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
-        # `lock_tables` gets the same code if a policy hides rows.
+        # `refuse_restricted` gets the same code.
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:

@@ -39,11 +39,14 @@ now: Callable[[], float] = time.time
 
 
 def check(inspection: Inspection) -> list[Finding]:
-    """Run all checks. If the tables do not belong together, only that is reported."""
+    """Run all checks.
+
+    If rows may be hidden, or the tables do not belong together, only that is reported.
+    """
     found = [*_versions(inspection)]
-    wrong_names = [*_names(inspection)]
-    if wrong_names:
-        return found + wrong_names
+    unreliable = [*_restricted(inspection)] or [*_names(inspection)]
+    if unreliable:
+        return found + unreliable
     checks: tuple[Callable[[Inspection], Iterator[Finding]], ...] = (
         # A foreign key of a new table requires tables that support it, with their keys.
         lambda inspection: inspection.check_server(),
@@ -82,6 +85,18 @@ def _versions(inspection: Inspection) -> Iterator[Finding]:
         oldest = ".".join(map(str, inspection.oldest))
         problem = f"{product} is too old; {oldest} is the oldest supported version"
         yield Finding("error", "versions", problem)
+
+
+def _restricted(inspection: Inspection) -> Iterator[Finding]:
+    """Tables of which the user may see only some rows: the others would be taken for missing."""
+    for table in inspection.ways.restricted(inspection.connection, inspection.present):
+        yield Finding(
+            "error",
+            "policies",
+            f"row-level security restricts this role on {table.name}, so doctor cannot tell hidden"
+            " rows from missing ones; run it as a role that no policy restricts, such as the owner"
+            " of the tables, or one with BYPASSRLS",
+        )
 
 
 def _names(inspection: Inspection) -> Iterator[Finding]:

@@ -81,6 +81,7 @@ async def refresh_text_index(database: Database[Any], progress: Progress | None 
     index = _TextIndex(database)
     if await index.run_read(index.read_state) in (None, DROPPING):
         raise TextIndexMissingError
+    await index.run(index.require_all_rows)
     done = 0
     while found := await index.run(database.word_index.index_step):
         done += found
@@ -176,6 +177,10 @@ class _TextIndex:
             more = more or len(some) == _DELETED_AT_ONCE
         return more
 
+    def require_all_rows(self, connection: Connection) -> None:
+        """Raise the database's error if a policy can hide rows that are indexed."""
+        self._dialect.refuse_restricted(connection, self._index.indexed)
+
     def begin(self, connection: Connection) -> None:
         """Announce the index."""
         # Else, on PostgreSQL, a row that is there could be deleted before it is updated.
@@ -190,7 +195,7 @@ class _TextIndex:
         """Create the triggers that are missing, then record which items were there before."""
         tables = self._tables
         # No writer is between two tables while triggers appear on one after the other.
-        self._dialect.lock_tables(connection, [tables.sessions, tables.messages, tables.metadata])
+        self._dialect.lock_tables(connection, self._index.indexed)
         missing = self._missing(connection)
         with self._dialect.brief_waits(connection):
             for trigger in missing:

@@ -104,6 +104,7 @@ class WordIndex:
         self.words: Table = words
         self.queue: Table = queue
         self.state: Table = state
+        self.indexed: list[Table] = [tables.sessions, tables.messages, tables.metadata]
         self._own_by_count: dict[int, Any] = {}
 
     def index_own(
@@ -144,13 +145,18 @@ class WordIndex:
         return connection.execute(select(self.queue.c.item_id).limit(1)).first() is not None
 
     def index_step(self, connection: Connection, most: int = STEP) -> int:
-        """Index what is in the queue of any session; return how much was done."""
+        """Index what is in the queue of any session; return how much was done.
+
+        Nothing is done if a policy of the database can hide rows: they would be taken for deleted.
+        """
         queue = self.queue
         found: Any = connection.execute(
             select(queue.c.session_id, queue.c.item_id)
             .order_by(queue.c.session_id, queue.c.item_id)
             .limit(most)
         ).all()
+        if not found or self._dialect.restricted(connection, self.indexed):
+            return 0
         wanted = [Queued(*row) for row in found]
         self.lock_sessions(connection, {each.session_id for each in wanted})
         self._take(connection, self.read_items(connection, wanted))
