@@ -215,12 +215,14 @@ class NothingToCompact:
 
 
 class _CheckedSession(Session):
-    """An ORM session of the SDK that checks its connection, as `Database` does."""
+    """An ORM session of the SDK that checks its connection and begins, as `Database` does."""
 
 
 @event.listens_for(_CheckedSession, "after_begin")
-def _check_connection(session: Session, transaction: object, connection: Connection) -> None:  # noqa: ARG001  # all
-    dialect_of(connection.dialect).check_connection(connection)
+def _begin(session: Session, transaction: object, connection: Connection) -> None:  # noqa: ARG001  # all
+    dialect = dialect_of(connection.dialect)
+    dialect.check_connection(connection)
+    dialect.begin(connection)
 
 
 def _with_transactions(engine: AsyncEngine) -> AsyncEngine:

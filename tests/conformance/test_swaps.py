@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
+from chatkit.store import NotFoundError
+from chatkit.types import FileAttachment
 from servers import Database
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import SessionCatalog, SessionNotFoundError
+from agents_session_metadata.chatkit import CatalogStore
+from agents_session_metadata.web.reading import read_facets
+from agents_session_metadata.web.view import View
 from conformance import raw
+from conformance.test_chatkit import user_item
 
 MINE, THEIRS = ({"owner_id": owner} for owner in ("u1", "u2"))
 
@@ -20,22 +29,31 @@ async def swap(database: Database) -> None:
     engine = database.engine()
     catalog = SessionCatalog(engine)
     await catalog.scoped(MINE).delete_session("chat")
-    session = await catalog.scoped(THEIRS).create_session("chat")
+    session = await catalog.scoped(THEIRS).create_session("chat", metadata={"tags": ["theirs"]})
     await session.add_items([raw.message("theirs")])
     await engine.dispose()
 
 
-def swap_before(engine: AsyncEngine, database: Database, start: str) -> threading.Thread:
-    """Swap before the first statement that begins so, or as soon as it lets others write."""
-    thread = threading.Thread(target=lambda: asyncio.run(swap(database)))
+def meanwhile(
+    engine: AsyncEngine, work: Callable[[], Coroutine], is_meant: Callable[[str, Any], bool]
+) -> threading.Thread:
+    """Do some work before the first statement that is meant, or as soon as it lets others write."""
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
 
     @event.listens_for(engine.sync_engine, "before_cursor_execute")
-    def before(connection, cursor, statement, *arguments) -> None:
-        if statement.startswith(start) and thread.ident is None:
+    def before(connection, cursor, statement, parameters, *arguments) -> None:
+        if thread.ident is None and is_meant(statement, parameters):
             thread.start()
             thread.join(1)
 
     return thread
+
+
+def swap_before(engine: AsyncEngine, database: Database, start: str) -> threading.Thread:
+    """Swap before the first statement that begins so."""
+    return meanwhile(
+        engine, lambda: swap(database), lambda statement, _: statement.startswith(start)
+    )
 
 
 async def my_session(engine: AsyncEngine):
@@ -59,6 +77,23 @@ async def test_an_engine_that_commits_each_statement(shared_database: Database, 
     assert await session.get_items() == []
 
 
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("method", ["clear_session", "pop_item", "add_items"])
+async def test_a_driver_that_commits_each_statement(shared_database: Database, method):
+    engine = shared_database.engine(connect_args={"isolation_level": None})
+    session = await my_session(engine)
+    await engine.dispose()  # Writes of metadata change the setting of a connection.
+    verb = "INSERT INTO" if method == "add_items" else "DELETE FROM"
+    thread = swap_before(engine, shared_database, f"{verb} agent_messages")
+    arguments = [[raw.message("more")]] if method == "add_items" else []
+    result = await getattr(session, method)(*arguments)
+    await asyncio.to_thread(thread.join)
+    assert result == (raw.message("mine") if method == "pop_item" else None)
+    theirs = SessionCatalog(engine).scoped(THEIRS).session("chat")
+    assert await theirs.get_items() == [raw.message("theirs")]
+    assert await session.get_items() == []
+
+
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", None])
 async def test_reading_items(shared_database: Database, level):
     options = {} if level is None else {"isolation_level": level}
@@ -69,3 +104,78 @@ async def test_reading_items(shared_database: Database, level):
     await asyncio.to_thread(thread.join)
     theirs = SessionCatalog(engine).scoped(THEIRS).session("chat")
     assert await theirs.get_items(limit=3) == [raw.message("theirs")]
+
+
+async def test_the_values_beside_a_list(shared_database: Database):
+    engine = shared_database.engine()
+    await my_session(engine)
+    mine = SessionCatalog(engine).scoped(MINE)
+    await mine.set_metadata("chat", {"tags": ["mine"]})
+    thread = swap_before(engine, shared_database, "SELECT agent_sessions_metadata.")
+    facets = await read_facets(mine, View.of({}))
+    await asyncio.to_thread(thread.join)
+    assert "theirs" not in str(facets.groups)
+    assert "u2" not in str(facets.groups)
+
+
+def chatkit_store(engine: AsyncEngine) -> CatalogStore[str]:
+    catalog = SessionCatalog(engine, create_tables=True)
+    return CatalogStore(catalog, scope=lambda owner: {"owner_id": owner})
+
+
+async def test_the_thread_items_of_a_fork(shared_database: Database):
+    engine = shared_database.engine()
+    store = chatkit_store(engine)
+    catalog = SessionCatalog(engine, create_tables=True)
+    theirs, mine = (catalog.scoped(scope) for scope in (THEIRS, MINE))
+    await theirs.create_session("thread")
+    await store.add_thread_item("thread", user_item("thread", "secret"), "u2")
+
+    async def exchange() -> None:
+        other = shared_database.engine()
+        await SessionCatalog(other).scoped(THEIRS).delete_session("thread")
+        await SessionCatalog(other).scoped(MINE).create_session("thread")
+        await other.dispose()
+
+    thread = meanwhile(engine, exchange, lambda _, parameters: "thread" in str(parameters))
+    try:
+        await mine.fork_session("thread", "copy")
+    except SessionNotFoundError:
+        return
+    finally:
+        await asyncio.to_thread(thread.join)
+    assert (await store.load_thread_items("copy", None, 9, "asc", "u1")).data == []
+
+
+async def test_saving_an_attachment(shared_database: Database):
+    engine = shared_database.engine()
+    store = chatkit_store(engine)
+
+    def attachment(name: str) -> FileAttachment:
+        return FileAttachment(id="file", name=name, mime_type="text/plain")
+
+    async def save() -> None:
+        other = shared_database.engine()
+        with contextlib.suppress(NotFoundError):
+            await chatkit_store(other).save_attachment(attachment("theirs"), "u2")
+        await other.dispose()
+
+    async def delete() -> None:
+        other = shared_database.engine()
+        await chatkit_store(other).delete_attachment("file", "u2")
+        await other.dispose()
+
+    await store.save_attachment(attachment("old"), "u2")
+    name = "agent_sessions_metadata_attachments"
+    threads = [
+        meanwhile(engine, delete, lambda text, _: text.startswith("SELECT") and name in text),
+        meanwhile(engine, save, lambda text, _: text.startswith(f"UPDATE {name}")),
+    ]
+    with contextlib.suppress(NotFoundError):
+        await store.save_attachment(attachment("mine"), "u1")
+    for thread in threads:
+        if thread.ident is not None:
+            await asyncio.to_thread(thread.join)
+    for owner, expected in (("u1", "mine"), ("u2", "theirs")):
+        with contextlib.suppress(NotFoundError):
+            assert (await store.load_attachment("file", owner)).name == expected

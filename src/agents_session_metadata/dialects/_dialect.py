@@ -142,6 +142,9 @@ class Dialect:
         fairy: Any = connection.connection
         return connection.dialect.detect_autocommit_setting(fairy.dbapi_connection)
 
+    def begin(self, connection: Connection) -> None:
+        """Begins a transaction if the driver would commit each statement."""
+
     def begin_snapshot(self, connection: Connection) -> None:
         """Begins a transaction whose statements all read the same snapshot."""
         connection.execution_options(isolation_level="REPEATABLE READ")

@@ -131,6 +131,10 @@ class SQLite(Dialect):
         with connection.begin():
             return not _is_begun(connection)
 
+    def begin(self, connection: Connection) -> None:
+        if super().commits_each(connection) and not _is_begun(connection):
+            connection.exec_driver_sql("BEGIN")
+
     def begin_snapshot(self, connection: Connection) -> None:
         # The driver begins a transaction only at the first write.
         connection.begin()

@@ -302,16 +302,11 @@ def fork(
     tables, rows = store.database.tables, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
-        def create() -> None:
-            if not store.create_locked(connection, new_id, {}):
-                raise SessionExistsError(new_id)
-
-        def lock() -> None:
-            lock_to_change(store, connection, session_id)
-
-        # Rows are locked in the order of their ids, by everybody.
-        for step in (lock, create) if session_id <= new_id else (create, lock):
-            step()
+        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
+        # would read everything as it was before the lock.
+        lock_to_change(store, connection, session_id)
+        if not store.create_locked(connection, new_id, {}):
+            raise SessionExistsError(new_id)
         first_left, kept = None, None
         if cut is not None:
             history = read_history(connection, tables, store.database.dialect, session_id)

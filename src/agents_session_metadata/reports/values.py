@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.storage.messages import Restriction
 from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.values import decode_value
 
@@ -20,16 +21,27 @@ def read_values(
     dialect: Dialect,
     ids: Sequence[str],
     keys: Sequence[str],
+    restrict: Restriction,
 ) -> dict[str, list[tuple[Any, int]]]:
     """Values by key, each with the number of sessions that have it.
 
     Values that are not valid JSON are left out.
+
+    Args:
+        connection: The connection.
+        tables: The tables.
+        dialect: The database.
+        ids: The sessions.
+        keys: The keys.
+        restrict: Restricts the statement to sessions that the caller may still see.
     """
     found: dict[str, list[tuple[Any, int]]] = {key: [] for key in keys}
     if not ids:
         return found
     statement = _statement(tables, dialect, min(len(ids), dialect.many + 1))
-    rows = connection.execute(statement, {**dialect.list_parameters("ids", ids), "keys": keys})
+    statement, parameters = restrict(statement, tables.metadata.c.session_id)
+    parameters = {**parameters, **dialect.list_parameters("ids", ids), "keys": keys}
+    rows = connection.execute(statement, parameters)
     for (key, text), number in Counter(map(tuple, rows.all())).items():
         try:
             found[key].append((decode_value(text), number))

@@ -21,6 +21,8 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._locks import ROUNDS, RefusedRowError
+from agents_session_metadata.quoting import quoted
 
 from .messages import Restriction
 from .tables import SessionTables
@@ -217,11 +219,23 @@ class ThreadRows:
     # ---- attachments ----
 
     def put_attachment(self, connection: Connection, attachment: Attachment) -> Attachment:
-        """Insert an attachment unless one has its id; return the stored one, locked."""
-        table = self._attachments
-        connection.execute(self._dialect.insert_missing(table), [attachment._asdict()])
-        found = self._read_attachment(connection, attachment.attachment_id, lock=True)
-        return attachment if found is None else found
+        """Insert an attachment unless one has its id; return the stored one, locked.
+
+        Raises:
+            RefusedRowError: If a trigger of the application drops the row.
+        """
+        insert = self._dialect.insert_missing(self._attachments)
+        for _ in range(ROUNDS):
+            connection.execute(insert, [attachment._asdict()])
+            found = self._read_attachment(connection, attachment.attachment_id, lock=True)
+            # The one that prevented the insert may have been deleted since.
+            if found is not None:
+                return found
+        raise RefusedRowError(
+            f"cannot save attachment {quoted(attachment.attachment_id)}: the database refuses the "
+            f"row, although there is none; look for a trigger on {self._attachments.name} that "
+            "drops it"
+        )
 
     def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
         """Write the session and the text of an attachment that is locked."""

@@ -52,7 +52,12 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
         ids = reader.ids(condition, sample + 1)
         queries = reader.queries
         found = read_values(
-            reader.connection, queries.tables, queries.dialect, ids[:sample], [*FACETS]
+            reader.connection,
+            queries.tables,
+            queries.dialect,
+            ids[:sample],
+            [*FACETS],
+            lambda statement, column: store.question(queries, statement, column),
         )
         return ids, {key: _counted(values) for key, values in found.items()}
 
