@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,7 +16,7 @@ from servers import Database
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata import SessionCatalog, SessionNotFoundError
+from agents_session_metadata import SessionCatalog, SessionNotFoundError, UnsupportedDialectError
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.web.reading import read_facets
 from agents_session_metadata.web.view import View
@@ -92,6 +93,15 @@ async def test_a_driver_that_commits_each_statement(shared_database: Database, m
     theirs = SessionCatalog(engine).scoped(THEIRS).session("chat")
     assert await theirs.get_items() == [raw.message("theirs")]
     assert await session.get_items() == []
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_driver_without_transactions(shared_database: Database):
+    engine = shared_database.engine(connect_args={"autocommit": True})
+    # Python 3.12 introduced the option.
+    expected = UnsupportedDialectError if sys.version_info >= (3, 12) else TypeError
+    with pytest.raises(expected, match="autocommit"):
+        await my_session(engine)
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", None])

@@ -184,6 +184,13 @@ class SQLite(Dialect):
         encoding = connection.exec_driver_sql("PRAGMA encoding").scalar_one()
         if encoding != "UTF-8":
             raise UnsupportedDialectError(self.name, f"the encoding {encoding}")
+        if not _is_begun(connection):
+            connection.exec_driver_sql("BEGIN")
+            connection.rollback()
+            if _is_begun(connection):
+                # The driver of Python 3.12 and later then ignores commit and rollback.
+                connection.exec_driver_sql("ROLLBACK")
+                raise UnsupportedDialectError(self.name, "the driver's option autocommit=True")
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # The driver rejects a whole result if one text in it is not valid UTF-8.
