@@ -375,9 +375,9 @@ class SQLAlchemyMetadataSession(StoredSession):
     ) -> list[ItemInfo]:
         """Remove the last turns or items of the history in one transaction. Metadata is kept.
 
-        A turn begins with a user message and ends before the next one. An
-        `OpenAIResponsesCompactionSession` around this session keeps the removed items in memory:
-        create a new one afterwards. `updated_at` changes if an item is removed.
+        A turn begins with a user message and ends before the next one. Items are ordered by
+        `item_id`. An `OpenAIResponsesCompactionSession` around this session keeps the removed items
+        in memory: create a new one afterwards. `updated_at` changes if an item is removed.
 
         Args:
             turns: The number of turns to remove; all turns if there are fewer. Items before the

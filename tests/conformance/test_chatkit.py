@@ -296,6 +296,46 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     assert await history(catalog, thread_id) == ["summary"]
 
 
+async def test_what_is_not_certain_stays(store, catalog):
+    thread_id = await new_thread(store)
+    thread = await store.load_thread(thread_id, ANNA)
+    session = catalog.session(thread_id)
+
+    async def ask(name):
+        await store.add_thread_item(thread_id, user_item(thread_id, name), ANNA)
+        return await store.load_item(thread_id, name, ANNA)
+
+    # A second tab asks while the first one is being answered.
+    await ask("u1")
+    await session.add_items([raw.message("u1")])
+    second = await ask("u2")
+    await session.add_items([raw.message("a1", "assistant")])
+    assert await store.rewind_before(thread, second, ANNA) == []
+    await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
+    # Both ask before either message is in the history.
+    third, fourth = await ask("u3"), await ask("u4")
+    await session.add_items([raw.message("u3"), raw.message("a3", "assistant")])
+    assert await store.rewind_before(thread, fourth, ANNA) == []
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "a3"), ANNA)
+    assert await store.rewind_before(thread, third, ANNA) == []
+    before = ["u1", "a1", "u2", "a2", "u3", "a3"]
+    assert await history(catalog, thread_id) == before
+    # The answer has an item, and nothing in the history.
+    await ask("u5")
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "a5"), ANNA)
+    await store.delete_thread_item(thread_id, "a5", ANNA)
+    assert await history(catalog, thread_id) == before
+    # Compaction replaces the history before an answer begins, or after it.
+    summary = {"type": "compaction", "encrypted_content": "everything"}
+    replaced = [raw.message("u1"), raw.message("u2"), summary]
+    sixth = await ask("u6")
+    await session._atomic_replace_items(replaced)
+    assert await store.rewind_before(thread, sixth, ANNA) == []
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "a6"), ANNA)
+    await store.delete_thread_item(thread_id, "a6", ANNA)
+    assert await session.get_items() == replaced
+
+
 async def test_a_rename_during_an_answer_stays(server, store, catalog):
     thread_id = await server.create()
 

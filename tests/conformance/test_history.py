@@ -195,6 +195,24 @@ async def test_rewinding_to_an_item(catalog, engine):
     assert len(await ids(catalog, "other")) == 2
 
 
+@pytest.mark.parametrize("cut", ["before", "turns", "fork"])
+async def test_a_clock_that_was_set_back(catalog, engine, cut):
+    session = await catalog.create_session("chat")
+    await session.add_items(TURN)
+    later = "UPDATE agent_messages SET created_at = '2030-01-01 00:00:00'"
+    await raw.execute(engine, later)
+    await session.add_items([raw.message("second"), raw.message("answer", "assistant")])
+    *first, third, last = await ids(catalog)
+    if cut == "fork":
+        session = await catalog.fork_session("chat", "copy", before=third)
+    else:
+        options = {"before": {"before": third}, "turns": {"turns": 1}}[cut]
+        removed = await session.rewind(**options, expect_last=last)
+        assert [each.item_id for each in removed] == [third, last]
+        assert await ids(catalog) == first
+    assert await session.get_items() == TURN
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

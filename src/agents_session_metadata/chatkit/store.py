@@ -337,7 +337,9 @@ class CatalogStore(Attachments[TContext]):
 
         Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
         retry deletes nothing that answers the user message, but the history already contains the
-        message. In all other cases, it does nothing.
+        message. It does nothing if the thread has an item after the message, or if it is not
+        certain where the message is in the history: after compaction, or if two messages were added
+        before either was in the history.
 
         Args:
             thread: The thread.

@@ -1,7 +1,8 @@
 """The history of one session: pages of items, previews, and removing its end.
 
-A history is ordered by time and row id, as the SDK reads it. Rows that the SDK skips, because they
-are not JSON, are skipped; they are removed together with the items around them.
+A history is ordered by row id: items come in the order in which they were added. The SDK orders by
+time first, which goes wrong when a clock is set back. Rows that the SDK skips, because they are not
+JSON, are skipped; they are removed together with the items around them.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class Cut:
         """
         readable = [each for each in history if each.item is not UNREADABLE]
         if self.expect_last is not None:
-            newest = max((each.item_id for each in readable), default=None)
+            newest = readable[-1].item_id if readable else None
             if newest != self.expect_last:
                 raise SessionChangedError(
                     session_id, f"the newest item is {newest}, expected {self.expect_last}"

@@ -19,6 +19,7 @@ from agents_session_metadata.storage.thread_rows import USER_MESSAGE, ThreadItem
 from agents_session_metadata.types import ItemInfo
 
 from .history import Cut, rewinding
+from .pairs import is_user_message
 
 _ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
 """Kinds of items that are added when an answer has ended, or was interrupted."""
@@ -121,7 +122,8 @@ def deleting_item(
             # Nothing that answers the message before it was deleted. See `rewinding_before`.
             return
         history = _history(store, connection, session_id)
-        cut = _cut_before(question, history)
+        is_known = _is_known(rows, connection, session_id, question, history)
+        cut = _cut_before(question, history) if is_known else _last_turn(history)
         if cut is None or not (ended or (not is_own and _has_answer(history, cut))):
             return
         rewinding(store, session_id, cut)(connection, queries)
@@ -133,7 +135,10 @@ def deleting_item(
 def rewinding_before(
     store: ScopedStore, session_id: str, item_id: str
 ) -> Callable[[Connection, Queries], list[ItemInfo]]:
-    """Work that removes everything from the history since a user message was added.
+    """Work that removes a user message, and what follows it, from the history.
+
+    It removes nothing if the thread has an item after the message, or if it is not certain where
+    the message is.
 
     Raises:
         LookupError: If the thread has no such user message.
@@ -145,21 +150,51 @@ def rewinding_before(
         question = rows.read_item(connection, session_id, item_id)
         if question is None or question.kind != USER_MESSAGE:
             raise LookupError(item_id)
-        cut = _cut_before(question, _history(store, connection, session_id))
+        newest = rows.read_newest(connection, session_id)
+        if newest is not None and newest.position > question.position:
+            return []
+        history = _history(store, connection, session_id)
+        is_known = _is_known(rows, connection, session_id, question, history)
+        cut = _cut_before(question, history) if is_known else None
         return [] if cut is None else rewinding(store, session_id, cut)(connection, queries)
 
     return run
 
 
-def _cut_before(question: ThreadItem, history: list[ItemInfo]) -> Cut | None:
-    """The cut that ends the history before a user message; None if nothing comes after it."""
+def _is_known(
+    rows: ThreadRows,
+    connection: Connection,
+    session_id: str,
+    question: ThreadItem,
+    history: list[ItemInfo],
+) -> bool:
+    """Whether it is certain which part of the history comes after a user message was added."""
     end = question.history_end
-    readable = [each for each in history if each.item is not UNREADABLE]
-    if end is None or (end and all(each.item_id > end for each in history)):
+    if end is None or end not in (0, *(each.item_id for each in history)):
         # The history was replaced since, by compaction for example.
-        return Cut(turns=1) if readable else None
-    later = [each.item_id for each in readable if each.item_id > end]
-    return Cut(before=later[0]) if later else None
+        return False
+    earlier = rows.read_newest(connection, session_id, USER_MESSAGE, question.position)
+    # Of two messages with the same end, either may have come first into the history.
+    return earlier is None or earlier.history_end != end
+
+
+def _cut_before(question: ThreadItem, history: list[ItemInfo]) -> Cut | None:
+    """The cut before a user message in the history; None if it is not there."""
+    end = question.history_end or 0
+    # What comes before the next user message still answers an earlier one.
+    later = (each.item_id for each in history if each.item_id > end and is_user_message(each.item))
+    first = next(later, None)
+    return None if first is None else Cut(before=first)
+
+
+def _last_turn(history: list[ItemInfo]) -> Cut | None:
+    """The cut before the last turn; None if a summary of earlier turns comes after it."""
+    for each in reversed(history):
+        if is_user_message(each.item):
+            return Cut(turns=1)
+        if _field(each.item, "type") == "compaction":
+            return None
+    return None
 
 
 def _has_answer(history: list[ItemInfo], cut: Cut) -> bool:
@@ -168,13 +203,14 @@ def _has_answer(history: list[ItemInfo], cut: Cut) -> bool:
     if cut.before is not None:
         start = next(at for at, each in enumerate(history) if each.item_id == cut.before)
     return any(
-        each.item is not UNREADABLE and _role(each.item) == "assistant" for each in history[start:]
+        each.item is not UNREADABLE and _field(each.item, "role") == "assistant"
+        for each in history[start:]
     )
 
 
-def _role(item: object) -> object:
+def _field(item: object, name: str) -> object:
     # Whatever is stored may be there.
-    return item.get("role") if isinstance(item, dict) else None
+    return item.get(name) if isinstance(item, dict) else None
 
 
 def _history(store: ScopedStore, connection: Connection, session_id: str) -> list[ItemInfo]:

@@ -28,7 +28,7 @@ from agents_session_metadata.storage.bulk import (
     lock_sessions,
     read_histories,
 )
-from agents_session_metadata.storage.messages import comes_before, read_history
+from agents_session_metadata.storage.messages import read_history
 from agents_session_metadata.storage.rows import check_id
 from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.types import JSONValue
@@ -319,7 +319,7 @@ def fork(
             if table is tables.messages:
                 source = source.order_by(table.c.id)
                 if first_left is not None:
-                    source = source.where(comes_before(table, first_left))
+                    source = source.where(table.c.id < first_left)
             else:
                 source = source.where(table.c.key.not_in(_ORIGIN))
             names = ["session_id", *(column.name for column in copied)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
@@ -16,10 +17,8 @@ from sqlalchemy import (
     Connection,
     Integer,
     Table,
-    and_,
     bindparam,
     delete,
-    or_,
     select,
 )
 
@@ -92,25 +91,12 @@ def has_items(connection: Connection, tables: SessionTables, session_id: str) ->
 def read_history(
     connection: Connection, tables: SessionTables, dialect: Dialect, session_id: str
 ) -> list[ItemInfo]:
-    """All items of a session in the SDK's order; unreadable ones are `UNREADABLE`."""
+    """All items of a session in the order of their ids; unreadable ones are `UNREADABLE`."""
     messages = tables.messages
-    statement: Any = (
-        _selected(messages, dialect)
-        .where(messages.c.session_id == bindparam("of_session"))
-        .order_by(messages.c.created_at, messages.c.id)
-    )
-    rows = connection.execute(statement, {"of_session": session_id})
-    return list(_items(rows, dialect, session_id))
-
-
-def comes_before(messages: Table, item_id: int) -> ColumnElement[bool]:
-    """Whether an item comes before another one of its session, in the SDK's order."""
-    first = messages.alias("first")
-    time = select(first.c.created_at).where(first.c.id == item_id).scalar_subquery()
-    return or_(
-        messages.c.created_at < time,
-        and_(messages.c.created_at == time, messages.c.id < item_id),
-    )
+    own = messages.c.session_id == bindparam("of_session")
+    rows = connection.execute(_selected(messages, dialect).where(own), {"of_session": session_id})
+    # Sorted here, so that no database walks through the ids of all sessions.
+    return sorted(_items(rows, dialect, session_id), key=attrgetter("item_id"))
 
 
 def read_lengths(

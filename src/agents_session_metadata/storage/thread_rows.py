@@ -129,11 +129,19 @@ class ThreadRows:
         return found[0] if found else None
 
     def read_newest(
-        self, connection: Connection, session_id: str, kind: str | None = None
+        self,
+        connection: Connection,
+        session_id: str,
+        kind: str | None = None,
+        before: int | None = None,
     ) -> ThreadItem | None:
-        """The newest item of a thread that is locked, or the newest of a kind."""
-        statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
-        parameters = {"of_session": session_id}
+        """The newest item of a thread that is locked, or the newest of a kind or before a place."""
+        position = self._items.c.position
+        statement = self._of_session().order_by(position.desc()).limit(1)
+        parameters: dict[str, Any] = {"of_session": session_id}
+        if before is not None:
+            statement = statement.where(position < bindparam("before_position", type_=BigInteger))
+            parameters["before_position"] = before
         if kind is not None:
             statement = statement.where(self._items.c.kind == bindparam("of_kind"))
             parameters["of_kind"] = kind
@@ -194,14 +202,10 @@ class ThreadRows:
             connection.execute(insert(self._items), rows[start : start + _AT_ONCE])
 
     def message_ids(self, connection: Connection, session_id: str) -> list[int]:
-        """The ids of the rows of a session's history, in the SDK's order."""
+        """The ids of the rows of a session's history, in their order."""
         messages = self._tables.messages
-        statement = (
-            select(messages.c.id)
-            .where(messages.c.session_id == session_id)
-            .order_by(messages.c.created_at, messages.c.id)
-        )
-        return list(connection.scalars(statement))
+        statement = select(messages.c.id).where(messages.c.session_id == session_id)
+        return sorted(connection.scalars(statement))
 
     def touch(self, connection: Connection, session_id: str) -> None:
         """Make a session the most recently active one."""
