@@ -36,8 +36,8 @@ class SQLiteInspection(Inspection):
     product = "SQLite"
     by_hand = (
         "SQLite changes it only by copying all rows into a new table, which doctor does not print;"
-        " do it by a migration of your own, or export the sessions and import them into a new"
-        " database"
+        " do it by a migration of your own, on a copy of the file, as"
+        " https://sqlite.org/lang_altertable.html#otheralter describes"
     )
 
     @property
