@@ -376,6 +376,11 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             problem += f"; doctor prints it once {trigger.emptied.name} exists"
             yield Finding("error", "triggers", problem)
             continue
+        if not inspection.has_key(trigger.table):
+            # Deleting one of two rows with equal keys would delete what belongs to the other.
+            problem += f"; doctor prints it once {trigger.table.name} has its primary key"
+            yield Finding("error", "triggers", problem)
+            continue
         if trigger.name in inspection.triggers:
             create = (inspection.sql(DropTrigger(trigger)), *create)
         elif destroys(inspection.connection, trigger):

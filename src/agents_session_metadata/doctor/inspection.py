@@ -58,6 +58,13 @@ from .findings import Finding
 
 Statements: TypeAlias = "tuple[str, ...]"
 
+_EQUAL_ROWS = "there are rows with equal keys: decide which to keep, and delete the others"
+_EQUAL_PARENTS = (
+    "there are rows with equal keys, and deleting one of them also deletes the rows of other tables"
+    " that refer to the one that stays: decide which to keep, make a backup, drop the foreign keys"
+    " to this table and the triggers on it, and only then delete the others. Once the primary key"
+    " exists, doctor prints the statements that create what was dropped"
+)
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
 
 
@@ -345,8 +352,6 @@ class Inspection:
     def key_problem(self, table: Table) -> str | None:
         """Why a table cannot get its primary key by a statement; None if it can."""
         columns = [column.name for column in table.primary_key.columns]
-        if self.keys[table.name]:
-            return self.by_hand
         if not self.is_readable(table, columns):
             return "its columns have other types"
         names = [self.quote(column) for column in columns]
@@ -355,8 +360,9 @@ class Inspection:
         listed = ", ".join(names)
         equal = f"SELECT 1 FROM {self.name_of(table)} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608  # names
         if self.rows(equal):
-            return "there are rows with equal keys: decide which to keep, and delete the others"
-        return None
+            is_parent = any(each.referred_table is table for each in self.links)
+            return _EQUAL_PARENTS if is_parent else _EQUAL_ROWS
+        return self.by_hand if self.keys[table.name] else None
 
     def has_key(self, table: Table) -> bool:
         """Whether a table has its primary key."""

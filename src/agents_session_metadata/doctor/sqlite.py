@@ -112,7 +112,8 @@ class SQLiteInspection(Inspection):
         return True
 
     def key_problem(self, table: Table) -> str | None:
-        return self.by_hand
+        problem = super().key_problem(table)
+        return self.by_hand if problem in (None, self.by_hand) else f"{problem}. {self.by_hand}"
 
     def add_foreign_key(self, constraint: ForeignKeyConstraint) -> Statements:
         return ()
