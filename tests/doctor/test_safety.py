@@ -147,6 +147,18 @@ async def test_a_wrong_name_never_leads_to_a_loss(engine, shared_database, typo)
     assert await problems(engine) == []
 
 
+@pytest.mark.only_on("sqlite")  # Elsewhere, such a table is missing.
+@pytest.mark.parametrize("names", [(S.upper(),), (S, M.upper()), (S, M, D.title())])
+async def test_a_name_in_another_case_is_only_reported(engine, shared_database, names):
+    await create(engine)
+    wrong = table_names(*names)
+    (finding,) = await problems(engine, wrong)
+    assert (finding.level, finding.check, finding.repair) == ("error", "names", ())
+    last = names[-1]
+    assert f"{last} as {last.lower()}" in finding.problem
+    assert await problems(engine) == []
+
+
 async def test_a_sessions_table_that_was_renamed_or_emptied_is_only_reported(
     engine, shared_database
 ):

@@ -237,6 +237,32 @@ def test_rewriting_refuses_options_that_it_would_ignore(option):
 
 
 @pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize(
+    ("table", "column", "found"),
+    [
+        ("agent_sessions", "session_id", "1 value of agent_sessions.session_id is"),
+        ("agent_messages", "session_id", "2 values of agent_messages.session_id are"),
+        ("agent_sessions_metadata", "key", "1 value of agent_sessions_metadata.key is"),
+    ],
+)
+async def test_ids_that_are_not_text_are_found(whole, shared_database, table, column, found):
+    engine, where = whole.engine, "session_id = 'b'"
+    if column == "key":
+        where += " AND key = 'n'"
+    [[before]] = await raw.execute(engine, f"SELECT {column} FROM {table} WHERE {where} LIMIT 1")
+    triggers = await raw.execute(engine, "SELECT name FROM sqlite_master WHERE type = 'trigger'")
+    for (name,) in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(engine, f"UPDATE {table} SET {column} = x'6368' WHERE {where}")
+    (finding,) = await explained(engine, "ids", ["error"])
+    assert finding.problem.startswith(f"{found} not text")
+    assert "INSERT" not in finding.problem
+    change = f"SET {column} = '{before}' WHERE {column} = x'6368'"
+    await raw.execute(engine, f"UPDATE {table} {change}")
+    assert "ids" not in {each.check for each in await problems(engine)}
+
+
+@pytest.mark.only_on("sqlite")
 async def test_times_that_are_none_are_found(filled, shared_database):
     engine = filled.engine
     for table, column in (

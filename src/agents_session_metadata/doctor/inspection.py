@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     Column,
@@ -54,6 +54,7 @@ from agents_session_metadata.storage.tables import (
 from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
+from .columns import TextColumn, kind_of
 from .findings import Finding
 
 Statements: TypeAlias = "tuple[str, ...]"
@@ -66,19 +67,6 @@ _EQUAL_PARENTS = (
     " exists, doctor prints the statements that create what was dropped"
 )
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
-
-
-class TextColumn(NamedTuple):
-    """How a column of text compares, and how much a column of text or bytes holds."""
-
-    length: float
-    collation: str = ""
-    charset: str = ""
-    is_exact: bool = True
-
-    def __str__(self) -> str:
-        length = "any number of" if self.length == math.inf else self.length
-        return f"{length} characters of the collation {self.collation}"
 
 
 class Inspection:
@@ -100,9 +88,16 @@ class Inspection:
         self.tables: SessionTables = query_tables(names)
         self.schema: str | None = connection.schema_for_object(self.tables.sessions)
         every = [table.name for group in self.tables.groups for table in group.tables]
-        self.existing: set[str] = {
-            name for name in every if self.inspector.has_table(name, self.schema)
+        found = {
+            name: self.stored_name(name)
+            for name in every
+            if self.inspector.has_table(name, self.schema)
         }
+        self.existing: set[str] = {name for name, stored in found.items() if stored == name}
+        self.misspelled: dict[str, str] = {
+            name: stored for name, stored in found.items() if stored != name
+        }
+        """The stored names of tables that the database finds by a name in another case."""
         types = CREATE_TYPES
         if names.sessions in self.existing:
             types = types_beside(connection, self.tables.sessions)
@@ -209,6 +204,10 @@ class Inspection:
         return self.connection.execute(text(statement), parameters).all()
 
     # ---- tables and rows ----
+
+    def stored_name(self, name: str) -> str:
+        """The name of a table that exists, as the database stores it."""
+        return name
 
     def has(self, table: Table, *columns: str) -> bool:
         """Whether a table has these columns."""
@@ -475,6 +474,10 @@ class Inspection:
         """The names of triggers whose function any user may execute with its owner's rights."""
         return ()
 
+    def not_a_text(self, column: Column[Any]) -> str | None:
+        """The condition that a stored id is not a text; None if the database ensures it."""
+        return None
+
     def not_a_time(self, column: str) -> str | None:
         """The condition that a stored time is not one; None if the database ensures it."""
         return None
@@ -482,15 +485,6 @@ class Inspection:
     def check_server(self) -> Iterator[Finding]:
         """How the server stores tables, and its time zone, if it matters."""
         yield from ()
-
-
-def kind_of(kind: Any) -> type:
-    """What Python makes of a type's values."""
-    try:
-        found: type = kind.python_type
-    except NotImplementedError:
-        return object
-    return found
 
 
 def inspect_database(connection: Connection, names: TableNames) -> Inspection:

@@ -16,8 +16,9 @@ from sqlalchemy.dialects import mysql
 
 from agents_session_metadata.storage.tables import TableNames
 
+from .columns import TextColumn
 from .findings import Finding
-from .inspection import Inspection, Statements, TextColumn
+from .inspection import Inspection, Statements
 
 _WIDENED = re.compile("var(char|binary)|(tiny|medium)?(text|blob)")
 _CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")

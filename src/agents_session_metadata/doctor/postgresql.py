@@ -13,8 +13,9 @@ from typing import Any
 
 from sqlalchemy import TEXT, VARCHAR, Column, Table
 
+from .columns import TextColumn, kind_of
 from .findings import Finding
-from .inspection import Inspection, Statements, TextColumn, kind_of
+from .inspection import Inspection, Statements
 
 _DEFAULT = 'pg_catalog."default"'
 """The database's own collation, which gives way to any other."""

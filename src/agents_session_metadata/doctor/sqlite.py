@@ -26,7 +26,8 @@ from sqlalchemy import (
     null,
 )
 
-from .inspection import Inspection, Statements, kind_of
+from .columns import kind_of
+from .inspection import Inspection, Statements
 
 
 class SQLiteInspection(Inspection):
@@ -48,6 +49,10 @@ class SQLiteInspection(Inspection):
     def master(self) -> str:
         """The table that describes all objects."""
         return f"{self.quote(self.schema)}.sqlite_master" if self.schema else "sqlite_master"
+
+    def stored_name(self, name: str) -> str:
+        query = f"SELECT name FROM {self.master} WHERE name = :name COLLATE NOCASE"  # noqa: S608  # a name
+        return str(self.scalar(query, name=name) or name)
 
     def taken_names(self) -> set[str]:
         return {name for (name,) in self.rows(f"SELECT name FROM {self.master}")}  # noqa: S608  # a name
@@ -98,6 +103,9 @@ class SQLiteInspection(Inspection):
 
     def is_readable(self, table: Table, columns: Collection[str]) -> bool:
         return self.has(table, *columns)
+
+    def not_a_text(self, column: Column[Any]) -> str | None:
+        return f"typeof({self.quote(column.name)}) NOT IN ('text', 'null')"
 
     def not_a_time(self, column: str) -> str | None:
         is_time = (
