@@ -283,3 +283,20 @@ async def test_times_that_are_none_are_found(filled, shared_database):
                 engine,
                 f"UPDATE {table} SET {column} = '{time}' WHERE session_id = '{session_id}'",
             )
+
+
+@pytest.mark.only_on("postgresql")
+async def test_times_that_python_cannot_read_are_found(whole, shared_database):
+    engine = whole.engine
+    for table, column in (("agent_sessions", "created_at"), ("agent_messages", "created_at")):
+        [[before]] = await raw.execute(engine, f"SELECT max({column}) FROM {table}")
+        bad = ("infinity", "-infinity", "10000-01-01", "0001-12-31 BC")
+        for time in (*bad, "9999-12-31 23:59:59.999999", "0001-01-01"):
+            update = f"UPDATE {table} SET {column} = '{time}' WHERE session_id = 'a'"
+            await raw.execute(engine, update)
+            found = await problems(engine)
+            times = [each.problem for each in found if each.check == "times"]
+            assert len(times) == (time in bad)
+            assert all(f"of {table}.{column} not in the years 1 to 9999" in each for each in times)
+            assert all("of session 'a'; correct" in each for each in times)
+        await raw.execute(engine, f"UPDATE {table} SET {column} = '{before}'")

@@ -194,8 +194,9 @@ def _times(inspection: Inspection) -> Iterator[Finding]:
     for table in (inspection.expected.sessions, inspection.expected.messages):
         for column in ("created_at", "updated_at"):
             condition = inspection.not_a_time(column)
-            is_there = column in table.c and inspection.has(table, column, "session_id")
-            if condition is None or not is_there:
+            if condition is None or column not in table.c:
+                continue
+            if not inspection.is_readable(table, [column, "session_id"]):
                 continue
             query = (
                 "SELECT session_id, count(*) OVER () FROM"  # noqa: S608  # names
@@ -211,8 +212,8 @@ def _times(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "times",
-                f"{values} of {table.name}.{column} not in the form YYYY-MM-DD HH:MM:SS, of"
-                f" session {of}{more}; correct them by SQL, or delete the sessions",
+                f"{values} of {table.name}.{column} not {inspection.times}, of session {of}{more};"
+                " correct them by SQL, or delete the sessions",
             )
 
 

@@ -77,6 +77,8 @@ class Inspection:
     clock_query: str = ""
     bytewise: str = "{}"
     """An expression that compares texts of any collation."""
+    times: str = "in the form YYYY-MM-DD HH:MM:SS"
+    """What a stored time must be."""
     by_hand: str = "doctor prints no statement for it; change it by a migration of your own"
     """What to do about a column or key that no printed statement may change."""
 
