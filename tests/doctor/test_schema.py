@@ -12,6 +12,7 @@ from doctoring import (
     exact_collation,
     explained,
     intact,
+    mended,
     of_kind,
     printed,
     problems,
@@ -272,6 +273,24 @@ async def test_a_missing_default_is_added(filled, shared_database, table, column
     await filled.session("c").add_items([raw.message("hello")])
     await filled.set_metadata("c", {"n": 2})
     assert await filled.delete_session("c")
+    await intact(filled)
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_number_of_a_copied_table_is_given_again(filled, shared_database):
+    engine = filled.engine
+    await run(
+        engine,
+        [
+            "CREATE TABLE copied AS SELECT * FROM agent_messages",
+            "DROP TABLE agent_messages",
+            "RENAME TABLE copied TO agent_messages",
+            "ALTER TABLE agent_messages MODIFY id INT NOT NULL DEFAULT 0 COMMENT 'x DEFAULT 0 y'",
+        ],
+    )
+    assert await mended(engine) == []
+    [[_, definition]] = await raw.execute(engine, "SHOW CREATE TABLE agent_messages")
+    assert "NOT NULL AUTO_INCREMENT COMMENT 'x DEFAULT 0 y'" in definition
     await intact(filled)
 
 
