@@ -217,6 +217,17 @@ async def test_widening_keeps_what_else_a_column_has(filled, shared_database, de
 
 
 @pytest.mark.only_on("mariadb")
+async def test_widening_does_not_repair_the_character_set(filled, shared_database):
+    change = "MODIFY value VARCHAR(100) CHARACTER SET latin1 NOT NULL"
+    await raw.execute(filled.engine, f"ALTER TABLE agent_sessions_metadata {change}")
+    found = await problems(filled.engine)
+    assert len(printed(found)) == 1
+    words = "value holds characters of latin1 only; doctor prints no statement for it"
+    assert any(words in each.problem for each in found)
+    assert [words in each.problem for each in await mended(filled.engine)] == [True]
+
+
+@pytest.mark.only_on("mariadb")
 @pytest.mark.parametrize("kind", ["BLOB", "LONGBLOB", "VARBINARY(2000)"])
 @pytest.mark.parametrize(
     ("table", "column"), [("agent_messages", "message_data"), ("agent_sessions_metadata", "value")]

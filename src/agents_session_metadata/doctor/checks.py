@@ -138,6 +138,8 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
                 level: Level = "warning" if column.name == "session_id" else "error"
                 repair = inspection.widen(column)
                 yield _finding(inspection, "columns", f"{name} {problem}", repair, level)
+            for problem in inspection.lost_characters(column):
+                yield _finding(inspection, "columns", f"{name} {problem}")
             for problem in inspection.cautions(column):
                 yield _finding(inspection, "columns", f"{name} {problem}", (), "warning")
 

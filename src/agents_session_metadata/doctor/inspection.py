@@ -290,6 +290,10 @@ class Inspection:
             unit = "characters" if kind_of(wanted) is str else "bytes"
             yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
 
+    def lost_characters(self, column: Column[Any]) -> Iterator[str]:
+        """What a column of any length cannot hold, in words that follow its name."""
+        yield from ()
+
     def cautions(self, column: Column[Any]) -> Iterator[str]:
         """What to know about a column that works, in words that follow its name."""
         yield from ()

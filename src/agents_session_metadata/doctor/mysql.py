@@ -108,6 +108,10 @@ class MySQLInspection(Inspection):
         charset = self.text_of(column).charset
         return [f"holds characters of {charset} only"] if charset not in ("", "utf8mb4") else []
 
+    def lost_characters(self, column: Column[Any]) -> Iterator[str]:
+        if isinstance(self.type_of(column), mysql.LONGTEXT) and column.table in self.own:
+            yield from self._charset_problem(column)
+
     def cautions(self, column: Column[Any]) -> Iterator[str]:
         if isinstance(self.type_of(column), mysql.LONGTEXT) and column.table not in self.own:
             for problem in self._charset_problem(column):
@@ -119,8 +123,6 @@ class MySQLInspection(Inspection):
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         yield from super().type_problems(column, actual)
         wanted, stored = self.type_of(column), self.stored[column.table.name, column.name]
-        if isinstance(wanted, mysql.LONGTEXT) and column.table in self.own:
-            yield from self._charset_problem(column)
         if isinstance(wanted, TIMESTAMP):
             if not isinstance(actual, mysql.TIMESTAMP):
                 yield f"has the type {actual}, which keeps local time; TIMESTAMP keeps UTC"
