@@ -72,10 +72,12 @@ async def test_one_of_two_equal_sessions_can_be_deleted_as_the_words_say(filled,
         query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table"
         for (name,) in await raw.execute(engine, query, table="agent_sessions"):
             await raw.execute(engine, f"DROP TRIGGER {name}")
-    elif shared_database.kind == "postgresql":
+    else:
+        await filled.create_index("$updated_at")
+    if shared_database.kind == "postgresql":
         drop = "DROP CONSTRAINT agent_sessions_pkey CASCADE"
         await raw.execute(engine, f"ALTER TABLE agent_sessions {drop}")
-    else:
+    elif shared_database.kind == "mysql":
         drop = "ALTER TABLE agent_sessions DROP PRIMARY KEY, ADD KEY plain (session_id)"
         await run(engine, ["SET foreign_key_checks = 0", drop])
         await engine.dispose()
@@ -95,6 +97,7 @@ async def test_one_of_two_equal_sessions_can_be_deleted_as_the_words_say(filled,
         assert "doctor prints it once agent_sessions has its primary key" in found[-1].problem
         await sqlite_retyped(engine, "agent_sessions", r"\n\)$", f"{key}\n)")
     assert await mended(engine) == []
+    await filled.drop_index("$updated_at")
     await intact(filled)
 
 
