@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sqlite3
+import subprocess
 from datetime import date
 
 from conformance import raw
-from servers import SHARED_DATABASES
-from sqlalchemy import insert, inspect
+from servers import SHARED_DATABASES, program
+from sqlalchemy import insert, inspect, make_url
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata import SessionCatalog
@@ -140,6 +142,22 @@ async def run_on(engine, statements, *, harsh=True):
 def _escaped(engine, statement):
     is_doubled = engine.dialect.paramstyle in ("format", "pyformat")
     return statement.replace("%", "%%") if is_doubled else statement
+
+
+def in_mariadb(url, script):
+    """Run a script in the database's own shell, as one who pastes it does."""
+    place, environment = make_url(url), dict(os.environ)
+    if place.password:
+        environment["MYSQL_PWD"] = str(place.password)
+    command = [
+        *[program("mariadb", "mysql"), "--no-defaults", "--protocol=tcp"],
+        *[f"--host={place.host}", f"--port={place.port or 3306}", f"--user={place.username}"],
+        *["--default-character-set=utf8mb4", place.database],
+    ]
+    done = subprocess.run(
+        command, check=False, input=script, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def split(script):

@@ -7,7 +7,15 @@ import sqlite3
 import commands
 import pytest
 from conformance import raw
-from doctoring import OPTIONAL, ddl_dialect, every_table, exact_collation, problems, run
+from doctoring import (
+    OPTIONAL,
+    ddl_dialect,
+    every_table,
+    exact_collation,
+    in_mariadb,
+    problems,
+    run,
+)
 from sqlalchemy import event, inspect, text
 
 from agents_session_metadata.ddl import DIALECTS, create_statements, drop_statements
@@ -96,6 +104,17 @@ async def test_the_printed_sql_runs_twice_beside_the_tables_of_the_sdk(engine):
     assert await problems(engine) == []
     await run(engine, script)
     assert await objects_of(engine) == made
+
+
+@pytest.mark.only_on("mariadb")
+async def test_the_shell_runs_the_printed_sql(engine, shared_database):
+    dialect = await ddl_dialect(engine)
+    await run(engine, printed(dialect))
+    made = await objects_of(engine)
+    for options, expected in ((["--drop", "--all"], {}), ([], made)):
+        result = commands.run("ddl", "--dialect", dialect, *options)
+        in_mariadb(shared_database.url, result.stdout)
+        assert await objects_of(engine) == expected
 
 
 async def test_dropping_ours_leaves_the_sdk_working(filled):

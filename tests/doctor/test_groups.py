@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from itertools import product
 
+import commands
 import pytest
 from conformance import raw
 from doctoring import (
@@ -12,6 +15,7 @@ from doctoring import (
     OPTIONAL,
     ddl_dialect,
     explained,
+    in_mariadb,
     mended,
     printed,
     problems,
@@ -155,6 +159,29 @@ async def test_a_trigger_of_an_index_that_is_switched_off_is_replaced(whole, sha
     (finding,) = await problems(whole.engine)
     assert "does something else or is switched off" in finding.problem
     assert await mended(whole.engine) == []
+
+
+@pytest.mark.only_on("mariadb")
+async def test_the_shell_runs_what_is_printed(whole, shared_database):
+    engine = whole.engine
+    query = (
+        "SELECT trigger_name, event_object_table, action_timing, event_manipulation,"
+        " action_statement FROM information_schema.triggers WHERE trigger_schema = database()"
+        " AND trigger_name LIKE '%activity%' ORDER BY trigger_name"
+    )
+    before = await raw.execute(engine, query)
+    assert any(";" in row[4] for row in before)
+    for name, *_ in before:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    index = "agent_sessions_metadata_search_idx ON agent_sessions_metadata"
+    await raw.execute(engine, f"DROP INDEX {index}")
+    await raw.execute(engine, f"DELETE FROM {PREFIX}_activity")
+    result = await asyncio.to_thread(commands.run, "doctor", url=shared_database.url)
+    lines = result.stdout.splitlines()
+    script = [line for line in lines if not re.match(r"(info|warning|error) +[a-z ]+: ", line)]
+    in_mariadb(shared_database.url, "\n".join(script))
+    assert await raw.execute(engine, query) == before
+    assert await problems(engine) == []
 
 
 @pytest.mark.only_on("postgresql")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from conformance import raw
 from doctoring import (
     FOREIGN_KEYS,
     explained,
     intact,
+    mended,
     parent_of,
     printed,
     problems,
@@ -15,6 +18,7 @@ from doctoring import (
     run,
     run_on,
     split,
+    sqlite_retyped,
     without_foreign_keys,
 )
 from sqlalchemy import inspect
@@ -59,6 +63,42 @@ async def test_another_primary_key_is_explained(filled, shared_database):
     found = await explained(engine, "indexes")
     problem = f"the primary key of {table} is not (session_id, key, position)"
     assert problem in " ".join(each.problem for each in found)
+
+
+async def test_one_of_two_equal_sessions_can_be_deleted_as_the_words_say(filled, shared_database):
+    engine, key = filled.engine, ", \n\tPRIMARY KEY (session_id)"
+    if shared_database.kind == "sqlite":
+        await sqlite_retyped(engine, "agent_sessions", re.escape(key), "")
+        query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = :table"
+        for (name,) in await raw.execute(engine, query, table="agent_sessions"):
+            await raw.execute(engine, f"DROP TRIGGER {name}")
+    else:
+        await filled.create_index("$updated_at")
+    if shared_database.kind == "postgresql":
+        drop = "DROP CONSTRAINT agent_sessions_pkey CASCADE"
+        await raw.execute(engine, f"ALTER TABLE agent_sessions {drop}")
+    elif shared_database.kind == "mysql":
+        drop = "ALTER TABLE agent_sessions DROP PRIMARY KEY, ADD KEY plain (session_id)"
+        await run(engine, ["SET foreign_key_checks = 0", drop])
+        await engine.dispose()
+    old = "'a', '2020-01-01 00:00:00', '2020-01-01 00:00:00'"
+    await raw.execute(engine, f"INSERT INTO agent_sessions VALUES ({old})")
+    found = await explained(engine, "indexes")
+    assert "deleting one of them also deletes the rows of other tables" in found[0].problem
+    assert "drop the foreign keys to this table and the triggers on it" in found[0].problem
+    if shared_database.kind != "sqlite":
+        for table in FOREIGN_KEYS[:2]:
+            await without_foreign_keys(engine, table)
+    # Neither foreign keys nor triggers are printed while there are two.
+    await explained(engine, "indexes")
+    await raw.execute(engine, "DELETE FROM agent_sessions WHERE created_at < '2021-01-01 00:00:00'")
+    if shared_database.kind == "sqlite":
+        found = await explained(engine, "triggers")
+        assert "doctor prints it once agent_sessions has its primary key" in found[-1].problem
+        await sqlite_retyped(engine, "agent_sessions", r"\n\)$", f"{key}\n)")
+    assert await mended(engine) == []
+    await filled.drop_index("$updated_at")
+    await intact(filled)
 
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)

@@ -147,6 +147,18 @@ async def test_a_wrong_name_never_leads_to_a_loss(engine, shared_database, typo)
     assert await problems(engine) == []
 
 
+@pytest.mark.only_on("sqlite")  # Elsewhere, such a table is missing.
+@pytest.mark.parametrize("names", [(S.upper(),), (S, M.upper()), (S, M, D.title())])
+async def test_a_name_in_another_case_is_only_reported(engine, shared_database, names):
+    await create(engine)
+    wrong = table_names(*names)
+    (finding,) = await problems(engine, wrong)
+    assert (finding.level, finding.check, finding.repair) == ("error", "names", ())
+    last = names[-1]
+    assert f"{last} as {last.lower()}" in finding.problem
+    assert await problems(engine) == []
+
+
 async def test_a_sessions_table_that_was_renamed_or_emptied_is_only_reported(
     engine, shared_database
 ):
@@ -221,6 +233,9 @@ async def test_sqlite_tables_are_never_rebuilt(engine, shared_database):
     await raw.execute(engine, f"UPDATE {D} SET value = NULL WHERE session_id = 'a' AND key = 'n'")
     found = await explained(engine, "columns")
     assert {each.check for each in found} == {"columns", "foreign keys", "values"}
+    # An export lacks paused runs, attachments, usage, and what has no session.
+    assert "export" not in str(found)
+    assert "by a migration of your own, on a copy of the file" in found[0].problem
 
 
 @pytest.mark.only_on("mariadb")

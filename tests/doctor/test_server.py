@@ -11,6 +11,7 @@ from doctoring import (
     ddl_dialect,
     explained,
     intact,
+    mended,
     problems,
     run,
     without_foreign_keys,
@@ -41,6 +42,27 @@ async def test_engines_without_transactions_are_explained(filled, shared_databas
     assert "stored by MEMORY, which keeps no transactions" in finding.problem
     await run(engine, [finding.problem.partition("then run ")[2]])
     assert not [each for each in await problems(engine) if each.check == "engine"]
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    ("table", "columns"), [("agent_messages", "id"), ("agent_sessions", "session_id")]
+)
+async def test_partitions_are_explained(filled, shared_database, table, columns):
+    engine = filled.engine
+    for child in reversed(FOREIGN_KEYS):
+        if child == table or table == "agent_sessions":
+            await without_foreign_keys(engine, child)
+    await raw.execute(engine, f"ALTER TABLE {table} PARTITION BY KEY ({columns}) PARTITIONS 3")
+    found = await mended(engine)
+    (finding,) = [each for each in found if each.check == "engine"]
+    assert finding.problem.startswith(f"{table} is partitioned, so that it cannot have")
+    assert finding.level == ("warning" if table == "agent_messages" else "error")
+    words = "once the findings above are repaired"
+    assert all(words in each.problem for each in found if each.check == "foreign keys")
+    await run(engine, [finding.problem.partition("then run ")[2]])
+    assert await mended(engine) == []
+    await intact(filled)
 
 
 @pytest.mark.only_on("postgresql")

@@ -237,6 +237,32 @@ def test_rewriting_refuses_options_that_it_would_ignore(option):
 
 
 @pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize(
+    ("table", "column", "found"),
+    [
+        ("agent_sessions", "session_id", "1 value of agent_sessions.session_id is"),
+        ("agent_messages", "session_id", "2 values of agent_messages.session_id are"),
+        ("agent_sessions_metadata", "key", "1 value of agent_sessions_metadata.key is"),
+    ],
+)
+async def test_ids_that_are_not_text_are_found(whole, shared_database, table, column, found):
+    engine, where = whole.engine, "session_id = 'b'"
+    if column == "key":
+        where += " AND key = 'n'"
+    [[before]] = await raw.execute(engine, f"SELECT {column} FROM {table} WHERE {where} LIMIT 1")
+    triggers = await raw.execute(engine, "SELECT name FROM sqlite_master WHERE type = 'trigger'")
+    for (name,) in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    await raw.execute(engine, f"UPDATE {table} SET {column} = x'6368' WHERE {where}")
+    (finding,) = await explained(engine, "ids", ["error"])
+    assert finding.problem.startswith(f"{found} not text")
+    assert "INSERT" not in finding.problem
+    change = f"SET {column} = '{before}' WHERE {column} = x'6368'"
+    await raw.execute(engine, f"UPDATE {table} {change}")
+    assert "ids" not in {each.check for each in await problems(engine)}
+
+
+@pytest.mark.only_on("sqlite")
 async def test_times_that_are_none_are_found(filled, shared_database):
     engine = filled.engine
     for table, column in (
@@ -257,3 +283,20 @@ async def test_times_that_are_none_are_found(filled, shared_database):
                 engine,
                 f"UPDATE {table} SET {column} = '{time}' WHERE session_id = '{session_id}'",
             )
+
+
+@pytest.mark.only_on("postgresql")
+async def test_times_that_python_cannot_read_are_found(whole, shared_database):
+    engine = whole.engine
+    for table, column in (("agent_sessions", "created_at"), ("agent_messages", "created_at")):
+        [[before]] = await raw.execute(engine, f"SELECT max({column}) FROM {table}")
+        bad = ("infinity", "-infinity", "10000-01-01", "0001-12-31 BC")
+        for time in (*bad, "9999-12-31 23:59:59.999999", "0001-01-01"):
+            update = f"UPDATE {table} SET {column} = '{time}' WHERE session_id = 'a'"
+            await raw.execute(engine, update)
+            found = await problems(engine)
+            times = [each.problem for each in found if each.check == "times"]
+            assert len(times) == (time in bad)
+            assert all(f"of {table}.{column} not in the years 1 to 9999" in each for each in times)
+            assert all("of session 'a'; correct" in each for each in times)
+        await raw.execute(engine, f"UPDATE {table} SET {column} = '{before}'")

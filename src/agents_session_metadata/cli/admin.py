@@ -52,6 +52,8 @@ def ddl(
 ) -> None:
     """Print the SQL that creates the tables, or drops them, without a database."""
     from agents_session_metadata.ddl import create_statements, drop_statements
+    from agents_session_metadata.dialects import dialect_of
+    from agents_session_metadata.dialects.names import offline
 
     if everything and not drop:
         usage("--all needs --drop")
@@ -62,7 +64,7 @@ def ddl(
         else create_statements(dialect, names)
     )
     for statement in statements:
-        write(f"{statement};")
+        write(dialect_of(offline(dialect)).in_shell(statement))
     if not drop:
         say(
             f"if {names.sessions} was renamed or dropped while other tables have rows, restore it "
@@ -91,6 +93,7 @@ def doctor(
     error, and 0 if there are only warnings.
     """
     from agents_session_metadata import doctor
+    from agents_session_metadata.dialects import dialect_of
 
     place = place_of(ctx)
     with place.connect() as (engine, wait):
@@ -104,6 +107,7 @@ def doctor(
                 say(f"values rewritten: {rewritten}, skipped: {skipped}{hint}")
             return 0
         findings = wait(doctor.diagnose(engine, place.names))
+        shell = dialect_of(engine.dialect)
     errors = sum(each.level == "error" for each in findings)
     if as_json:
         write_json({"healthy": not errors, "findings": [each.as_dict() for each in findings]})
@@ -113,7 +117,7 @@ def doctor(
         # Whole: a statement in it that is cut would be another statement.
         write(f"{level}  {each.check}: {escaped(each.problem)}")
         for statement in each.repair:
-            write(escaped(f"{statement};", "\n\t"))
+            write(escaped(shell.in_shell(statement), "\n\t"))
     if not errors:
         say("healthy", "green")
         return 0

@@ -408,6 +408,10 @@ class Dialect:
     def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
         """Raises the database's error if a policy can hide rows of tables from the user."""
 
+    def in_shell(self, statement: str) -> str:
+        """Returns a statement with what ends it in the database's own shell."""
+        return f"{statement};"
+
     def columns_query(self, schema: str) -> str:
         """Returns a query for the tables of a schema, once per column of theirs in `:columns`.
 

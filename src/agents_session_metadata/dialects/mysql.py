@@ -200,6 +200,11 @@ class MySQL(Dialect):
             return super().literal(text)
         return f"_utf8mb4 x'{text.encode().hex()}'"
 
+    def in_shell(self, statement: str) -> str:
+        # The shell takes a semicolon in the body of a trigger for the end of the statement.
+        end = super().in_shell(statement)
+        return f"DELIMITER ;;\n{end};\nDELIMITER ;" if ";" in statement else end
+
     # TIMESTAMP is UTC inside; UNIX_TIMESTAMP reads it so in whatever zone the connection is.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=Numeric(20, 6))

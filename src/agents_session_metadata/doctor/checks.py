@@ -11,21 +11,15 @@ from sqlalchemy import Column, Table
 from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.belonging import (
-    LINKED,
-    copies,
-    destroys,
-    intended,
-    look_alike,
-    written_tables,
-)
+from agents_session_metadata.storage.belonging import destroys, written_tables
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.tables import DropTrigger
 
 from .contents import Contents
 from .findings import Finding, Level
+from .identity import check_reliable, id_columns
 from .indexes import check_activity, check_words, trigger_problem
-from .inspection import Inspection, Statements, kind_of
+from .inspection import Inspection, Statements
 
 REFILLED = (
     "create_tables=True, or agent-sessions count --create-tables, creates the table and fills it"
@@ -41,10 +35,11 @@ now: Callable[[], float] = time.time
 def check(inspection: Inspection) -> list[Finding]:
     """Run all checks.
 
-    If rows may be hidden, or the tables do not belong together, only that is reported.
+    If rows may be hidden, the tables do not belong together, or ids are not text, only that is
+    reported.
     """
     found = [*_versions(inspection)]
-    unreliable = [*_restricted(inspection)] or [*_names(inspection)]
+    unreliable = check_reliable(inspection)
     if unreliable:
         return found + unreliable
     checks: tuple[Callable[[Inspection], Iterator[Finding]], ...] = (
@@ -85,64 +80,6 @@ def _versions(inspection: Inspection) -> Iterator[Finding]:
         oldest = ".".join(map(str, inspection.oldest))
         problem = f"{product} is too old; {oldest} is the oldest supported version"
         yield Finding("error", "versions", problem)
-
-
-def _restricted(inspection: Inspection) -> Iterator[Finding]:
-    """Tables of which the user may see only some rows: the others would be taken for missing."""
-    for table in inspection.ways.restricted(inspection.connection, inspection.present):
-        yield Finding(
-            "error",
-            "policies",
-            f"row-level security restricts this role on {table.name}, so doctor cannot tell hidden"
-            " rows from missing ones; run it as a role that no policy restricts, such as the owner"
-            " of the tables, or one with BYPASSRLS",
-        )
-
-
-def _names(inspection: Inspection) -> Iterator[Finding]:
-    """Signs that the tables do not belong together: a typo, or a table that was renamed."""
-    advice = (
-        "these are probably not the names of tables that belong together, or the table was renamed"
-        " or replaced; check --sessions-table, --messages-table and --metadata-table, and give a"
-        " renamed table its name back. doctor prints no statements for these names"
-    )
-    sessions, messages, metadata, elements = inspection.core
-    identity = {
-        sessions: ("session_id",),
-        messages: ("session_id", "message_data"),
-        metadata: ("session_id", "key"),
-        elements: ("session_id", "key", "position"),
-    }
-    for table, columns in identity.items():
-        lacking = [name for name in columns if not inspection.has(table, name)]
-        if lacking and table in inspection.present:
-            problem = f"{table.name} has no column {' and no '.join(lacking)}"
-            yield Finding("error", "names", f"{problem}: {advice}")
-    for constraint in inspection.links:
-        child, parent = constraint.table, constraint.referred_table
-        every = inspection.foreign_keys.get(child.name, ())
-        keys = [key for key in every if "session_id" in key["constrained_columns"]]
-        if not any(inspection.leads_to(key, parent) for key in keys):
-            for key in keys:
-                elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
-                problem = f"the foreign key of {child.name} {elsewhere}"
-                yield Finding("error", "names", f"{problem}: {advice}")
-    connection, tables = inspection.connection, inspection.tables
-    for table in written_tables(tables):
-        other = None if table.name in inspection.existing else look_alike(connection, tables, table)
-        if other is not None:
-            problem = f"{table.name} is missing, although {other} has the same columns and rows"
-            more = intended(tables, table)
-            problem += f": {advice}" + (f"; {more}" if more else "")
-            yield Finding("error", "names", problem)
-    for _, problem in copies(connection, tables):
-        yield Finding("error", "names", f"{problem}: {advice}; {LINKED}")
-    for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
-        if not inspection.is_filled(parent):
-            state = "is empty" if parent.name in inspection.existing else "is missing"
-            for child in filter(inspection.is_filled, children):
-                problem = f"{parent.name} {state}, and {child.name} has rows"
-                yield Finding("error", "names", f"{problem}: {advice}")
 
 
 def _tables(inspection: Inspection) -> Iterator[Finding]:
@@ -201,6 +138,8 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
                 level: Level = "warning" if column.name == "session_id" else "error"
                 repair = inspection.widen(column)
                 yield _finding(inspection, "columns", f"{name} {problem}", repair, level)
+            for problem in inspection.lost_characters(column):
+                yield _finding(inspection, "columns", f"{name} {problem}")
             for problem in inspection.cautions(column):
                 yield _finding(inspection, "columns", f"{name} {problem}", (), "warning")
 
@@ -239,11 +178,7 @@ def _unknown_columns(inspection: Inspection) -> Iterator[Finding]:
 def _ids(inspection: Inspection) -> Iterator[Finding]:
     """Ids and keys tell different texts apart, and children's are as their parents'."""
     for table in reversed(inspection.present):
-        for column in table.c:
-            is_key = column.primary_key or bool(column.foreign_keys)
-            is_text = kind_of(inspection.type_of(column)) is str
-            if not (is_key and is_text and inspection.has(table, column.name)):
-                continue
+        for column in id_columns(inspection, table):
             problems = inspection.text_problems(column)
             if problems:
                 level: Level = "warning" if column.name == "session_id" else "error"
@@ -261,8 +196,9 @@ def _times(inspection: Inspection) -> Iterator[Finding]:
     for table in (inspection.expected.sessions, inspection.expected.messages):
         for column in ("created_at", "updated_at"):
             condition = inspection.not_a_time(column)
-            is_there = column in table.c and inspection.has(table, column, "session_id")
-            if condition is None or not is_there:
+            if condition is None or column not in table.c:
+                continue
+            if not inspection.is_readable(table, [column, "session_id"]):
                 continue
             query = (
                 "SELECT session_id, count(*) OVER () FROM"  # noqa: S608  # names
@@ -278,8 +214,8 @@ def _times(inspection: Inspection) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "times",
-                f"{values} of {table.name}.{column} not in the form YYYY-MM-DD HH:MM:SS, of"
-                f" session {of}{more}; correct them by SQL, or delete the sessions",
+                f"{values} of {table.name}.{column} not {inspection.times}, of session {of}{more};"
+                " correct them by SQL, or delete the sessions",
             )
 
 
@@ -374,6 +310,11 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             continue
         if not _has_tables(inspection, trigger):
             problem += f"; doctor prints it once {trigger.emptied.name} exists"
+            yield Finding("error", "triggers", problem)
+            continue
+        if not inspection.has_key(trigger.table):
+            # Deleting one of two rows with equal keys would delete what belongs to the other.
+            problem += f"; doctor prints it once {trigger.table.name} has its primary key"
             yield Finding("error", "triggers", problem)
             continue
         if trigger.name in inspection.triggers:

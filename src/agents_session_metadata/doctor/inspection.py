@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     Column,
@@ -54,24 +54,19 @@ from agents_session_metadata.storage.tables import (
 from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
+from .columns import TextColumn, kind_of
 from .findings import Finding
 
 Statements: TypeAlias = "tuple[str, ...]"
 
+_EQUAL_ROWS = "there are rows with equal keys: decide which to keep, and delete the others"
+_EQUAL_PARENTS = (
+    "there are rows with equal keys, and deleting one of them also deletes the rows of other tables"
+    " that refer to the one that stays: decide which to keep, make a backup, drop the foreign keys"
+    " to this table and the triggers on it, and only then delete the others. Once the primary key"
+    " exists, doctor prints the statements that create what was dropped"
+)
 _SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
-
-
-class TextColumn(NamedTuple):
-    """How a column of text compares, and how much a column of text or bytes holds."""
-
-    length: float
-    collation: str = ""
-    charset: str = ""
-    is_exact: bool = True
-
-    def __str__(self) -> str:
-        length = "any number of" if self.length == math.inf else self.length
-        return f"{length} characters of the collation {self.collation}"
 
 
 class Inspection:
@@ -82,6 +77,8 @@ class Inspection:
     clock_query: str = ""
     bytewise: str = "{}"
     """An expression that compares texts of any collation."""
+    times: str = "in the form YYYY-MM-DD HH:MM:SS"
+    """What a stored time must be."""
     by_hand: str = "doctor prints no statement for it; change it by a migration of your own"
     """What to do about a column or key that no printed statement may change."""
 
@@ -93,9 +90,16 @@ class Inspection:
         self.tables: SessionTables = query_tables(names)
         self.schema: str | None = connection.schema_for_object(self.tables.sessions)
         every = [table.name for group in self.tables.groups for table in group.tables]
-        self.existing: set[str] = {
-            name for name in every if self.inspector.has_table(name, self.schema)
+        found = {
+            name: self.stored_name(name)
+            for name in every
+            if self.inspector.has_table(name, self.schema)
         }
+        self.existing: set[str] = {name for name, stored in found.items() if stored == name}
+        self.misspelled: dict[str, str] = {
+            name: stored for name, stored in found.items() if stored != name
+        }
+        """The stored names of tables that the database finds by a name in another case."""
         types = CREATE_TYPES
         if names.sessions in self.existing:
             types = types_beside(connection, self.tables.sessions)
@@ -203,6 +207,10 @@ class Inspection:
 
     # ---- tables and rows ----
 
+    def stored_name(self, name: str) -> str:
+        """The name of a table that exists, as the database stores it."""
+        return name
+
     def has(self, table: Table, *columns: str) -> bool:
         """Whether a table has these columns."""
         return all(column in self.columns.get(table.name, {}) for column in columns)
@@ -282,6 +290,10 @@ class Inspection:
             unit = "characters" if kind_of(wanted) is str else "bytes"
             yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
 
+    def lost_characters(self, column: Column[Any]) -> Iterator[str]:
+        """What a column of any length cannot hold, in words that follow its name."""
+        yield from ()
+
     def cautions(self, column: Column[Any]) -> Iterator[str]:
         """What to know about a column that works, in words that follow its name."""
         yield from ()
@@ -345,8 +357,6 @@ class Inspection:
     def key_problem(self, table: Table) -> str | None:
         """Why a table cannot get its primary key by a statement; None if it can."""
         columns = [column.name for column in table.primary_key.columns]
-        if self.keys[table.name]:
-            return self.by_hand
         if not self.is_readable(table, columns):
             return "its columns have other types"
         names = [self.quote(column) for column in columns]
@@ -355,8 +365,9 @@ class Inspection:
         listed = ", ".join(names)
         equal = f"SELECT 1 FROM {self.name_of(table)} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608  # names
         if self.rows(equal):
-            return "there are rows with equal keys: decide which to keep, and delete the others"
-        return None
+            is_parent = any(each.referred_table is table for each in self.links)
+            return _EQUAL_PARENTS if is_parent else _EQUAL_ROWS
+        return self.by_hand if self.keys[table.name] else None
 
     def has_key(self, table: Table) -> bool:
         """Whether a table has its primary key."""
@@ -469,6 +480,10 @@ class Inspection:
         """The names of triggers whose function any user may execute with its owner's rights."""
         return ()
 
+    def not_a_text(self, column: Column[Any]) -> str | None:
+        """The condition that a stored id is not a text; None if the database ensures it."""
+        return None
+
     def not_a_time(self, column: str) -> str | None:
         """The condition that a stored time is not one; None if the database ensures it."""
         return None
@@ -476,15 +491,6 @@ class Inspection:
     def check_server(self) -> Iterator[Finding]:
         """How the server stores tables, and its time zone, if it matters."""
         yield from ()
-
-
-def kind_of(kind: Any) -> type:
-    """What Python makes of a type's values."""
-    try:
-        found: type = kind.python_type
-    except NotImplementedError:
-        return object
-    return found
 
 
 def inspect_database(connection: Connection, names: TableNames) -> Inspection:

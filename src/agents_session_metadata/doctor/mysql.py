@@ -16,12 +16,15 @@ from sqlalchemy.dialects import mysql
 
 from agents_session_metadata.storage.tables import TableNames
 
+from .columns import TextColumn
 from .findings import Finding
-from .inspection import Inspection, Statements, TextColumn
+from .inspection import Inspection, Statements
 
 _WIDENED = re.compile("var(char|binary)|(tiny|medium)?(text|blob)")
 _CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")
 """What follows a type: a comment that says whether it is compressed, and how the text is stored."""
+_DEFAULT = re.compile(r"((?: unsigned| zerofill| NOT NULL)*) DEFAULT ('?\d+'?(?= |$))?")
+"""The default of a number, which is one in a table that was created from a query."""
 _LONGEST = 2**32 - 1
 _KEY_BYTES = 3072
 """What the columns of a key may have together."""
@@ -105,6 +108,10 @@ class MySQLInspection(Inspection):
         charset = self.text_of(column).charset
         return [f"holds characters of {charset} only"] if charset not in ("", "utf8mb4") else []
 
+    def lost_characters(self, column: Column[Any]) -> Iterator[str]:
+        if isinstance(self.type_of(column), mysql.LONGTEXT) and column.table in self.own:
+            yield from self._charset_problem(column)
+
     def cautions(self, column: Column[Any]) -> Iterator[str]:
         if isinstance(self.type_of(column), mysql.LONGTEXT) and column.table not in self.own:
             for problem in self._charset_problem(column):
@@ -116,8 +123,6 @@ class MySQLInspection(Inspection):
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         yield from super().type_problems(column, actual)
         wanted, stored = self.type_of(column), self.stored[column.table.name, column.name]
-        if isinstance(wanted, mysql.LONGTEXT) and column.table in self.own:
-            yield from self._charset_problem(column)
         if isinstance(wanted, TIMESTAMP):
             if not isinstance(actual, mysql.TIMESTAMP):
                 yield f"has the type {actual}, which keeps local time; TIMESTAMP keeps UTC"
@@ -135,8 +140,19 @@ class MySQLInspection(Inspection):
             return "its columns are too long for a key"
         return None
 
+    @cached_property
+    def partitioned(self) -> set[str]:
+        """The names of the partitioned tables."""
+        query = (
+            "SELECT DISTINCT table_name FROM information_schema.partitions"
+            " WHERE table_schema = coalesce(:schema, database()) AND partition_name IS NOT NULL"
+        )
+        return {name for (name,) in self.rows(query, schema=self.schema)}
+
     def is_referable(self, parent: Table) -> bool:
-        return super().is_referable(parent) and self.engines.get(parent.name) in (None, "InnoDB")
+        is_possible = self.engines.get(parent.name) in (None, "InnoDB")
+        is_possible = is_possible and parent.name not in self.partitioned
+        return is_possible and super().is_referable(parent)
 
     def may_refer(self, constraint: ForeignKeyConstraint) -> bool:
         return (
@@ -144,6 +160,7 @@ class MySQLInspection(Inspection):
             # Without the key that it used, a foreign key that exists is not shown.
             and self.has_key(constraint.table)
             and self.engines.get(constraint.table.name) == "InnoDB"
+            and constraint.table.name not in self.partitioned
             and self._size_problem(constraint.table, [*constraint.columns]) is None
         )
 
@@ -167,6 +184,15 @@ class MySQLInspection(Inspection):
                     "engine",
                     f"{table.name} is stored by {engine}, which keeps no transactions; make a"
                     f" backup, then run ALTER TABLE {self.name_of(table)} ENGINE=InnoDB",
+                )
+            is_linked = any(table in (each.table, each.referred_table) for each in self.links)
+            if table.name in self.partitioned and is_linked:
+                yield Finding(
+                    "warning" if table is self.expected.messages else "error",
+                    "engine",
+                    f"{table.name} is partitioned, so that it cannot have or be the target of a"
+                    " foreign key that deletes rows with their session; make a backup, then run"
+                    f" ALTER TABLE {self.name_of(table)} REMOVE PARTITIONING",
                 )
 
     def set_default(self, column: Column[Any]) -> Statements:
@@ -216,6 +242,12 @@ class MySQLInspection(Inspection):
             found = re.match(r"""  ([`"])(\w+)\1 (\w+(?:\([^)]*\))?)(.*?),?$""", line)
             if found is not None and found[2] == column.name:
                 rest, stored = found[4], self.text_of(column)
+                # A column cannot have both.
+                default = _DEFAULT.match(rest) if more else None
+                if default is not None:
+                    if default[2] is None:
+                        return ()
+                    rest = default[1] + rest[default.end() :]
                 if stored.charset:
                     named = rf"\1 CHARACTER SET {stored.charset} COLLATE {stored.collation}"
                     rest = _CHARSET.sub(named, rest, count=1)

@@ -13,8 +13,9 @@ from typing import Any
 
 from sqlalchemy import TEXT, VARCHAR, Column, Table
 
+from .columns import TextColumn, kind_of
 from .findings import Finding
-from .inspection import Inspection, Statements, TextColumn, kind_of
+from .inspection import Inspection, Statements
 
 _DEFAULT = 'pg_catalog."default"'
 """The database's own collation, which gives way to any other."""
@@ -26,6 +27,7 @@ class PostgreSQLInspection(Inspection):
     oldest: tuple[int, ...] = (13,)
     product = "PostgreSQL"
     clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
+    times = "in the years 1 to 9999"
     bytewise = 'CAST({} AS TEXT) COLLATE "C"'
 
     def read_texts(self) -> dict[tuple[str, str], TextColumn]:
@@ -128,7 +130,14 @@ class PostgreSQLInspection(Inspection):
         names = {name for (name,) in self.rows(invalid, name=self.name_of(table))}
         return [each for each in super().usable_indexes(table) if each["name"] not in names]
 
+    def not_a_time(self, column: str) -> str | None:
+        return f"NOT ({column} >= '0001-01-01' AND {column} < '10000-01-01')"
+
     def check_server(self) -> Iterator[Finding]:
+        for table in self.present:
+            for column in table.c:
+                if column.autoincrement is True and self.is_readable(table, [column.name]):
+                    yield from self._sequence_behind(column)
         query = "SELECT setting, source FROM pg_settings WHERE name = 'TimeZone'"
         zone, source = self.rows(query)[0]
         if zone.removeprefix("Etc/").upper() in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
@@ -146,6 +155,36 @@ class PostgreSQLInspection(Inspection):
                 " tables in the same step"
             )
         yield Finding("warning", "clock", problem)
+
+    def _sequence_behind(self, column: Column[Any]) -> Iterator[Finding]:
+        """An id that a sequence gives next, although rows have it or greater ones."""
+        table, name = self.name_of(column.table), self.quote(column.name)
+        # The sequence of an identity column refers to the column, and a default to its sequence.
+        query = (
+            "SELECT s.seqrelid::regclass::text, s.seqincrement FROM pg_attribute a, pg_sequence s"
+            " WHERE a.attrelid = to_regclass(:table) AND a.attname = :column"
+            " AND has_sequence_privilege(s.seqrelid, 'SELECT') AND (EXISTS (SELECT 1"
+            " FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = s.seqrelid"
+            " AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum AND d.deptype = 'i')"
+            " OR EXISTS (SELECT 1 FROM pg_attrdef f JOIN pg_depend d ON d.objid = f.oid"
+            " WHERE d.classid = 'pg_attrdef'::regclass AND d.refobjid = s.seqrelid"
+            " AND f.adrelid = a.attrelid AND f.adnum = a.attnum))"
+        )
+        for sequence, step in self.rows(query, table=table, column=column.name):
+            # In one statement: what it reads of the sequence is not older than the rows.
+            following, greatest = self.rows(
+                f"SELECT (SELECT last_value + CASE WHEN is_called THEN {step} ELSE 0 END"  # noqa: S608  # names
+                f" FROM {sequence}), (SELECT coalesce(max({name}), 0) FROM {table})"
+            )[0]
+            if following <= greatest and step > 0:
+                literal = sequence.replace("'", "''")
+                yield Finding(
+                    "error",
+                    "sequences",
+                    f"the next {column.name} of {column.table.name} is {following}, and there is"
+                    f" a row with {greatest}, so that adding rows fails; while nothing else writes,"
+                    f" run SELECT setval('{literal}', {greatest})",
+                )
 
     def set_default(self, column: Column[Any]) -> Statements:
         name = self.quote(column.name)

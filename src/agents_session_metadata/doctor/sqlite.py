@@ -26,7 +26,8 @@ from sqlalchemy import (
     null,
 )
 
-from .inspection import Inspection, Statements, kind_of
+from .columns import kind_of
+from .inspection import Inspection, Statements
 
 
 class SQLiteInspection(Inspection):
@@ -36,8 +37,8 @@ class SQLiteInspection(Inspection):
     product = "SQLite"
     by_hand = (
         "SQLite changes it only by copying all rows into a new table, which doctor does not print;"
-        " do it by a migration of your own, or export the sessions and import them into a new"
-        " database"
+        " do it by a migration of your own, on a copy of the file, as"
+        " https://sqlite.org/lang_altertable.html#otheralter describes"
     )
 
     @property
@@ -48,6 +49,10 @@ class SQLiteInspection(Inspection):
     def master(self) -> str:
         """The table that describes all objects."""
         return f"{self.quote(self.schema)}.sqlite_master" if self.schema else "sqlite_master"
+
+    def stored_name(self, name: str) -> str:
+        query = f"SELECT name FROM {self.master} WHERE name = :name COLLATE NOCASE"  # noqa: S608  # a name
+        return str(self.scalar(query, name=name) or name)
 
     def taken_names(self) -> set[str]:
         return {name for (name,) in self.rows(f"SELECT name FROM {self.master}")}  # noqa: S608  # a name
@@ -99,6 +104,9 @@ class SQLiteInspection(Inspection):
     def is_readable(self, table: Table, columns: Collection[str]) -> bool:
         return self.has(table, *columns)
 
+    def not_a_text(self, column: Column[Any]) -> str | None:
+        return f"typeof({self.quote(column.name)}) NOT IN ('text', 'null')"
+
     def not_a_time(self, column: str) -> str | None:
         is_time = (
             f"typeof({column}) = 'text' AND length({column}) BETWEEN 19 AND 26"
@@ -112,7 +120,8 @@ class SQLiteInspection(Inspection):
         return True
 
     def key_problem(self, table: Table) -> str | None:
-        return self.by_hand
+        problem = super().key_problem(table)
+        return self.by_hand if problem in (None, self.by_hand) else f"{problem}. {self.by_hand}"
 
     def add_foreign_key(self, constraint: ForeignKeyConstraint) -> Statements:
         return ()

@@ -1,0 +1,28 @@
+"""What a column holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+
+class TextColumn(NamedTuple):
+    """How a column of text compares, and how much a column of text or bytes holds."""
+
+    length: float
+    collation: str = ""
+    charset: str = ""
+    is_exact: bool = True
+
+    def __str__(self) -> str:
+        length = "any number of" if self.length == math.inf else self.length
+        return f"{length} characters of the collation {self.collation}"
+
+
+def kind_of(kind: Any) -> type:
+    """What Python makes of a type's values."""
+    try:
+        found: type = kind.python_type
+    except NotImplementedError:
+        return object
+    return found

@@ -1,0 +1,127 @@
+"""Whether the tables are those that are meant, and whether their rows and ids can be read.
+
+If not, everything else that would be found is unreliable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Column, Table
+
+from agents_session_metadata.storage.belonging import (
+    LINKED,
+    copies,
+    intended,
+    look_alike,
+    written_tables,
+)
+
+from .columns import kind_of
+from .findings import Finding
+from .inspection import Inspection
+
+
+def check_reliable(inspection: Inspection) -> list[Finding]:
+    """What keeps the other checks from being reliable; the first kind of it."""
+    for check in (_restricted, _misspelled, _names, _not_text):
+        if found := [*check(inspection)]:
+            return found
+    return []
+
+
+def _restricted(inspection: Inspection) -> Iterator[Finding]:
+    """Tables of which the user may see only some rows: the others would be taken for missing."""
+    for table in inspection.ways.restricted(inspection.connection, inspection.present):
+        yield Finding(
+            "error",
+            "policies",
+            f"row-level security restricts this role on {table.name}, so doctor cannot tell hidden"
+            " rows from missing ones; run it as a role that no policy restricts, such as the owner"
+            " of the tables, or one with BYPASSRLS",
+        )
+
+
+def _misspelled(inspection: Inspection) -> Iterator[Finding]:
+    """Names in another case, by which some databases find a table all the same."""
+    if inspection.misspelled:
+        listed = ", ".join(f"{name} as {other}" for name, other in inspection.misspelled.items())
+        yield Finding(
+            "error",
+            "names",
+            f"the database stores {listed}; give --sessions-table, --messages-table and"
+            " --metadata-table as the names are stored",
+        )
+
+
+def _names(inspection: Inspection) -> Iterator[Finding]:
+    """Signs that the tables do not belong together: a typo, or a table that was renamed."""
+    advice = (
+        "these are probably not the names of tables that belong together, or the table was renamed"
+        " or replaced; check --sessions-table, --messages-table and --metadata-table, and give a"
+        " renamed table its name back. doctor prints no statements for these names"
+    )
+    sessions, messages, metadata, elements = inspection.core
+    identity = {
+        sessions: ("session_id",),
+        messages: ("session_id", "message_data"),
+        metadata: ("session_id", "key"),
+        elements: ("session_id", "key", "position"),
+    }
+    for table, columns in identity.items():
+        lacking = [name for name in columns if not inspection.has(table, name)]
+        if lacking and table in inspection.present:
+            problem = f"{table.name} has no column {' and no '.join(lacking)}"
+            yield Finding("error", "names", f"{problem}: {advice}")
+    for constraint in inspection.links:
+        child, parent = constraint.table, constraint.referred_table
+        every = inspection.foreign_keys.get(child.name, ())
+        keys = [key for key in every if "session_id" in key["constrained_columns"]]
+        if not any(inspection.leads_to(key, parent) for key in keys):
+            for key in keys:
+                elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
+                problem = f"the foreign key of {child.name} {elsewhere}"
+                yield Finding("error", "names", f"{problem}: {advice}")
+    connection, tables = inspection.connection, inspection.tables
+    for table in written_tables(tables):
+        other = None if table.name in inspection.existing else look_alike(connection, tables, table)
+        if other is not None:
+            problem = f"{table.name} is missing, although {other} has the same columns and rows"
+            more = intended(tables, table)
+            problem += f": {advice}" + (f"; {more}" if more else "")
+            yield Finding("error", "names", problem)
+    for _, problem in copies(connection, tables):
+        yield Finding("error", "names", f"{problem}: {advice}; {LINKED}")
+    for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
+        if not inspection.is_filled(parent):
+            state = "is empty" if parent.name in inspection.existing else "is missing"
+            for child in filter(inspection.is_filled, children):
+                problem = f"{parent.name} {state}, and {child.name} has rows"
+                yield Finding("error", "names", f"{problem}: {advice}")
+
+
+def _not_text(inspection: Inspection) -> Iterator[Finding]:
+    """Ids and keys that cannot be compared with texts. Rows that are derived follow from others."""
+    for table in inspection.present:
+        for column in () if table in inspection.derived else id_columns(inspection, table):
+            condition = inspection.not_a_text(column)
+            count = 0 if condition is None else inspection.count(table, condition)
+            if count:
+                values = "1 value of {} is" if count == 1 else f"{count} values of {{}} are"
+                yield Finding(
+                    "error",
+                    "ids",
+                    f"{values.format(f'{table.name}.{column.name}')} not text, as every id and"
+                    " key must be; change each to the right text by SQL, the same in all tables,"
+                    " or delete these rows. doctor checks the rest once all are text",
+                )
+
+
+def id_columns(inspection: Inspection, table: Table) -> Iterator[Column[Any]]:
+    """The columns of a table that exist and hold ids or keys that are texts."""
+    for column in table.c:
+        is_key = column.primary_key or bool(column.foreign_keys)
+        is_text = kind_of(inspection.type_of(column)) is str
+        if is_key and is_text and inspection.has(table, column.name):
+            yield column
