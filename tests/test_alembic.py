@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import alembic
@@ -13,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from conformance import raw
 from documentation import DOCS, blocks
-from sqlalchemy import Column, String
+from sqlalchemy import Column, String, inspect
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, session_tables
@@ -168,6 +169,79 @@ async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, 
     await engine.dispose()
     await asyncio.to_thread(command.downgrade, config, "base")
     assert await raw.table_names(engine) == {"alembic_version"}
+
+
+ADDED = [
+    "ALTER TABLE {table} ADD COLUMN note VARCHAR(50)",
+    "CREATE INDEX {table}_i ON {table} (note)",
+]
+ADDED_ON_SERVERS = [
+    *ADDED,
+    "ALTER TABLE {table} ADD CONSTRAINT {table}_u UNIQUE (note, session_id)",
+    "ALTER TABLE {table} ADD FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id)",
+]
+CHANGED = {
+    "sqlite": ADDED,
+    "postgresql": [
+        *ADDED_ON_SERVERS,
+        "ALTER TABLE {table} ALTER COLUMN created_at DROP DEFAULT",
+        "ALTER TABLE {table} ALTER COLUMN created_at TYPE TEXT",
+        "COMMENT ON TABLE {table} IS 'changed'",
+    ],
+    "mysql": [
+        *ADDED_ON_SERVERS,
+        "ALTER TABLE {table} MODIFY created_at DATETIME(6) NULL COMMENT 'changed'",
+        "ALTER TABLE {table} COMMENT = 'changed'",
+    ],
+}
+WIDENED = {
+    "postgresql": "ALTER TABLE agent_messages ALTER COLUMN id TYPE BIGINT",
+    "mysql": "ALTER TABLE agent_messages MODIFY id BIGINT NOT NULL AUTO_INCREMENT",
+}
+TABLES = ("agent_sessions", "agent_messages", "agent_sessions_metadata")
+DROPPED = "agent_sessions_metadata_search_idx"
+
+
+async def definitions(engine):
+    """The columns, indexes, constraints and comments of the tables, except for one index."""
+
+    def read_all(connection):
+        found = inspect(connection)
+        comments = engine.dialect.supports_comments
+        for name in TABLES:
+            indexes = [each for each in found.get_indexes(name) if each["name"] != DROPPED]
+            yield name, repr(found.get_columns(name)), repr(indexes)
+            yield repr(found.get_unique_constraints(name)), repr(found.get_foreign_keys(name))
+            yield found.get_table_comment(name) if comments else None
+
+    async with engine.connect() as connection:
+        return await connection.run_sync(lambda sync: [*read_all(sync)])
+
+
+async def test_a_migration_keeps_what_others_added_to_the_tables(engine, config, shared_database):
+    kind = shared_database.kind
+    await SessionCatalog(engine, create_tables=True).create_session("chat", metadata={"a": 1})
+    for table in TABLES:
+        for statement in CHANGED[kind]:
+            await raw.execute(engine, statement.format(table=table))
+        await raw.execute(engine, f"UPDATE {table} SET note = 'kept'")
+    if kind in WIDENED:
+        await raw.execute(engine, WIDENED[kind])
+    table = " ON agent_sessions_metadata" if kind == "mysql" else ""
+    await raw.execute(engine, f"DROP INDEX {DROPPED}{table}")
+    before = await definitions(engine)
+    _, text = await revision(config, "later")
+    print(text)  # noqa: T201  # shown with a failure
+    upgrade = text.split("def upgrade")[1].split("def downgrade")[0]
+    assert set(re.findall(r"op\.(\w+)", upgrade)) == {"create_table", "create_index"}
+    assert f"op.create_index('{DROPPED}'" in upgrade
+    assert "op.create_table('agent_sessions_metadata_usage'" in upgrade
+    await upgraded(config)
+    assert await definitions(engine) == before
+    for table in ("agent_sessions", "agent_sessions_metadata"):
+        assert await raw.execute(engine, f"SELECT note FROM {table}") == [("kept",)]
+    _, second = await revision(config, "second")
+    assert "op." not in second.split("def upgrade")[1]
 
 
 @pytest.mark.only_on("sqlite")
