@@ -8,6 +8,7 @@ from pathlib import Path
 
 import alembic
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -15,6 +16,7 @@ from alembic.operations import Operations
 from conformance import raw
 from documentation import DOCS, blocks
 from sqlalchemy import Column, String, inspect
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, session_tables
@@ -102,7 +104,7 @@ async def upgraded(config, target="head"):
 
 def with_triggers(text):
     """What the documentation says to add by hand."""
-    added = documented("SQLite: triggers")
+    added = documented("Triggers")
     upgrade, downgrade = added.split("def downgrade() -> None:")
     upgrade = upgrade.split("def upgrade() -> None:")[1].replace("    ...\n", "")
     downgrade = downgrade.replace("    ...\n", "")
@@ -130,8 +132,7 @@ async def test_an_sdk_database_gets_our_tables_once(engine, config, shared_datab
     assert "op.create_table('agent_sessions'" not in text
     assert "op.create_table('agent_messages'" not in text
     assert "alter_column" not in text
-    if shared_database.kind == "sqlite":
-        write(path, with_triggers(text))
+    write(path, with_triggers(text))
     await upgraded(config)
     findings = [finding for finding in await diagnose(engine) if finding.level == "error"]
     assert findings == []
@@ -145,11 +146,17 @@ async def test_an_sdk_database_gets_our_tables_once(engine, config, shared_datab
     assert await session.find_sessions_by_metadata({"tags": {"$contains": "x"}}) == ["chat"]
     await session.clear_session()
     assert await raw.metadata_rows(engine) == 0
+    for key in ("tags", "$text"):
+        await catalog.create_index(key)
+    await session.add_items([raw.message("hello")])
     await engine.dispose()
     await asyncio.to_thread(command.downgrade, config, "base")
     assert {"agent_sessions", "agent_messages"} <= await raw.table_names(engine)
     assert "agent_sessions_metadata" not in await raw.table_names(engine)
-    await raw.execute(engine, "INSERT INTO agent_sessions (session_id) VALUES ('later')")
+    for name in ("chat", "later"):
+        plain = SQLAlchemySession(name, engine=engine)
+        await plain.add_items([raw.message("hello")])
+        await plain.clear_session()
 
 
 async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, shared_database):
@@ -157,13 +164,13 @@ async def test_a_migration_that_makes_the_tables_of_the_sdk_too(engine, config, 
     print(text)  # noqa: T201  # shown with a failure
     ours = [table for group in session_tables().groups for table in group.tables]
     assert text.count("op.create_table(") == 1 + len(ours)
-    if shared_database.kind == "sqlite":
-        write(path, with_triggers(text))
+    text = with_triggers(text)
     if shared_database.kind == "mysql":
         # Alembic writes the line with the other quotation mark.
         line = documented("MariaDB and MySQL: downgrade").strip().replace('"', "'")
         assert text.count(line) == 1
-        write(path, text.replace(line, ""))
+        text = text.replace(line, "")
+    write(path, text)
     await upgraded(config)
     await SessionCatalog(engine).create_session("chat", metadata={"tags": ["x"]})
     await engine.dispose()
@@ -271,6 +278,31 @@ async def test_batch_mode_keeps_triggers_and_ids(engine, shared_database, table)
     await session.add_items([raw.message("again")])
     await session.clear_session()
     assert await raw.count_rows(engine, "agent_sessions_metadata") == 0
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("foreign_keys", [False, True])
+async def test_batch_mode_that_fails_changes_nothing(engine, shared_database, foreign_keys):
+    session = await SessionCatalog(engine, create_tables=True).create_session("chat")
+    await session.add_items([raw.message("hello")])
+    query = "SELECT name, sql FROM sqlite_master ORDER BY name"
+    before = await raw.execute(engine, query)
+    source = documented("SQLite: batch mode").replace(
+        "        ...", "        batch.add_column(BAD)"
+    )
+
+    def migrate(connection):
+        operations = Operations(MigrationContext.configure(connection))
+        found = {"op": operations, "BAD": Column("bad", String, nullable=False)}
+        exec(source, found)  # noqa: S102  # of the documentation
+        found["upgrade"]()
+
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql(f"PRAGMA foreign_keys = {int(foreign_keys)}")
+        with pytest.raises(RuntimeError if foreign_keys else IntegrityError):
+            await connection.run_sync(migrate)
+    assert await raw.execute(engine, query) == before
+    assert await raw.count_rows(engine, "agent_messages") == 1
 
 
 @pytest.mark.only_on("sqlite")
