@@ -105,3 +105,26 @@ async def test_deleting_an_account_deletes_paused_runs_and_usage(backend):
         assert [each.session_id async for each in catalog.iter_sessions()] == ["u2"]
         assert [run.session_id for run in (await PausedRuns(catalog).list()).runs] == ["u2"]
         assert [row.owner_id for row in await catalog.usage(by=["owner_id"])] == ["u2"]
+
+
+async def test_streams_of_the_usage_page_are_scoped(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    program = Program()
+    for block in blocks(DOCS / "usage.md"):
+        await program.run(block)
+    names = program.namespace
+    names["agent"].model = ScriptedModel([[assistant_message("At eight.")]])
+    session = names["session"]
+    before = await session.get_items()
+    async with served(names["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+
+        async def ask(user, chat):
+            url = f"{address}/chats/{chat}?text=When"
+            return (await client.post(url, headers={"x-user": user})).status_code
+
+        assert await ask("u2", session.session_id) == 404
+        assert await ask("u1", "nope") == 404
+        assert await session.get_items() == before
+        assert await ask("u1", session.session_id) == 200
+        assert len(await session.get_items()) == len(before) + 2
+    await program.close()
