@@ -72,6 +72,8 @@ def _clean(name: str, run_steps: Callable[[str], None]) -> None:
 
 
 def _tables(name: str) -> dict[str, Any]:
+    # Other applications have tables such as approval_sessions.
+    name = f"asm_example_{name}"
     return {"sessions_table": f"{name}_sessions", "messages_table": f"{name}_messages"}
 
 

@@ -6,13 +6,23 @@ from _common import run
 from agents import Agent, ModelBehaviorError, Runner
 from agents.testing import ScriptedModel, assistant_message
 
-from agents_session_metadata import ItemInfo, SessionCatalog, SessionChangedError
+from agents_session_metadata import (
+    ItemInfo,
+    SessionCatalog,
+    SessionChangedError,
+    SQLAlchemyMetadataSession,
+)
 
 
 def guide(*answers: str) -> Agent[Any]:
     """Return an agent with a scripted model that gives these answers and then fails."""
     script: list[Any] = [[assistant_message(answer)] for answer in answers]
     return Agent(name="guide", model=ScriptedModel([*script, ModelBehaviorError("no answer")]))
+
+
+def no_instructions(_context: Any, _agent: Agent[Any]) -> str:
+    """Fail before the agent has stored the question."""
+    raise ConnectionError("no instructions")
 
 
 def text_of(item: dict[str, Any]) -> str:
@@ -27,6 +37,24 @@ async def show(catalog: SessionCatalog, session_id: str) -> list[ItemInfo]:
     for each in page.items:
         print(f"  {each.item['role']:>9}: {text_of(each.item)}")
     return page.items
+
+
+async def ask(
+    catalog: SessionCatalog, session: SQLAlchemyMetadataSession, agent: Agent[Any], question: str
+) -> None:
+    """Stream an answer. If the run fails, remove what it has stored, so that it can be repeated."""
+    page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1)
+    newest = page.items[0].item_id if page.items else 0
+    try:
+        async for _ in Runner.run_streamed(agent, question, session=session).stream_events():
+            pass
+    except Exception:
+        # If nothing is stored yet, `rewind(turns=1)` would remove the turn before the question.
+        page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1000)
+        added = [each.item_id for each in page.items if each.item_id > newest]
+        if added:
+            await session.rewind(before=min(added))
+        raise
 
 
 async def main(catalog: SessionCatalog) -> None:
@@ -62,13 +90,13 @@ async def main(catalog: SessionCatalog) -> None:
         raise AssertionError("an outdated tab changed the conversation")
 
     print("Retry after a failure:")
-    try:
-        await Runner.run(guide(), "Where do I buy a ticket?", session=session)
-    except ModelBehaviorError as error:
-        print("  failed:", error)
-    # The question is stored, but no answer. Asking again would store the question twice.
-    await session.rewind(turns=1)
-    await Runner.run(guide("At any kiosk."), "Where do I buy a ticket?", session=session)
+    for failing in (guide(), Agent(name="guide", instructions=no_instructions)):
+        try:
+            await ask(catalog, session, failing, "Where do I buy a ticket?")
+        except (ModelBehaviorError, ConnectionError) as error:
+            print("  failed:", error)
+        assert len(await session.get_items()) == 2
+    await ask(catalog, session, guide("At any kiosk."), "Where do I buy a ticket?")
     items = await show(catalog, "lisbon")
     assert [each.item["role"] for each in items] == ["user", "assistant"] * 2
 

@@ -21,9 +21,12 @@ from typing import Any
 import pytest
 from agents import RunHooks
 from documentation import DOCS, ROOT, Program, blocks, pages
+from servers import Database
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import agents_session_metadata
-from agents_session_metadata import keys, types
+from agents_session_metadata import SessionCatalog, keys, types
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,6 +82,52 @@ def test_the_code_can_be_pasted_into_a_console(page: Path) -> None:
             except SyntaxError as error:
                 pytest.fail(f"{block.place}: {error}: {line}")
         assert lines == [], block.place
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+async def test_a_change_while_a_table_is_moved_is_kept(
+    shared_database: Database, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = create_async_engine(shared_database.url)
+    # The SDK cannot create its tables on MariaDB.
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    program = Program()
+    for block in blocks(DOCS / "guide" / "moving.md"):
+        source = block.source.replace("sqlite+aiosqlite:///chat.db", shared_database.url)
+        await program.run(dataclasses.replace(block, source=source))
+    names = program.namespace
+    catalog = names["catalog"]
+    write = catalog.set_metadata
+    change = "UPDATE chats SET title = 'Porto', tags = NULL WHERE session_id = 'chat-1'"
+
+    async def user_changes() -> None:
+        monkeypatch.setattr(catalog, "set_metadata", write)
+        async with engine.begin() as connection:
+            await connection.execute(text(change))
+        await write("chat-1", {"title": "Porto", "tags": []})
+
+    async def copies(*arguments: Any, **options: Any) -> None:
+        if moment == "before":
+            await user_changes()
+        await write(*arguments, **options)
+        if moment == "after":
+            await user_changes()
+
+    monkeypatch.setattr(catalog, "set_metadata", copies)
+    assert await names["copy_chats"]() == ["gone"]
+    moved = {"owner_id": "u1", "title": "Porto", "tags": []}
+    assert await catalog.get_metadata("chat-1") == moved
+    assert await names["different_chats"]() == []
+
+    # A process that stops between its two writes
+    async with engine.begin() as connection:
+        await connection.execute(text(change.replace("Porto", "Faro")))
+    assert await names["different_chats"]() == ["chat-1"]
+    await names["copy_chats"]()
+    assert await catalog.get_metadata("chat-1") == {**moved, "title": "Faro"}
+    assert await names["different_chats"]() == []
+    await program.close()
+    await engine.dispose()
 
 
 def test_lines_are_wrapped() -> None:

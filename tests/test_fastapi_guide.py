@@ -6,9 +6,12 @@ import asyncio
 
 import httpx2
 import pytest
-from agents.testing import ScriptedModel, assistant_message
+from agents import Runner, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
 from conversations.serving import served
 from documentation import DOCS, Program, blocks
+
+from agents_session_metadata import PausedRuns, SessionTracker
 
 USERS = 50
 
@@ -76,5 +79,52 @@ async def test_fifty_users_at_once(backend):
         )
         assert [item["role"] for item in items.json()["data"]] == ["assistant", "user"]
         gone = await client.delete(f"{address}/account", headers=mine)
-        assert gone.json() == {"deleted": 1}
+        assert gone.json() == {"deleted": 1, "left": 0}
         assert await catalog.count_sessions() == USERS - 1
+
+
+async def test_deleting_an_account_deletes_paused_runs_and_usage(backend):
+    @function_tool(needs_approval=True)
+    def apply_plan():
+        return "applied"
+
+    backend["agent"].tools = [apply_plan]
+    call = function_call("apply_plan", {}, call_id="call-1")
+    backend["agent"].model = ScriptedModel([[call], [call]])
+    async with served(backend["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+        catalog = backend["app"].state.catalog
+        for user in ("u1", "u2"):
+            session = await catalog.create_session(user, metadata={"owner_id": user})
+            async with SessionTracker(session) as hooks:
+                result = await Runner.run(
+                    backend["agent"], "Apply the plan", session=session, hooks=hooks
+                )
+            await PausedRuns(catalog).pause(session, result)
+        gone = await client.delete(f"{address}/account", headers={"x-user": "u1"})
+        assert gone.json() == {"deleted": 1, "left": 0}
+        assert [each.session_id async for each in catalog.iter_sessions()] == ["u2"]
+        assert [run.session_id for run in (await PausedRuns(catalog).list()).runs] == ["u2"]
+        assert [row.owner_id for row in await catalog.usage(by=["owner_id"])] == ["u2"]
+
+
+async def test_streams_of_the_usage_page_are_scoped(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    program = Program()
+    for block in blocks(DOCS / "usage.md"):
+        await program.run(block)
+    names = program.namespace
+    names["agent"].model = ScriptedModel([[assistant_message("At eight.")]])
+    session = names["session"]
+    before = await session.get_items()
+    async with served(names["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+
+        async def ask(user, chat):
+            url = f"{address}/chats/{chat}?text=When"
+            return (await client.post(url, headers={"x-user": user})).status_code
+
+        assert await ask("u2", session.session_id) == 404
+        assert await ask("u1", "nope") == 404
+        assert await session.get_items() == before
+        assert await ask("u1", session.session_id) == 200
+        assert len(await session.get_items()) == len(before) + 2
+    await program.close()

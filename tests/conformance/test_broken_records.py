@@ -172,7 +172,12 @@ async def test_a_record_that_is_broken_replaces_nothing(catalog):
 
 @pytest.mark.parametrize("place", ["created_at", "updated_at", "items"])
 @pytest.mark.parametrize(
-    "time", ["1969-12-31T23:59:59", "1970-01-01T00:00:00", "2038-01-19T03:14:08"]
+    "time",
+    [
+        *["0001-01-01T00:00:00", "0001-12-31T23:59:59.999999", "0002-01-01T00:00:00"],
+        *["1969-12-31T23:59:59", "1970-01-01T00:00:00", "2038-01-19T03:14:08"],
+        *["9998-12-31T23:59:59.999999", "9999-01-01T00:00:00", "9999-12-31T23:59:59.999999"],
+    ],
 )
 async def test_times_that_not_every_database_holds(catalog, place, time):
     wanted = broken(("items", 2, "created_at") if place == "items" else (place,), f"{time}+00:00")
@@ -184,6 +189,13 @@ async def test_times_that_not_every_database_holds(catalog, place, time):
         [found] = [found async for found in catalog.export_sessions()]
         assert sorted(map(str, found["items"])) == sorted(map(str, wanted["items"]))
         assert {**found, "items": []} == {**wanted, "items": []}
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z"])
+async def test_times_that_local_time_cannot_express(catalog, time):
+    error = await check(catalog, broken(("updated_at",), time))
+    assert "$.updated_at is outside the years 2 to 9998" in str(error)
 
 
 async def test_a_newer_format_is_told(catalog):

@@ -191,6 +191,10 @@ class PostgreSQL(Dialect):
             return moment
 
     def time_to_store(self, moment: datetime) -> Any:
+        # asyncpg stores the first moment of the calendar as -infinity, and near its ends, the local
+        # time that the SDK's tables hold may be outside of it.
+        if not 2 <= moment.year <= 9998:
+            raise ValueError("is outside the years 2 to 9998")
         return moment
 
     def insert_rows(
