@@ -58,15 +58,15 @@ def remove(
     Raises:
         RefusedRowError: If a trigger of the application keeps a row, or a message.
     """
-    result = connection.execute(statement, parameters)
+    result: Any = connection.execute(statement, parameters)
     if not dialect.vetoes_silently:
         return
     sessions, messages = tables.sessions, tables.messages
-    rows = result.all()
-    if any(has_messages for _, has_messages in rows):
+    returned: dict[str, bool] = {row[0]: row[1] for row in result}
+    if any(returned.values()):
         raise _message_kept(_first(connection, messages.c.session_id, dialect, ids))
     # A row that is not returned may be gone too: a trigger on the messages may have deleted it.
-    doubtful = sorted(set(ids).difference(session_id for session_id, _ in rows))
+    doubtful = sorted(set(ids).difference(returned))
     kept = _first(connection, sessions.c.session_id, dialect, doubtful) if doubtful else None
     if kept is not None:
         raise RefusedRowError(
