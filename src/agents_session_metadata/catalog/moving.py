@@ -84,8 +84,8 @@ class Moving(CatalogPart):
 
         Raises:
             InvalidFilterError: If the filter is invalid.
-            RuntimeError: If a trigger of the application keeps the row of a session. Its batch is
-                rolled back.
+            RuntimeError: If a trigger of the application keeps the row of a session or a message.
+                Its batch is rolled back.
             TablesMismatchError: If the table of paused runs was renamed.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `inactive_for` or `paused_for` is not a timedelta.

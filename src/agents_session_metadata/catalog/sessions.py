@@ -197,8 +197,8 @@ class SingleSessions(CatalogPart):
             Whether the session existed.
 
         Raises:
-            RuntimeError: If a trigger of the application keeps the row of the session. Nothing is
-                deleted.
+            RuntimeError: If a trigger of the application keeps the row of the session or a message.
+                Nothing is deleted.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         check_id_type(session_id)
