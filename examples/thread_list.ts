@@ -68,8 +68,10 @@ export function threadListAdapter(
     async generateTitle(id, messages) {
       const parts = messages.find((message) => message.role === "user")?.content ?? [];
       const text = parts.flatMap((part) => (part.type === "text" ? [part.text] : [])).join(" ");
-      const title = text.trim().slice(0, 60) || "New chat";
-      await change(id, { title });
+      // The user can have renamed the thread before its first answer ends.
+      const stored = (await call("GET", path(id))).metadata.title;
+      const title = stored ?? (text.trim().slice(0, 60) || "New chat");
+      if (stored === undefined) await change(id, { title });
       return createAssistantStream((controller) => controller.appendText(title));
     },
   };

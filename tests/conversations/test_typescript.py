@@ -97,6 +97,7 @@ async def test_the_thread_list_of_assistant_ui(node, database):
     }
     assert "".join(seen["chunks"]) == "Which tram?"
     assert seen["titled"] == "Which tram?"
+    assert seen["kept"] == "Renamed"
     assert seen["pages"] == [50, 10]
     assert "not found" in seen["error"]
     assert await catalog.count_sessions() == 61

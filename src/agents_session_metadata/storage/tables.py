@@ -203,7 +203,9 @@ def session_tables(
 ) -> SessionTables:
     """Put the tables into a `MetaData`, such as the one that Alembic compares a database with.
 
-    `MetaData.create_all` then creates everything, SQLite's triggers included.
+    `MetaData.create_all` then creates everything, SQLite's triggers included. For Alembic, use the
+    `include_object` of "Migrations" in the documentation. Without it, Alembic drops columns and
+    indexes that your application added to the tables.
 
     Args:
         metadata: Where the tables go; a new `MetaData` by default. Calling again with the same one
