@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+from datetime import date
 
 import pytest
+from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
+from chatkit.store import NotFoundError
 from servers import Database
 from sqlalchemy import MetaData, event, inspect, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
+    PausedRuns,
     SessionCatalog,
+    SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
+    TextIndexMissingError,
     session_tables,
 )
+from agents_session_metadata.chatkit import CatalogStore
+from agents_session_metadata.doctor import diagnose
 from conformance import raw
+from conformance.approving import Deployer, deploys
 from conformance.compaction import Client
+from conformance.test_chatkit import user_item
 
 TABLES = {
     "agent_sessions",
@@ -381,6 +391,75 @@ async def test_a_schema_translated_to(database, tmp_path):
         plain = SQLAlchemyMetadataSession("chat", engine=database.engine())
         with pytest.raises(TablesMissingError):
             await plain.get_metadata()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("create_tables", [True, False])
+async def test_somebody_elses_tables_in_the_search_path(database: Database, create_tables):
+    keys = ("owner_id", "$updated_at", "$text")
+    await raw.execute(database.engine(), "CREATE SCHEMA mine")
+    path = {"server_settings": {"search_path": "mine,public"}}
+    session = await SessionCatalog(
+        database.engine(connect_args=path), create_tables=True
+    ).create_session("t", metadata={"owner_id": "u1"})
+    await session.add_items([raw.message("mine")])
+    # Somebody else has everything, in another schema that the names are looked for in.
+    their_engine = database.engine()
+    theirs = SessionCatalog(their_engine, create_tables=True)
+    store = CatalogStore(theirs, scope=lambda owner: {"owner_id": owner})
+    for key in keys:
+        await theirs.create_index(key)
+    their_session = await theirs.create_session("t", metadata={"owner_id": "u2"})
+    await store.add_thread_item("t", user_item("t", "secret"), "u2")
+    result = await Runner.run(Deployer().agent(deploys("secret")), "secret", session=their_session)
+    await PausedRuns(theirs).pause(their_session, result)
+    async with SessionTracker(their_session, model="m"):
+        pass
+
+    async def everything() -> list:
+        names = await raw.execute(
+            their_engine, "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
+        )
+        return [
+            (
+                name,
+                sorted(map(str, await raw.execute(their_engine, f"SELECT * FROM public.{name}"))),
+            )
+            for (name,) in names
+        ]
+
+    before = await everything()
+    assert "secret" in str(before)
+    engine = database.engine(connect_args=path)
+    catalog = SessionCatalog(engine, create_tables=create_tables)
+    mine = catalog.scoped({"owner_id": "u1"})
+    assert [info.session_id for info in (await mine.list_sessions()).sessions] == ["t"]
+    assert await catalog.list_indexes() == []
+    assert not any([await catalog.drop_index(key) for key in keys])
+    for call in (
+        mine.search("secret"),
+        PausedRuns(mine).list(),
+        PausedRuns(mine).discard("t"),
+        CatalogStore(mine, scope=None).load_thread_items("t", None, 9, "asc", None),
+        mine.usage(by=("session_id",)),
+        catalog.delete_usage(before=date.max),
+    ):
+        with contextlib.suppress(TablesMissingError, TextIndexMissingError, NotFoundError):
+            assert "secret" not in str(await call)
+    records = [record async for record in catalog.export_sessions()]
+    assert "secret" not in str(records)
+    assert await catalog.import_sessions(records, "replace") == 1
+    assert (await mine.session("t").rewind(turns=1))[0].item == raw.message("mine")
+    assert not [each for each in await diagnose(engine) if each.level == "error"]
+    assert await catalog.delete_session("t")
+    await catalog.create_session("t")
+    assert await everything() == before
+    if create_tables:
+        for key in keys:
+            await catalog.create_index(key)
+        await CatalogStore(catalog, scope=None).add_thread_item("t", user_item("t", "own"), None)
+        assert await everything() == before
+        assert not [each for each in await diagnose(engine) if each.level == "error"]
 
 
 async def test_percent_signs_in_table_names(database: Database):

@@ -17,6 +17,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     func,
+    inspect,
     select,
     text,
 )
@@ -395,10 +396,25 @@ class Dialect:
         found = Counter(connection.scalars(query))
         return sorted(name for name, number in found.items() if number == len(columns))
 
-    def usable(
-        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    def beside(
+        self, connection: Connection, sessions: Table, tables: Sequence[Table]
     ) -> list[Table]:
-        """Returns the tables that exist and on which the user has a privilege."""
+        """Returns the tables that exist and can belong to the sessions table.
+
+        On PostgreSQL, a name can find a table in another schema, of somebody else's sessions.
+        """
+        schema = connection.schema_for_object(sessions)
+        has_table = inspect(connection).has_table
+        return [each for each in tables if has_table(each.name, schema)]
+
+    def usable(
+        self,
+        connection: Connection,
+        sessions: Table,
+        tables: Sequence[Table],
+        privilege: str = "select",
+    ) -> list[Table]:
+        """Returns the tables of `beside` on which the user has a privilege."""
         raise NotImplementedError
 
     def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:

@@ -325,7 +325,11 @@ class MySQL(Dialect):
         return links
 
     def usable(
-        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+        self,
+        connection: Connection,
+        sessions: Table,
+        tables: Sequence[Table],
+        privilege: str = "select",
     ) -> list[Table]:
         in_schema = "table_schema = coalesce(:schema, database())"
         parameters = {"schema": connection.schema_for_object(tables[0]), "privilege": privilege}

@@ -274,11 +274,22 @@ class PostgreSQL(Dialect):
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
-    def usable(
-        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+    def beside(
+        self, connection: Connection, sessions: Table, tables: Sequence[Table]
     ) -> list[Table]:
-        condition = "has_table_privilege(to_regclass(t.name), :privilege)"
-        return self._those(connection, tables, condition, privilege=privilege)
+        parent = _name_value(connection, sessions)
+        return self._those(connection, tables, _BESIDE, sessions=parent)
+
+    def usable(
+        self,
+        connection: Connection,
+        sessions: Table,
+        tables: Sequence[Table],
+        privilege: str = "select",
+    ) -> list[Table]:
+        condition = f"has_table_privilege(to_regclass(t.name), :privilege) AND {_BESIDE}"
+        parent = _name_value(connection, sessions)
+        return self._those(connection, tables, condition, sessions=parent, privilege=privilege)
 
     def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
         return self._those(connection, tables, "row_security_active(to_regclass(t.name))")
@@ -339,6 +350,16 @@ class PostgreSQL(Dialect):
         effective, declared = collation
         kind = String() if declared == "default" else String(collation=declared)
         return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+
+_BESIDE = (
+    "EXISTS (SELECT FROM pg_class r WHERE r.oid = to_regclass(t.name) AND (r.relnamespace IN"
+    " ((SELECT s.relnamespace FROM pg_class s WHERE s.oid = to_regclass(:sessions)),"
+    " to_regnamespace(quote_ident(current_schema()))) OR EXISTS (SELECT FROM pg_constraint c"
+    " WHERE c.contype = 'f' AND c.conrelid = r.oid AND c.confrelid = to_regclass(:sessions))))"
+)
+"""Whether the table `t.name` is in the schema of the sessions table, in the one in which tables are
+created, or refers to the sessions table."""
 
 
 def _name_value(connection: Connection, table: Table) -> str:

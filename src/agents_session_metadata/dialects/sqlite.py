@@ -299,7 +299,11 @@ class SQLite(Dialect):
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
     def usable(
-        self, connection: Connection, tables: Sequence[Table], privilege: str = "select"
+        self,
+        connection: Connection,
+        sessions: Table,
+        tables: Sequence[Table],
+        privilege: str = "select",
     ) -> list[Table]:
         query = f"SELECT name FROM {self.schema_of(connection, tables[0])}sqlite_master"  # noqa: S608  # a quoted name
         names = {"names": [table.name for table in tables]}

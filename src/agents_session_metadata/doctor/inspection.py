@@ -40,7 +40,7 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.creation import types_beside
+from agents_session_metadata.storage.creation import existing_tables, types_beside
 from agents_session_metadata.storage.tables import (
     CORE,
     CREATE_TYPES,
@@ -89,12 +89,9 @@ class Inspection:
         self.inspector: Any = inspect(connection)
         self.tables: SessionTables = query_tables(names)
         self.schema: str | None = connection.schema_for_object(self.tables.sessions)
-        every = [table.name for group in self.tables.groups for table in group.tables]
-        found = {
-            name: self.stored_name(name)
-            for name in every
-            if self.inspector.has_table(name, self.schema)
-        }
+        every = [table for group in self.tables.groups for table in group.tables]
+        there = existing_tables(connection, self.tables, every)
+        found = {table.name: self.stored_name(table.name) for table in there}
         self.existing: set[str] = {name for name, stored in found.items() if stored == name}
         self.misspelled: dict[str, str] = {
             name: stored for name, stored in found.items() if stored != name

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, func, inspect, select, tuple_, update
+from sqlalchemy import Connection, delete, func, select, tuple_, update
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
@@ -151,8 +151,7 @@ class _TextIndex:
 
     def read_state(self, connection: Connection) -> int | None:
         """The state; None if there is no index, or no tables for it."""
-        schema = connection.schema_for_object(self._state)
-        if not inspect(connection).has_table(self._state.name, schema):
+        if not self._dialect.beside(connection, self._tables.sessions, [self._state]):
             return None
         state: int | None = connection.scalar(select(self._state.c.state).where(self._own))
         return state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -55,15 +55,29 @@ def find_missing(
 ) -> list[str]:
     """The names of all tables and triggers of some groups that the database lacks."""
     tables = query_tables(names)
-    schema = connection.schema_for_object(tables.sessions)
-    inspector = inspect(connection)
     missing: list[str] = []
     for group in map(tables.group, groups):
-        missing += [
-            each.name for each in group.tables if not inspector.has_table(each.name, schema)
-        ]
+        existing = existing_tables(connection, tables, group.tables)
+        missing += [each.name for each in group.tables if each not in existing]
         missing += [trigger.name for trigger in _missing_triggers(connection, group)]
     return missing
+
+
+def existing_tables(
+    connection: Connection, tables: SessionTables, some: Sequence[Table]
+) -> list[Table]:
+    """Those of some tables that exist.
+
+    Core tables count wherever their names find them: `check_links` tells whose they are.
+    """
+    has_table = inspect(connection).has_table
+    schema = connection.schema_for_object(tables.sessions)
+    core = [each for each in some if each in tables.tables and has_table(each.name, schema)]
+    optional = [each for each in some if each not in tables.tables]
+    found = optional and dialect_of(connection.dialect).beside(
+        connection, tables.sessions, optional
+    )
+    return [*core, *found]
 
 
 def groups_in_use(connection: Connection, names: TableNames) -> list[str]:
@@ -88,13 +102,9 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     """
     dialect = dialect_of(connection.dialect)
     plain = query_tables(names)
-    schema = connection.schema_for_object(plain.sessions)
-    inspector = inspect(connection)
-    existing = {
-        each.name
-        for each in (*plain.tables, *plain.group(group).tables)
-        if inspector.has_table(each.name, schema)
-    }
+    inspector, schema = inspect(connection), connection.schema_for_object(plain.sessions)
+    some = (*plain.tables, *plain.group(group).tables)
+    existing = {each.name for each in existing_tables(connection, plain, some)}
     if names.sessions in existing:
         tables = build_tables(MetaData(), names, types_beside(connection, plain.sessions))
     else:

@@ -41,10 +41,11 @@ class KnownIndexes:
         indexes = tables.group(ACTIVITY)["_indexes"]
         keys: Any = ()
         # Whoever may not read the table works as if there were no index.
-        self.has_tables = bool(dialect_of(connection.dialect).usable(connection, [indexes]))
+        usable = dialect_of(connection.dialect).usable
+        self.has_tables = bool(usable(connection, tables.sessions, [indexes]))
         if self.has_tables:
-            usable = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
-            keys = connection.scalars(select(indexes.c.key).where(*usable))
+            complete = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
+            keys = connection.scalars(select(indexes.c.key).where(*complete))
         self._keys, self._looked_at = frozenset(keys), time.monotonic()
 
     def forget(self) -> bool:

@@ -16,12 +16,12 @@ from sqlalchemy import (
     delete,
     func,
     insert,
-    inspect,
     or_,
     select,
     update,
 )
 
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.errors import SessionPausedError
 
@@ -75,8 +75,8 @@ def paused_table(tables: SessionTables) -> Table:
 
 def has_paused_table(connection: Connection, tables: SessionTables) -> bool:
     """Whether the table exists: without it, no run is paused."""
-    table = paused_table(tables)
-    return inspect(connection).has_table(table.name, connection.schema_for_object(table))
+    beside = dialect_of(connection.dialect).beside
+    return bool(beside(connection, tables.sessions, [paused_table(tables)]))
 
 
 def has_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> bool:

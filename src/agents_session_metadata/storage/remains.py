@@ -53,7 +53,8 @@ class KnownOptional:
             for table in group.tables
             if table.foreign_key_constraints
         ]
-        found = tuple(dialect_of(connection.dialect).usable(connection, of_sessions))
+        usable = dialect_of(connection.dialect).usable
+        found = tuple(usable(connection, tables.sessions, of_sessions))
         was_wrong = self._looked_at is not None and found != self._readable
         self._readable, self._looked_at = found, time.monotonic()
         return was_wrong

@@ -15,7 +15,6 @@ from sqlalchemy import (
     false,
     func,
     insert,
-    inspect,
     select,
     update,
 )
@@ -87,8 +86,7 @@ class ThreadRows:
 
     def exist(self, connection: Connection) -> bool:
         """Whether the table of items exists."""
-        schema = connection.schema_for_object(self._items)
-        return inspect(connection).has_table(self._items.name, schema)
+        return bool(self._dialect.beside(connection, self._tables.sessions, [self._items]))
 
     # ---- items ----
 

@@ -72,12 +72,12 @@ class KnownText:
             self._exists = False
             # Whoever may not read the table leaves what is written in the queue.
             usable = dialect_of(connection.dialect).usable
-            if usable(connection, [state]):
+            if usable(connection, tables.sessions, [state]):
                 found: Any = connection.execute(select(state.c.state).where(state.c.key == TEXT))
                 self._exists = found.scalar() not in (None, DROPPING)
             if self._exists:
                 words = tables.group(WORDS).tables[0]
-                self.is_writable = bool(usable(connection, [words], "insert"))
+                self.is_writable = bool(usable(connection, tables.sessions, [words], "insert"))
             self._looked_at = now
         return self._exists
 
