@@ -43,7 +43,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .dialects import dialect_of
-from .dialects.urls import check_engine
+from .dialects.urls import check_engine, owner_of
 from .query.queries import Queries
 from .quoting import quoted
 from .scope import ScopedStore, open_store
@@ -109,8 +109,8 @@ def sdk_store(
         UnsupportedDialectError: If the engine is for another database.
     """
     check_engine(engine)
-    SQLAlchemySession._configure_sqlite_engine(engine)
-    lock = SQLAlchemySession._sqlite_connection_locks.get(id(engine.sync_engine))
+    SQLAlchemySession._configure_sqlite_engine(owner_of(engine))
+    lock = _turns_on(engine)
     return open_store(
         engine,
         names,
@@ -225,6 +225,11 @@ def _begin(session: Session, transaction: object, connection: Connection) -> Non
     dialect.begin(connection)
 
 
+def _turns_on(engine: AsyncEngine) -> threading.Lock | None:
+    """The SDK's lock for the one connection of an engine, if it has only one."""
+    return SQLAlchemySession._sqlite_connection_locks.get(id(owner_of(engine).sync_engine))
+
+
 def _with_transactions(engine: AsyncEngine) -> AsyncEngine:
     """The engine, or one with the same connections if this one commits each statement."""
     level = engine.get_execution_options().get("isolation_level")
@@ -268,7 +273,6 @@ class StoredSession(SQLAlchemySession):
             self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
             self._engine = engine
             self._ensure_ascii = ensure_ascii
-            self._connection_lock = self._sqlite_connection_locks.get(id(engine.sync_engine))
             self._init_lock = (
                 self._get_table_init_lock(engine, names.sessions, names.messages)
                 if database.create_tables
@@ -286,6 +290,7 @@ class StoredSession(SQLAlchemySession):
                 ensure_ascii=ensure_ascii,
                 **kwargs,
             )
+        self._connection_lock = _turns_on(engine)
         self._session_factory = async_sessionmaker(
             _with_transactions(engine), expire_on_commit=False, sync_session_class=_CheckedSession
         )

@@ -429,3 +429,23 @@ async def test_clearing_against_writing(engine):
     await plain.clear_session()
     assert await raw.metadata_rows(engine) == 0
     assert await session.get_items() == []
+
+
+async def test_engines_that_share_their_connections(engine):
+    option_engine = engine.execution_options(schema_translate_map={})
+    mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1"})
+    theirs = SessionCatalog(option_engine, create_tables=True).scoped({"owner_id": "u2"})
+    session = await mine.create_session("mine")
+    await theirs.create_session("first")
+
+    async def look(number: int) -> None:
+        for _ in range(number % 9):
+            await asyncio.sleep(0)
+        assert await session.get_items() == []
+        assert await mine.session("nothing").pop_item() is None
+        assert not await mine.delete_session("nothing")
+
+    names = [f"chat-{number}" for number in range(30)]
+    for number, name in enumerate(names):
+        await asyncio.gather(look(number), theirs.create_session(name))
+    assert await theirs.count_sessions() == len(names) + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import URL, event, make_url
+from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -102,6 +103,14 @@ def check_engine(engine: object) -> None:
     if isinstance(engine, (str, URL)):
         advice = "use from_url for a URL"
     raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+
+
+def owner_of(engine: AsyncEngine) -> AsyncEngine:
+    """The engine whose connections an engine with other execution options shares."""
+    found = engine.sync_engine
+    while isinstance(found, OptionEngine):
+        found = found._proxied
+    return engine if found is engine.sync_engine else AsyncEngine(found)
 
 
 def shown_url(url: URL) -> str:
