@@ -11,7 +11,7 @@ from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 
 from agents_session_metadata import (
     MetadataLimitError,
@@ -431,7 +431,9 @@ async def test_clearing_against_writing(engine):
     assert await session.get_items() == []
 
 
-async def test_engines_that_share_their_connections(engine):
+@pytest.mark.only_on("sqlite")
+async def test_engines_that_share_one_connection(shared_database):
+    engine = shared_database.engine(poolclass=StaticPool)
     option_engine = engine.execution_options(schema_translate_map={})
     mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1"})
     theirs = SessionCatalog(option_engine, create_tables=True).scoped({"owner_id": "u2"})
@@ -447,5 +449,5 @@ async def test_engines_that_share_their_connections(engine):
 
     names = [f"chat-{number}" for number in range(30)]
     for number, name in enumerate(names):
-        await asyncio.gather(look(number), theirs.create_session(name))
+        await asyncio.gather(look(number), theirs.create_session(name, metadata={"title": "x"}))
     assert await theirs.count_sessions() == len(names) + 1
