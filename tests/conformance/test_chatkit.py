@@ -532,6 +532,7 @@ async def test_attachments(store, catalog, engine):
         f"UPDATE {TABLES[1]} SET created_at = '2020-01-01 00:00:00' "
         "WHERE attachment_id IN ('old', 'sent')",
     )
+    assert await store.purge_attachments(older_than=timedelta.max) == []
     purged = await store.purge_attachments(older_than=timedelta(days=1))
     assert purged == [attachment("old", metadata={"path": "old"})]
     mine = CatalogStore(catalog.scoped({"owner_id": "anna"}), scope=None)

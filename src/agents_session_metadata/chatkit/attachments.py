@@ -128,7 +128,10 @@ class Attachments(StorePart[TContext]):
             raise TypeError(f"older_than must be a timedelta, got {type(older_than).__name__}")
         if older_than < timedelta(0):
             raise ValueError(f"older_than must not be negative, got {older_than}")
-        before = datetime.now(timezone.utc) - older_than if older_than else None
+        try:
+            before = datetime.now(timezone.utc) - older_than if older_than else None
+        except OverflowError:
+            return []  # Longer ago than there are times.
         store = self._catalog._store
         rows = rows_of(store)
         purged: list[Attachment] = []
