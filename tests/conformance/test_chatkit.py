@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
 import pytest
 from agents import Agent, Runner
@@ -15,21 +15,14 @@ from chatkit.agents import AgentContext, stream_agent_response
 from chatkit.server import ChatKitServer
 from chatkit.store import AttachmentStore, NotFoundError, Store
 from chatkit.types import (
-    AssistantMessageContent,
-    AssistantMessageItem,
     FileAttachment,
-    InferenceOptions,
     LockedStatus,
     ProgressUpdateEvent,
     SDKHiddenContextItem,
     ThreadItemDoneEvent,
     ThreadItemRemovedEvent,
     ThreadMetadata,
-    UserMessageItem,
-    UserMessageTextContent,
-    WidgetItem,
 )
-from chatkit.widgets import Card, Text
 
 from agents_session_metadata import (
     InvalidCursorError,
@@ -40,8 +33,8 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.chatkit import CatalogStore
 from conformance import raw
+from conformance.thread_items import NOW, assistant_item, user_item, widget
 
-NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
 TABLES = ("agent_sessions_metadata_thread_items", "agent_sessions_metadata_attachments")
 
 
@@ -124,27 +117,6 @@ def message(text, attachments=()):
         "attachments": list(attachments),
         "inference_options": {},
     }
-
-
-def user_item(thread_id, name, text="?", attachments=()):
-    return UserMessageItem(
-        id=name,
-        thread_id=thread_id,
-        created_at=NOW,
-        content=[UserMessageTextContent(text=text)],
-        attachments=list(attachments),
-        inference_options=InferenceOptions(),
-    )
-
-
-def assistant_item(thread_id, name, text="!"):
-    content = [AssistantMessageContent(text=text)]
-    return AssistantMessageItem(id=name, thread_id=thread_id, created_at=NOW, content=content)
-
-
-def widget(thread_id, name):
-    card = Card(children=[Text(value="…", id="x")])
-    return WidgetItem(id=name, thread_id=thread_id, created_at=NOW, widget=card)
 
 
 def attachment(name, **fields):

@@ -28,7 +28,7 @@ from agents_session_metadata.doctor import diagnose
 from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.compaction import Client
-from conformance.test_chatkit import user_item
+from conformance.thread_items import user_item
 
 TABLES = {
     "agent_sessions",
