@@ -216,7 +216,9 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     session = catalog.session(thread_id)
 
     async def ask(number, *answers):
-        await store.add_thread_item(thread_id, user_item(thread_id, f"u{number}"), ANNA)
+        await store.add_thread_item(
+            thread_id, user_item(thread_id, f"u{number}", f"u{number}"), ANNA
+        )
         await session.add_items([raw.message(f"u{number}")])
         for answer in answers:
             await store.add_thread_item(thread_id, answer, ANNA)
@@ -274,7 +276,7 @@ async def test_what_is_not_certain_stays(store, catalog):
     session = catalog.session(thread_id)
 
     async def ask(name):
-        await store.add_thread_item(thread_id, user_item(thread_id, name), ANNA)
+        await store.add_thread_item(thread_id, user_item(thread_id, name, name), ANNA)
         return await store.load_item(thread_id, name, ANNA)
 
     # A second tab asks while the first one is being answered.
@@ -297,6 +299,17 @@ async def test_what_is_not_certain_stays(store, catalog):
     await store.add_thread_item(thread_id, assistant_item(thread_id, "a5"), ANNA)
     await store.delete_thread_item(thread_id, "a5", ANNA)
     assert await history(catalog, thread_id) == before
+    # Another program writes before the answer begins.
+    other = await ask("other")
+    await session.add_items([raw.message("book"), raw.message("booked", "assistant")])
+    assert await store.rewind_before(thread, other, ANNA) == []
+    await session.add_items([raw.message("other"), raw.message("answer", "assistant")])
+    removed = await store.rewind_before(thread, other, ANNA)
+    assert [text_of(each.item) for each in removed] == ["other", "answer"]
+    await session.add_items([raw.message("other"), raw.message("answer", "assistant")])
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "answer"), ANNA)
+    await store.delete_thread_item(thread_id, "answer", ANNA)
+    assert await history(catalog, thread_id) == [*before, "book", "booked"]
     # Compaction replaces the history before an answer begins, or after it.
     summary = {"type": "compaction", "encrypted_content": "everything"}
     replaced = [raw.message("u1"), raw.message("u2"), summary]

@@ -241,6 +241,12 @@ async def test_two_tables_of_one_name(engine):
                 make(*first, engine=engine, **names)
 
 
+@pytest.mark.parametrize("name", ["sessions_table", "messages_table", "metadata_table"])
+async def test_a_table_without_a_name(engine, name):
+    with pytest.raises(ValueError, match="name of a table must not be empty"):
+        SessionCatalog(engine, **{name: ""})
+
+
 async def test_missing_triggers_on_sqlite_are_named(tmp_path):
     # Only SQLite needs triggers: elsewhere foreign keys do the work.
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")

@@ -307,8 +307,9 @@ class CatalogStore(Attachments[TContext]):
 
         When all items that answer the thread's last user message are deleted, as in a retry, the
         Agents SDK session is rewound to before that message. The history then contains neither the
-        message nor its answer. Deleting an item during a run, such as a progress item, does not
-        rewind the session, nor does deleting a user message.
+        message nor its answer, nor items that other programs have added since. Deleting an item
+        during a run, such as a progress item, does not rewind the session, nor does deleting a user
+        message.
 
         Args:
             thread_id: The thread's id.
@@ -338,8 +339,8 @@ class CatalogStore(Attachments[TContext]):
         Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
         retry deletes nothing that answers the user message, but the history already contains the
         message. It does nothing if the thread has an item after the message, or if it is not
-        certain where the message is in the history: after compaction, or if two messages were added
-        before either was in the history.
+        certain where the message is in the history: after compaction, or if its text there is
+        another one.
 
         Args:
             thread: The thread.

@@ -7,6 +7,7 @@ from the history.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
@@ -122,8 +123,7 @@ def deleting_item(
             # Nothing that answers the message before it was deleted. See `rewinding_before`.
             return
         history = _history(store, connection, session_id)
-        is_known = _is_known(rows, connection, session_id, question, history)
-        cut = _cut_before(question, history) if is_known else _last_turn(history)
+        cut = _cut_before(question, history, guess=True)
         if cut is None or not (ended or (not is_own and _has_answer(history, cut))):
             return
         rewinding(store, session_id, cut)(connection, queries)
@@ -153,48 +153,51 @@ def rewinding_before(
         newest = rows.read_newest(connection, session_id)
         if newest is not None and newest.position > question.position:
             return []
-        history = _history(store, connection, session_id)
-        is_known = _is_known(rows, connection, session_id, question, history)
-        cut = _cut_before(question, history) if is_known else None
+        cut = _cut_before(question, _history(store, connection, session_id))
         return [] if cut is None else rewinding(store, session_id, cut)(connection, queries)
 
     return run
 
 
-def _is_known(
-    rows: ThreadRows,
-    connection: Connection,
-    session_id: str,
-    question: ThreadItem,
-    history: list[ItemInfo],
-) -> bool:
-    """Whether it is certain which part of the history comes after a user message was added."""
+def _cut_before(
+    question: ThreadItem, history: list[ItemInfo], *, guess: bool = False
+) -> Cut | None:
+    """The cut before a user message in the history; None if it is not certain where that is.
+
+    Args:
+        question: The user message.
+        history: The history.
+        guess: Whether the last message since then is meant if none has the text of the question,
+            because an application passes another text to the agent.
+    """
     end = question.history_end
     if end is None or end not in (0, *(each.item_id for each in history)):
         # The history was replaced since, by compaction for example.
-        return False
-    earlier = rows.read_newest(connection, session_id, USER_MESSAGE, question.position)
-    # Of two messages with the same end, either may have come first into the history.
-    return earlier is None or earlier.history_end != end
-
-
-def _cut_before(question: ThreadItem, history: list[ItemInfo]) -> Cut | None:
-    """The cut before a user message in the history; None if it is not there."""
-    end = question.history_end or 0
-    # What comes before the next user message still answers an earlier one.
-    later = (each.item_id for each in history if each.item_id > end and is_user_message(each.item))
-    first = next(later, None)
-    return None if first is None else Cut(before=first)
-
-
-def _last_turn(history: list[ItemInfo]) -> Cut | None:
-    """The cut before the last turn; None if a summary of earlier turns comes after it."""
-    for each in reversed(history):
-        if is_user_message(each.item):
-            return Cut(turns=1)
-        if _field(each.item, "type") == "compaction":
+        if not guess:
             return None
-    return None
+        end = 0
+    # Others may have written meanwhile, in another tab or by another program.
+    since = [each for each in history if each.item_id > end and is_user_message(each.item)]
+    text = _text(json.loads(question.data).get("content"))
+    asked = [each for each in since if _text(_field(each.item, "content")) == text]
+    if not (asked or (guess and since)):
+        return None
+    first = (asked or since)[-1].item_id
+    later = (_field(each.item, "type") for each in history if each.item_id > first)
+    # A summary stands for everything before it.
+    return None if "compaction" in later else Cut(before=first)
+
+
+def _text(content: object) -> str | None:
+    """The text of a user message in a thread or a history."""
+    if isinstance(content, str):
+        return content
+    texts: list[str] = [
+        f"@{part['text']}" if part.get("type") == "input_tag" else part["text"]
+        for part in (content if isinstance(content, list) else ())
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    ]
+    return "".join(texts) if texts else None
 
 
 def _has_answer(history: list[ItemInfo], cut: Cut) -> bool:

@@ -143,9 +143,13 @@ def table_names(
     """The names of a set of tables; those of ours follow from the sessions table.
 
     Raises:
-        ValueError: If two are the same.
+        ValueError: If one is empty, or two are the same.
     """
-    metadata = metadata_table or derived_name(sessions_table, "_metadata")
+    if "" in (sessions_table, messages_table, metadata_table):
+        raise ValueError("the name of a table must not be empty")
+    metadata = (
+        derived_name(sessions_table, "_metadata") if metadata_table is None else metadata_table
+    )
     names = TableNames(
         sessions_table, messages_table, metadata, derived_name(metadata, "_elements")
     )

@@ -127,19 +127,11 @@ class ThreadRows:
         return found[0] if found else None
 
     def read_newest(
-        self,
-        connection: Connection,
-        session_id: str,
-        kind: str | None = None,
-        before: int | None = None,
+        self, connection: Connection, session_id: str, kind: str | None = None
     ) -> ThreadItem | None:
-        """The newest item of a thread that is locked, or the newest of a kind or before a place."""
-        position = self._items.c.position
-        statement = self._of_session().order_by(position.desc()).limit(1)
-        parameters: dict[str, Any] = {"of_session": session_id}
-        if before is not None:
-            statement = statement.where(position < bindparam("before_position", type_=BigInteger))
-            parameters["before_position"] = before
+        """The newest item of a thread that is locked, or the newest of a kind."""
+        statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
+        parameters = {"of_session": session_id}
         if kind is not None:
             statement = statement.where(self._items.c.kind == bindparam("of_kind"))
             parameters["of_kind"] = kind
