@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.messages import UNREADABLE, read_history
+from agents_session_metadata.storage.messages import read_history
 from agents_session_metadata.storage.thread_rows import USER_MESSAGE, ThreadItem, ThreadRows
 from agents_session_metadata.types import ItemInfo
 
@@ -123,10 +123,10 @@ def deleting_item(
             # Nothing that answers the message before it was deleted. See `rewinding_before`.
             return
         history = _history(store, connection, session_id)
-        cut = _cut_before(question, history, guess=True)
-        if cut is None or not (ended or (not is_own and _has_answer(history, cut))):
+        first = _find(question, history, guess=True)
+        if first is None or not (ended or (not is_own and _has_answer(history, first))):
             return
-        rewinding(store, session_id, cut)(connection, queries)
+        rewinding(store, session_id, Cut(before=first))(connection, queries)
         rows.set_reopened(connection, session_id, question.item_id, reopened=False)
 
     return run
@@ -153,16 +153,16 @@ def rewinding_before(
         newest = rows.read_newest(connection, session_id)
         if newest is not None and newest.position > question.position:
             return []
-        cut = _cut_before(question, _history(store, connection, session_id))
-        return [] if cut is None else rewinding(store, session_id, cut)(connection, queries)
+        first = _find(question, _history(store, connection, session_id))
+        if first is None:
+            return []
+        return rewinding(store, session_id, Cut(before=first))(connection, queries)
 
     return run
 
 
-def _cut_before(
-    question: ThreadItem, history: list[ItemInfo], *, guess: bool = False
-) -> Cut | None:
-    """The cut before a user message in the history; None if it is not certain where that is.
+def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False) -> int | None:
+    """The item of the history that a user message is; None if that is not certain.
 
     Args:
         question: The user message.
@@ -185,7 +185,7 @@ def _cut_before(
     first = (asked or since)[-1].item_id
     later = (_field(each.item, "type") for each in history if each.item_id > first)
     # A summary stands for everything before it.
-    return None if "compaction" in later else Cut(before=first)
+    return None if "compaction" in later else first
 
 
 def _text(content: object) -> str | None:
@@ -200,14 +200,10 @@ def _text(content: object) -> str | None:
     return "".join(texts) if texts else None
 
 
-def _has_answer(history: list[ItemInfo], cut: Cut) -> bool:
-    """Whether a model has answered in what a cut removes."""
-    start = 0
-    if cut.before is not None:
-        start = next(at for at, each in enumerate(history) if each.item_id == cut.before)
+def _has_answer(history: list[ItemInfo], first: int) -> bool:
+    """Whether a model has answered since an item."""
     return any(
-        each.item is not UNREADABLE and _field(each.item, "role") == "assistant"
-        for each in history[start:]
+        each.item_id >= first and _field(each.item, "role") == "assistant" for each in history
     )
 
 
