@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 from typing import Any, cast
 
 from chatkit.store import TContext
@@ -11,6 +11,7 @@ from chatkit.types import Attachment
 from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
+from agents_session_metadata.maintenance.retention import check_age, moment_before
 from agents_session_metadata.maintenance.threads import rows_of
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
@@ -124,14 +125,11 @@ class Attachments(StorePart[TContext]):
             TypeError: If `older_than` is not a timedelta.
             ValueError: If it is negative.
         """
-        if not isinstance(older_than, timedelta):
-            raise TypeError(f"older_than must be a timedelta, got {type(older_than).__name__}")
-        if older_than < timedelta(0):
-            raise ValueError(f"older_than must not be negative, got {older_than}")
-        try:
-            before = datetime.now(timezone.utc) - older_than if older_than else None
-        except OverflowError:
-            return []  # Longer ago than there are times.
+        check_age("older_than", older_than)
+        before = moment_before(older_than)
+        if before is None:
+            return []
+        limit = before if older_than else None
         store = self._catalog._store
         rows = rows_of(store)
         purged: list[Attachment] = []
@@ -139,7 +137,7 @@ class Attachments(StorePart[TContext]):
         while True:
 
             def delete(connection: Connection, _: Queries) -> list[thread_rows.Attachment]:
-                found = rows.lock_unattached(connection, before, after, _PURGED_AT_ONCE)  # noqa: B023
+                found = rows.lock_unattached(connection, limit, after, _PURGED_AT_ONCE)  # noqa: B023
                 inside = [each.attachment_id for each in found if _admits(store, each)]
                 if inside:
                     rows.delete_attachments(connection, inside)

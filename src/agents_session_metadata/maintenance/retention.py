@@ -23,6 +23,27 @@ logger: logging.Logger = logging.getLogger(__name__)
 _EXAMPLES = 3
 
 
+def check_age(name: str, age: object) -> None:
+    """Refuse an argument that is not an age.
+
+    Raises:
+        TypeError: If it is no timedelta.
+        ValueError: If it is negative.
+    """
+    if not isinstance(age, timedelta):
+        raise TypeError(f"{name} must be a timedelta, got {type(age).__name__}")
+    if age < timedelta(0):
+        raise ValueError(f"{name} must not be negative, got {age}")
+
+
+def moment_before(age: timedelta) -> datetime | None:
+    """When something of this age began; None if that is longer ago than there are times."""
+    try:
+        return datetime.now(timezone.utc) - age
+    except OverflowError:
+        return None
+
+
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
     """A condition, and that the session has been inactive for so long.
 
@@ -32,17 +53,11 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
     """
     if inactive_for is None:
         return condition
-    if not isinstance(inactive_for, timedelta):
-        raise TypeError(f"inactive_for must be a timedelta, got {type(inactive_for).__name__}")
-    if inactive_for < timedelta(0):
-        raise ValueError(f"inactive_for must not be negative, got {inactive_for}")
+    check_age("inactive_for", inactive_for)
     if not inactive_for:
         return condition  # Every session, also one whose time lies in the future.
-    try:
-        limit = datetime.now(timezone.utc) - inactive_for
-    except OverflowError:
-        return NOTHING  # Longer ago than there are times.
-    return All((condition, TimeBound("updated_at", "$lte", limit)))
+    limit = moment_before(inactive_for)
+    return NOTHING if limit is None else All((condition, TimeBound("updated_at", "$lte", limit)))
 
 
 async def sparing_paused(
@@ -55,10 +70,7 @@ async def sparing_paused(
         TypeError: If `paused_for` is no timedelta.
         ValueError: If it is negative.
     """
-    if not isinstance(paused_for, timedelta):
-        raise TypeError(f"paused_for must be a timedelta, got {type(paused_for).__name__}")
-    if paused_for < timedelta(0):
-        raise ValueError(f"paused_for must not be negative, got {paused_for}")
+    check_age("paused_for", paused_for)
     if not paused_for or not await store.database.has_group(PAUSED):
         return condition
     return All((condition, NotPausedSince(paused_for)))
