@@ -82,6 +82,8 @@ def test_values_after_the_equals_sign():
         (["cleanup", "--hours", "1e300"], "--hours is out of range: 1e+300"),
         (["cleanup", "--days", "nan"], "--days"),
         (["set", "", "a=1", "--url", "sqlite:///:memory:", "--create-tables"], "session id"),
+        (["mcp", "--session", "", "--url", "sqlite:///:memory:"], "session id"),
+        (["mcp", "--tool-prefix", "a b", "--url", "sqlite:///:memory:"], "tool_prefix"),
     ],
 )
 def test_usage(args, words):
@@ -450,9 +452,17 @@ def test_a_server_whose_output_is_full(tmp_path):
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
-    filled(tmp_path, f"big={'x' * 60_000}")
-    file = tmp_path / "sessions"
+    filled(tmp_path, *(f"{key}={'x' * 60_000}" for key in "abcdefghij"))
+    folder = tmp_path / "exports"
+    folder.mkdir()
+    file = folder / "sessions"
     file.write_text("before")
+    # Blocks of 512 or 1,024 bytes: less than the export, more than SQLite writes for a reader.
+    done = shell(f"ulimit -f 400; {{cli}} export --output {file}", tmp_path)
+    assert done.returncode == 1
+    assert "File too large" in said(done.stderr)
+    assert file.read_text() == "before"
+    assert list(folder.iterdir()) == [file]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

@@ -128,7 +128,9 @@ async def obey(engine, names=NAMES, rounds=8):
 # ---- names that do not belong together ----
 
 
-@pytest.mark.parametrize("typo", ["sessions", "messages", "metadata", "all swapped"])
+@pytest.mark.parametrize(
+    "typo", ["sessions", "messages", "metadata", "all swapped", "elements", "index"]
+)
 async def test_a_wrong_name_never_leads_to_a_loss(engine, shared_database, typo):
     await create(engine)
     wrong = {
@@ -136,8 +138,10 @@ async def test_a_wrong_name_never_leads_to_a_loss(engine, shared_database, typo)
         "messages": table_names(S, "agent_mesages"),
         "metadata": table_names(S, M, "agent_metadata"),
         "all swapped": table_names(M, S, D),
+        "elements": table_names(S, M, f"{D}_elements"),
+        "index": table_names(S, M, f"{D}_activity"),
     }[typo]
-    if typo in ("sessions", "all swapped"):
+    if typo not in ("messages", "metadata"):
         found = await problems(engine, wrong)
         assert {each.check for each in found} == {"names"}
         assert printed(found) == []

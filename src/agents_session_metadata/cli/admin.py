@@ -13,7 +13,7 @@ from agents_session_metadata.quoting import escaped, quoted
 
 from . import command as registry
 from .command import DATABASE, TABLES, place_of
-from .options import Failure, JsonOption, standard_input, usage
+from .options import Failure, JsonOption, checked, standard_input, usage
 from .output import colored, counted, say, write, write_json
 
 _command = partial(registry.command, panel="Database")
@@ -153,11 +153,10 @@ def mcp(
     standard_input()
     # Connections may drop between two calls.
     with place_of(ctx).open(pool_pre_ping=True) as (catalog, wait):
+        options = {"allow_write": allow_write, "tool_prefix": tool_prefix, "session": session}
+        server = checked(partial(make_server, catalog, **options))
         # Start only if the database answers.
         wait(catalog.list_sessions(limit=1, keys=[]))
-        server = make_server(
-            catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
-        )
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             # A thread reads standard input; nothing else ends it.
             signal.signal(signal.SIGINT, lambda *_: os._exit(130))

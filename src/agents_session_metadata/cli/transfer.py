@@ -297,6 +297,10 @@ def _writing(path: Path | None) -> Iterator[_Target]:
     try:
         try:
             yield target
+            if part != path:
+                # After a power failure, there is the old export or the whole new one.
+                file.flush()
+                os.fsync(file.fileno())
         finally:
             target.file.close()
         if target.is_complete and part != path:

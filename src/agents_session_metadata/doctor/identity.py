@@ -66,7 +66,7 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
     identity = {
         sessions: ("session_id",),
         messages: ("session_id", "message_data"),
-        metadata: ("session_id", "key"),
+        metadata: ("session_id", "key", "created_at"),
         elements: ("session_id", "key", "position"),
     }
     for table, columns in identity.items():
