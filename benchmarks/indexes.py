@@ -22,7 +22,7 @@ from agents_session_metadata.maintenance.retention import expired, sparing_pause
 from agents_session_metadata.query.logic import All
 from agents_session_metadata.query.walks import read_sessions
 from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.known_indexes import KnownIndexes
+from agents_session_metadata.storage.known import Known
 
 from . import load
 from . import operations as op
@@ -107,13 +107,6 @@ def _project(number: int) -> str:
     return "one"
 
 
-class _NoIndexes(KnownIndexes):
-    """What a process knows that never asks the database."""
-
-    def look(self, *_: object) -> None:
-        self._looked_at = math.inf
-
-
 class Indexed:
     """This package's tables, filled, with indexes."""
 
@@ -124,7 +117,7 @@ class Indexed:
         self.catalog = SessionCatalog(self.engine)
         self._other_engine = create_async_engine(url)
         self.without = SessionCatalog(self._other_engine)
-        self.without._store.database._state.indexes = _NoIndexes()
+        self.without._store.database._state.indexes = Known(lambda *_: None, None, seconds=math.inf)
 
     async def fill(self, keys: Sequence[str]) -> None:
         """Load the corpus and create the indexes."""

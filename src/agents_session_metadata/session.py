@@ -351,7 +351,7 @@ class SQLAlchemyMetadataSession(StoredSession):
         if items and self._checks_id:
             check_id(self.session_id)
         await super().add_items(items)
-        if self._store.database.known_text.others_wait:
+        if self._store.database.queue_waits:
             await self._store.database.catch_up(known=True)
 
     async def pop_item(self) -> TResponseInputItem | None:

@@ -82,10 +82,9 @@ class Searching(CatalogPart):
 
         def read(connection: Connection, queries: Queries) -> Found:
             known, tables = database.known_text, database.tables
-            if not known.exists(connection, tables):
-                known.forget()  # Somebody may just have created it.
-                if not known.exists(connection, tables):
-                    raise TextIndexMissingError
+            # Somebody may just have created it.
+            if not (known.get(connection, tables) or known.look(connection, tables)):
+                raise TextIndexMissingError
             return Search(connection, queries, condition, parsed).run(limit, after)
 
         found = await database.read(read)

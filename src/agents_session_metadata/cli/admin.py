@@ -153,8 +153,11 @@ def mcp(
     standard_input()
     # Connections may drop between two calls.
     with place_of(ctx).open(pool_pre_ping=True) as (catalog, wait):
-        options = {"allow_write": allow_write, "tool_prefix": tool_prefix, "session": session}
-        server = checked(partial(make_server, catalog, **options))
+        server = checked(
+            lambda: make_server(
+                catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
+            )
+        )
         # Start only if the database answers.
         wait(catalog.list_sessions(limit=1, keys=[]))
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -151,8 +151,7 @@ def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
 
 
 def _has_indexes(database: Database[Any], connection: Connection) -> bool:
-    database.known_indexes.look(connection, database.tables)
-    return database.known_indexes.has_tables
+    return database.known_indexes.look(connection, database.tables) is not None
 
 
 def _look(database: Database[Any], connection: Connection) -> None:

@@ -216,7 +216,7 @@ async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]
     """Run work that reads sessions, from indexes as far as they are known."""
 
     def read(connection: Connection, queries: Queries) -> T:
-        keys = database.known_indexes.keys(connection, database.tables)
+        keys = database.known_indexes.get(connection, database.tables) or ()
         return work(Reader(connection, queries, keys))
 
     try:

@@ -28,10 +28,9 @@ from agents_session_metadata.errors import TablesMissingError
 
 from .belonging import check_beside, check_copies, check_links, check_not_renamed
 from .creation import create_missing, find_missing, groups_in_use
-from .known_indexes import KnownIndexes
-from .remains import KnownOptional
+from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .tables import CORE, SessionTables, TableNames, query_tables
-from .word_index import KnownText, WordIndex
+from .word_index import WordIndex
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -80,7 +79,8 @@ class _TablesState:
             different connections; only within a transaction does it keep to one.
         queries: The statements, by what makes them and `native_ids`.
         indexes: The indexes that are believed to exist.
-        text: Whether the text index is believed to exist.
+        text: What is believed of the text index.
+        queue_waits: Whether items of other sessions have been seen in the queue of that index.
         optional: The tables of optional features that are believed to exist.
     """
 
@@ -88,9 +88,16 @@ class _TablesState:
     native_ids: bool = True
     pooled: bool = False
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
-    indexes: KnownIndexes = field(default_factory=KnownIndexes)
-    text: KnownText = field(default_factory=KnownText)
-    optional: KnownOptional = field(default_factory=KnownOptional)
+    indexes: Known[frozenset[str] | None] = field(
+        default_factory=lambda: Known(read_indexes, None, seconds=30)
+    )
+    text: Known[TextIndex] = field(
+        default_factory=lambda: Known(read_text_index, TextIndex.NONE, seconds=2)
+    )
+    queue_waits: bool = False
+    optional: Known[tuple[Table, ...]] = field(
+        default_factory=lambda: Known[tuple[Table, ...]](read_optional, (), seconds=2)
+    )
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -156,14 +163,19 @@ class Database(Generic[Q]):
         return await self.retry(lambda: self._run(work, self._begin_read))
 
     @property
-    def known_indexes(self) -> KnownIndexes:
-        """The indexes that pages may use, as far as this process knows."""
+    def known_indexes(self) -> Known[frozenset[str] | None]:
+        """The indexes that pages may use, as far as this process knows; None without tables."""
         return self._state.indexes
 
     @property
-    def known_text(self) -> KnownText:
+    def known_text(self) -> Known[TextIndex]:
         """Whether there is a text index, as far as this process knows."""
         return self._state.text
+
+    @property
+    def queue_waits(self) -> bool:
+        """Whether this process has seen items of other sessions in the queue of the text index."""
+        return self._state.queue_waits
 
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, all of it the same state of the database."""
@@ -186,7 +198,7 @@ class Database(Generic[Q]):
             return result
 
         result = await settle(self.retry(lambda: self._run(committed, self._begin_write)))
-        if catch_up and self.known_text.believed:
+        if catch_up and self.known_text.believed is TextIndex.WRITE:
             await self.catch_up()
         return result
 
@@ -203,7 +215,7 @@ class Database(Generic[Q]):
             self.word_index.index_step(connection)
             connection.commit()
 
-        self.known_text.others_wait = False
+        self._state.queue_waits = False
         with suppress(DBAPIError):
             if known or await self.read(
                 lambda connection, _: self.word_index.has_waiting(connection)
@@ -214,15 +226,14 @@ class Database(Generic[Q]):
         self, connection: Connection, ids: Sequence[str], most: int | None = None
     ) -> None:
         """Index what sessions that are locked have in the queue, if there is a text index."""
-        known = self.known_text
-        if not ids or not known.exists(connection, self.tables) or not known.is_writable:
+        if not ids or self.known_text.get(connection, self.tables) is not TextIndex.WRITE:
             return
         if self.word_index.index_own(connection, ids, most):
-            known.others_wait = True
+            self._state.queue_waits = True
 
     def optional_tables(self, connection: Connection) -> tuple[Table, ...]:
         """The tables of optional features in which a session may have rows."""
-        return self._state.optional.readable(connection, self.tables)
+        return self._state.optional.get(connection, self.tables)
 
     async def retry(
         self,
@@ -328,7 +339,10 @@ class Database(Generic[Q]):
             # Not for want of tables. Looking would put a refused connection in the error's place,
             # as if nothing had been written, when a commit may have been.
             return False
-        if await self._connect(lambda connection: state.optional.look(connection, self.tables)):
+        believed = state.optional.believed
+        if believed != await self._connect(
+            lambda connection: state.optional.look(connection, self.tables)
+        ):
             return True
         in_use = {CORE: None, **state.checked}
         if groups:

@@ -6,62 +6,17 @@ enforced. A paused run, say, must not pass to whoever creates a session with the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, literal_column, select, update
 
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 
-from .activity import ACTIVITY, ENTRY_COLUMNS, UPDATED_AT
+from .activity import ENTRY_COLUMNS, UPDATED_AT
 from .belonging import check_links
-from .paused import PAUSED
 from .tables import SessionTables
-from .threads import THREADS
-from .usage import USAGE
-from .words import WORDS
-
-_GROUPS = ACTIVITY, PAUSED, THREADS, USAGE, WORDS
-_SECONDS = 2
-"""How long it is believed which tables exist."""
-
-
-class KnownOptional:
-    """Which tables of optional features a user may read, as far as this process knows.
-
-    Whoever creates one in this process lets all engines forget.
-    """
-
-    def __init__(self) -> None:
-        self._readable: tuple[Table, ...] = ()
-        self._looked_at: float | None = None
-
-    def readable(self, connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
-        """The tables with rows of sessions; the database is asked again from time to time."""
-        if self._looked_at is None or time.monotonic() > self._looked_at + _SECONDS:
-            self.look(connection, tables)
-        return self._readable
-
-    def look(self, connection: Connection, tables: SessionTables) -> bool:
-        """Ask the database; say whether what was believed before was wrong."""
-        of_sessions = [
-            table
-            for group in map(tables.group, _GROUPS)
-            for table in group.tables
-            if table.foreign_key_constraints
-        ]
-        usable = dialect_of(connection.dialect).usable
-        found = tuple(usable(connection, tables.sessions, of_sessions))
-        was_wrong = self._looked_at is not None and found != self._readable
-        self._readable, self._looked_at = found, time.monotonic()
-        return was_wrong
-
-    def forget(self) -> None:
-        """Ask the database before the next use."""
-        self._looked_at = None
 
 
 def delete_remains(

@@ -8,7 +8,6 @@ other, and no words are left of what is gone.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import itemgetter
@@ -28,63 +27,17 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
-from .index_states import DROPPING
 from .tables import SessionTables
-from .words import TEXT, TITLE_ITEM, WORDS
+from .words import TITLE_ITEM, WORDS
 
 STEP = 200
 """Messages and titles that are indexed at a time."""
 _ROWS_AT_ONCE = 2_000
-_SECONDS = 2
-"""How long it is believed whether there is an index."""
-
-
-class KnownText:
-    """Whether a set of tables has a text index, as far as this process knows.
-
-    If another process creates it, what is written meanwhile waits in the queue.
-    """
-
-    def __init__(self) -> None:
-        self._exists = False
-        self._looked_at: float | None = None
-        self.is_writable: bool = False
-        """Whether the user may write its tables. If not, others index what is in the queue."""
-        self.others_wait = False
-        """Whether items of other sessions have been seen in the queue."""
-
-    @property
-    def believed(self) -> bool:
-        """Whether there was an index that the user may write when the database was asked."""
-        return self._exists and self.is_writable
-
-    def exists(self, connection: Connection, tables: SessionTables) -> bool:
-        """Whether there is an index; the database is asked again from time to time."""
-        now = time.monotonic()
-        if self._looked_at is None or now > self._looked_at + _SECONDS:
-            state = tables.group(WORDS)["_state"]
-            self._exists = False
-            # Whoever may not read the table leaves what is written in the queue.
-            usable = dialect_of(connection.dialect).usable
-            if usable(connection, tables.sessions, [state]):
-                found: Any = connection.execute(select(state.c.state).where(state.c.key == TEXT))
-                self._exists = found.scalar() not in (None, DROPPING)
-            if self._exists:
-                words = tables.group(WORDS).tables[0]
-                self.is_writable = bool(usable(connection, tables.sessions, [words], "insert"))
-            self._looked_at = now
-        return self._exists
-
-    def forget(self) -> bool:
-        """Ask the database before the next use; say whether an index was known."""
-        known, self._exists, self._looked_at = self._exists, False, None
-        return known
 
 
 class Queued(NamedTuple):

@@ -1,0 +1,116 @@
+"""What a process believes about the tables of optional features, without asking each time.
+
+Other processes create and drop them too, so the database is asked again from time to time. No
+belief makes an answer wrong: statements that read an index check its state themselves, and what is
+written while no text index is known waits in its queue.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from math import inf
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, Table, select
+
+from agents_session_metadata.dialects import dialect_of
+
+from .activity import ACTIVITY
+from .index_states import COMPLETE, DROPPING
+from .paused import PAUSED
+from .tables import SessionTables
+from .threads import THREADS
+from .usage import USAGE
+from .words import TEXT, WORDS
+
+T = TypeVar("T")
+
+_OPTIONAL = ACTIVITY, PAUSED, THREADS, USAGE, WORDS
+
+
+class Known(Generic[T]):
+    """Something that was read from a database and is believed for a while.
+
+    Args:
+        read: Reads it.
+        nothing: What is believed before.
+        seconds: How long it is believed.
+    """
+
+    def __init__(
+        self, read: Callable[[Connection, SessionTables], T], nothing: T, *, seconds: float
+    ) -> None:
+        self._read = read
+        self._nothing = nothing
+        self._seconds = seconds
+        self._until = -inf
+        self._times_forgotten = 0
+        self.believed: T = nothing
+        """What was read last, however long ago."""
+
+    def get(self, connection: Connection, tables: SessionTables) -> T:
+        """What is believed; the database is asked first if that is old."""
+        return self.believed if time.monotonic() < self._until else self.look(connection, tables)
+
+    def look(self, connection: Connection, tables: SessionTables) -> T:
+        """Ask the database."""
+        self.forget()
+        before = self._times_forgotten
+        found = self._read(connection, tables)
+        # Whoever let it be forgotten meanwhile knows of a change that this may not have seen.
+        if self._times_forgotten == before:
+            self.believed, self._until = found, time.monotonic() + self._seconds
+        return found
+
+    def forget(self) -> T:
+        """Ask the database before the next use; return what was believed."""
+        self._times_forgotten += 1
+        found, self.believed, self._until = self.believed, self._nothing, -inf
+        return found
+
+
+class TextIndex(IntEnum):
+    """What a user may do with the text index."""
+
+    NONE = 0
+    """There is no index, or the user may not read its state."""
+    READ = 1
+    """Search. What the user writes is left in the queue, and others index it."""
+    WRITE = 2
+    """Search, and index what is in the queue."""
+
+
+def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str] | None:
+    """The keys of the indexes that pages may use; None without a table that the user may read."""
+    indexes = tables.group(ACTIVITY)["_indexes"]
+    if not dialect_of(connection.dialect).usable(connection, tables.sessions, [indexes]):
+        return None
+    complete = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
+    keys: Any = connection.scalars(select(indexes.c.key).where(*complete))
+    return frozenset(keys)
+
+
+def read_text_index(connection: Connection, tables: SessionTables) -> TextIndex:
+    """What the user may do with the text index."""
+    group = tables.group(WORDS)
+    state, usable = group["_state"], dialect_of(connection.dialect).usable
+    if not usable(connection, tables.sessions, [state]):
+        return TextIndex.NONE
+    found: Any = connection.scalar(select(state.c.state).where(state.c.key == TEXT))
+    if found in (None, DROPPING):
+        return TextIndex.NONE
+    may_write = usable(connection, tables.sessions, [group["_words"]], "insert")
+    return TextIndex.WRITE if may_write else TextIndex.READ
+
+
+def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
+    """The tables of optional features with rows of sessions that the user may read."""
+    of_sessions = [
+        table
+        for group in map(tables.group, _OPTIONAL)
+        for table in group.tables
+        if table.foreign_key_constraints
+    ]
+    return tuple(dialect_of(connection.dialect).usable(connection, tables.sessions, of_sessions))
