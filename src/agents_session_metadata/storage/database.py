@@ -340,7 +340,7 @@ class Database(Generic[Q]):
             # as if nothing had been written, when a commit may have been.
             return False
         believed = state.optional.believed
-        if believed != await self._connect(
+        if believed and believed != await self._connect(
             lambda connection: state.optional.look(connection, self.tables)
         ):
             return True
