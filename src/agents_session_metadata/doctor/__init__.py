@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy.exc import NotSupportedError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.storage.tables import TableNames, table_names
@@ -46,6 +47,11 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
 
 async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
-    async with engine.connect() as connection:
-        await connection.run_sync(dialect_of(engine.dialect).check_settings)
-        return await connection.run_sync(lambda sync: check(inspect_database(sync, names)))
+    dialect = dialect_of(engine.dialect)
+
+    def examine() -> list[Finding]:
+        with dialect.connect(engine.sync_engine) as connection:
+            dialect.check_settings(connection)
+            return check(inspect_database(connection, names))
+
+    return await greenlet_spawn(examine)
