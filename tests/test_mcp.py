@@ -571,6 +571,9 @@ async def test_every_name_can_be_reached(catalog):
     metadata |= {f"{number:03}{'é' * 252}": number for number in range(50, 100)}
     await catalog.set_metadata("many", metadata)
     async with within(catalog) as tools:
+        for session in ("many", "nobody's"):
+            answer = await tools("get_metadata", session=session, key="missing", offset=9)
+            assert (answer["stored"], answer["value"]) == (False, None)
         found, left_out = await walk(tools, "many")
         assert found == {key: value for key, value in metadata.items() if value in range(100)}
         assert left_out == {

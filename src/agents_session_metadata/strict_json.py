@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, NoReturn
 
 from .quoting import quoted
@@ -17,8 +18,8 @@ def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:
         hooks: Further arguments of `json.loads`.
 
     Raises:
-        ValueError: If it is not JSON, contains NaN or an infinity, repeats a key, or is nested too
-            deeply.
+        ValueError: If it is not JSON, contains NaN, an infinity or an integer with too many digits,
+            repeats a key, or is nested too deeply.
     """
     if not duplicates:
         hooks["object_pairs_hook"] = _without_duplicates
@@ -26,6 +27,13 @@ def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:
         return json.loads(text, parse_constant=refuse_constant, **hooks)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):
+            raise
+        most = sys.get_int_max_str_digits()
+        raise ValueError(f"an integer can have at most {most} digits") from None
 
 
 def refuse_constant(name: str) -> NoReturn:

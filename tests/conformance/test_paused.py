@@ -201,6 +201,8 @@ async def test_streams(engine, ending):
     stream = Runner.run_streamed(agent, "Apply the plan", session=session)
     with pytest.raises(ValueError, match="not interrupted"):
         await paused.pause(session, stream)
+    with pytest.raises(TypeError, match="session must be the session of the run, got str"):
+        await paused.pause("chat", stream)
     async for _ in stream.stream_events():
         pass
     await paused.pause(session, stream)

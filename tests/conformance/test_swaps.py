@@ -17,7 +17,12 @@ from servers import Database
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata import SessionCatalog, SessionNotFoundError, UnsupportedDialectError
+from agents_session_metadata import (
+    SessionCatalog,
+    SessionExistsError,
+    SessionNotFoundError,
+    UnsupportedDialectError,
+)
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.web.reading import read_facets
 from agents_session_metadata.web.view import View
@@ -134,6 +139,36 @@ async def test_the_values_beside_a_list(shared_database: Database):
 def chatkit_store(engine: AsyncEngine) -> CatalogStore[str]:
     catalog = SessionCatalog(engine, create_tables=True)
     return CatalogStore(catalog, scope=lambda owner: {"owner_id": owner})
+
+
+@pytest.mark.not_on("sqlite")  # nobody else writes in the meantime
+async def test_a_fork_to_an_id_that_becomes_free(shared_database: Database):
+    """Whoever waits for that id must not lose the lock on what is copied."""
+    engine = shared_database.engine()
+    await my_session(engine)
+    everyone = SessionCatalog(engine)
+    mine = everyone.scoped(MINE)
+    await mine.create_session("copy")
+
+    async def free_and_swap() -> None:
+        other = shared_database.engine()
+        await SessionCatalog(other).delete_session("copy")
+        await other.dispose()
+        await swap(shared_database)
+
+    def looks_for_the_copy(statement: str, parameters: object) -> bool:
+        return statement.startswith("SELECT agent_sessions.session_id") and "copy" in str(
+            parameters
+        )
+
+    thread = meanwhile(engine, free_and_swap, looks_for_the_copy)
+    with contextlib.suppress(SessionExistsError, SessionNotFoundError):
+        await mine.fork_session("chat", "copy", metadata=MINE)
+        assert await mine.session("copy").get_items() == [raw.message("mine")]
+    await asyncio.to_thread(thread.join)
+    left = await everyone.get_session("copy")
+    assert left is None or left.metadata == {**MINE, "forked_from": "chat"}
+    assert raw.message("theirs") not in await everyone.session("copy").get_items()
 
 
 async def test_the_thread_items_of_a_fork(shared_database: Database):

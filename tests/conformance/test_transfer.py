@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy
 from agents.extensions.memory import EncryptedSession
 from servers import SHARED_DATABASES, empty_database
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -286,6 +287,39 @@ async def test_conflicts(catalog, engine):
     assert await exported(catalog) == records
     assert await catalog.count_sessions({"more": {"$contains": "x"}}) == 0
     assert await raw.count_rows(engine, "agent_messages") == 3
+
+
+@pytest.mark.only_on("postgresql")  # where a lock may miss what is created while it waits
+@pytest.mark.parametrize("way", ["skip", "replace"])
+async def test_conflicts_that_come_and_go(shared_database, way):
+    engine, other = shared_database.engine(), shared_database.engine()
+    catalog, others = SessionCatalog(engine, create_tables=True), SessionCatalog(other)
+    await catalog.create_session("a", metadata={"of": "me"})
+    records = await exported(catalog)
+    await catalog.delete_session("a")
+    await other.dispose()
+    create, delete = others.create_session, others.delete_session
+    work = iter([None, create, delete, create, delete, create, None])
+
+    async def meanwhile(change):
+        await change("a")
+        await other.dispose()
+
+    def before(_connection, _cursor, statement, *_):
+        is_meant = statement.startswith("INSERT INTO agent_sessions ") or (
+            statement.startswith("SELECT agent_sessions.session_id") and "FOR UPDATE" in statement
+        )
+        change = next(work, None) if is_meant else None
+        if change is not None:
+            thread = threading.Thread(target=lambda: asyncio.run(meanwhile(change)))
+            thread.start()
+            thread.join()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", before)
+    assert await catalog.import_sessions(records, on_conflict=way) == (way == "replace")
+    event.remove(engine.sync_engine, "before_cursor_execute", before)
+    assert [*work] == []
+    assert await catalog.get_metadata("a") == ({"of": "me"} if way == "replace" else {})
 
 
 async def test_an_unknown_way_with_conflicts(catalog):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     SessionExistsError,
@@ -48,6 +52,8 @@ sessions are not read by the hundred.
 """
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
+_PAUSE = 0.05
+"""Seconds to wait at most before a session is written again."""
 _BATCH_ITEMS = 2_500
 """Items that are read at a time, unless one session has more."""
 
@@ -180,15 +186,23 @@ class Import:
 
     async def _write_one(self, position: int, session: NewSession) -> None:
         try:
-            try:
-                self.written += await self._write([session])
-            except IntegrityError:  # Another writer was first; now the session is seen.
-                self.written += await self._write([session])
+            self.written += await self._write_again(session)
         except SessionMetadataError as error:
             self._refuse(position, error)
         except DBAPIError as error:
             self._tell_place(position, error)
             raise
+
+    async def _write_again(self, session: NewSession) -> int:
+        """Write a session, also if others create and delete it at the same time."""
+        # Another writer was first; next time the session is seen, if it is still there.
+        passing = (IntegrityError, SessionExistsError)[: 1 if self._on_conflict == "error" else 2]
+        for _ in range(ROUNDS - 1):
+            with suppress(*passing):
+                return await self._write([session])
+            # Jitter keeps those who met from meeting again.
+            await asyncio.sleep(random.uniform(0, _PAUSE))  # noqa: S311  # no secret
+        return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
         if any(session.thread for session in sessions):
@@ -302,11 +316,7 @@ def fork(
     tables, rows = store.database.tables, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
-        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
-        # would read everything as it was before the lock.
-        lock_to_change(store, connection, session_id)
-        if not store.create_locked(connection, new_id, {}):
-            raise SessionExistsError(new_id)
+        _lock_and_create(store, connection, session_id, new_id)
         first_left, kept = None, None
         if cut is not None:
             history = read_history(connection, tables, store.database.dialect, session_id)
@@ -329,6 +339,25 @@ def fork(
         store.database.index_words(connection, [new_id])
 
     return run
+
+
+def _lock_and_create(
+    store: ScopedStore, connection: Connection, session_id: str, new_id: str
+) -> None:
+    """Lock the session to copy, and create the copy."""
+    for _ in range(ROUNDS):
+        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
+        # would read everything as it was before the lock.
+        lock_to_change(store, connection, session_id)
+        transaction = connection.get_transaction()
+        if not store.create_locked(connection, new_id, {}):
+            raise SessionExistsError(new_id)
+        if connection.get_transaction() is transaction:
+            return
+        # Others have deleted the new id in the meantime. MySQL then creates it in another
+        # transaction, and the lock has ended with the one before.
+        connection.rollback()
+    raise SessionExistsError(new_id)
 
 
 async def _each(

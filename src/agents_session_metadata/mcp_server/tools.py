@@ -162,7 +162,9 @@ async def get_metadata(
     answer |= {"key": key, "stored": key in stored or bool(corrupt)}
     if corrupt:
         return answer
-    return answer | part_of(stored.get(key), offset, room(answer))
+    if key not in stored:
+        return answer | {"value": None}
+    return answer | part_of(stored[key], offset, room(answer))
 
 
 @tool(SessionsAnswer)

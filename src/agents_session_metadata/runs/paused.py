@@ -110,12 +110,15 @@ class PausedRuns:
         Raises:
             RunClaimedError: If a run of the session is paused and claimed.
             SessionNotFoundError: If the session does not exist.
+            TypeError: If `session` is not a session.
             UserError: If the context or the state cannot be stored.
             ValueError: If the run was not interrupted, or the session is an `EncryptedSession` and
                 there is no `encrypt`.
         """
         from .states import ContextArguments, check_context, is_encrypted, pending_calls, serialize
 
+        if not isinstance(getattr(session, "session_id", None), str):
+            raise TypeError(f"session must be the session of the run, got {type(session).__name__}")
         if not result.interruptions:
             raise ValueError("the run was not interrupted: result.interruptions is empty")
         wrapped = is_encrypted(session)
