@@ -89,7 +89,7 @@ class Locks:
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        """Creates a session's row at the beginning of a transaction.
+        """Creates a session's row.
 
         Args:
             connection: The connection.

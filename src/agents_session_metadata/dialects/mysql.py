@@ -63,6 +63,8 @@ class _MySQLLocks(Locks):
     """Locks without `RETURNING`, and without a lock on the gap where a missing row would be.
 
     Locking a row that is not there locks the gap, and two callers who did so could neither insert.
+    So a transaction that such a lock has begun ends at once. Within another one, which may have
+    locked other rows, it is a deadlock, after which the transaction is run again.
     """
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
@@ -95,19 +97,21 @@ class _MySQLLocks(Locks):
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        parameters = {"of_session": session_id}
+        parameters, is_first = {"of_session": session_id}, not connection.in_transaction()
         for attempt in range(ROUNDS):
             try:
                 connection.execute(self._insert, parameters)
                 break
             except IntegrityError:
                 # After waiting for the other row, this transaction shares a lock on it with others.
-                connection.rollback()
+                if is_first:
+                    connection.rollback()
                 if self.existing(connection, session_id):
                     return None
                 # Deleted in the meantime; or a duplicate in another key, for example one that a
                 # trigger writes.
-                connection.rollback()
+                if is_first:
+                    connection.rollback()
                 if attempt == ROUNDS - 1:
                     raise
         if has_leftovers is None:
@@ -135,11 +139,13 @@ class _MySQLLocks(Locks):
         )
 
         def read(connection: Connection, session_id: str) -> Found:
+            is_first = not connection.in_transaction()
             rows: Any = connection.execute(statement, {"of_session": session_id}).all()
             stored = {key: value for _, key, value, _ in rows if key is not None}
             if rows[0][0] is not None:
                 return Found(stored)
-            connection.rollback()
+            if is_first:
+                connection.rollback()
             return Found(None, has_leftovers=bool(stored or rows[0][3]))
 
         return read

@@ -316,7 +316,11 @@ def fork(
     tables, rows = store.database.tables, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
-        _lock_and_create(store, connection, session_id, new_id)
+        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
+        # would read everything as it was before the lock.
+        lock_to_change(store, connection, session_id)
+        if not store.create_locked(connection, new_id, {}):
+            raise SessionExistsError(new_id)
         first_left, kept = None, None
         if cut is not None:
             history = read_history(connection, tables, store.database.dialect, session_id)
@@ -339,25 +343,6 @@ def fork(
         store.database.index_words(connection, [new_id])
 
     return run
-
-
-def _lock_and_create(
-    store: ScopedStore, connection: Connection, session_id: str, new_id: str
-) -> None:
-    """Lock the session to copy, and create the copy."""
-    for _ in range(ROUNDS):
-        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
-        # would read everything as it was before the lock.
-        lock_to_change(store, connection, session_id)
-        transaction = connection.get_transaction()
-        if not store.create_locked(connection, new_id, {}):
-            raise SessionExistsError(new_id)
-        if connection.get_transaction() is transaction:
-            return
-        # Others have deleted the new id in the meantime. MySQL then creates it in another
-        # transaction, and the lock has ended with the one before.
-        connection.rollback()
-    raise SessionExistsError(new_id)
 
 
 async def _each(
