@@ -1,8 +1,8 @@
 """What a process believes about the tables of optional features, without asking each time.
 
-Other processes create and drop them too, so the database is asked again from time to time. No
-belief makes an answer wrong: statements that read an index check its state themselves, and what is
-written while no text index is known waits in its queue.
+Other processes create and drop them too, so the database is asked again from time to time. An old
+belief about an index makes no answer wrong: statements that read an index check its state
+themselves, and what is written while no text index is known waits in its queue.
 """
 
 from __future__ import annotations
