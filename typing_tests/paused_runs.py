@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from agents import Agent, RunResult, RunResultStreaming
@@ -42,6 +42,7 @@ async def pausing(catalog: SessionCatalog, wrapped: EncryptedSession, result: Ru
     assert_type((page.runs, page.next_cursor), tuple[list[PausedRun], str | None])
     assert_type(await paused.get("chat-1"), PausedRun | None)
     assert_type(await paused.decide("chat-1", "c", approve=False, message="No"), PausedRun)
+    await paused.decide("chat-1", "c", approve=True, paused_at=datetime.now(timezone.utc))
     assert_type(await paused.discard("chat-1"), bool)
     await paused.decide("chat-1", "c", approve="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     PausedRuns("sqlite://")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

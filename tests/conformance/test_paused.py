@@ -111,6 +111,20 @@ async def test_a_run_is_paused_decided_and_resumed(engine):
         await elsewhere.decide("chat", "c1", approve=True)
 
 
+async def test_a_decision_about_a_run_that_was_read_earlier(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    earlier = await pause(paused, deployer.agent(deploys("c1")))
+    later = await pause(paused, deployer.agent(deploys("c1")))
+    assert later.paused_at > earlier.paused_at
+    with pytest.raises(LookupError, match="is not paused any more; another one has been since"):
+        await paused.decide("chat", "c1", approve=True, paused_at=earlier.paused_at)
+    with pytest.raises(TypeError, match="paused_at must be a datetime, got str"):
+        await paused.decide("chat", "c1", approve=True, paused_at=str(later.paused_at))
+    assert await paused.get("chat") == later
+    decided = await paused.decide("chat", "c1", approve=True, paused_at=later.paused_at)
+    assert decided.undecided == ()
+
+
 async def claimed_by(paused, agent, session_id="chat", **arguments):
     async with paused.claim(session_id, agent, **arguments) as run:
         return run.undecided

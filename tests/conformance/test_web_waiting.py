@@ -94,6 +94,32 @@ async def test_runs_are_listed_decided_and_resumed(catalog) -> None:
         assert (await PausedRuns(catalog).get("b")).undecided
 
 
+async def test_a_page_that_shows_an_earlier_run_decides_nothing(catalog) -> None:
+    await pause(catalog, "a", call("deploy", "one", target="staging"))
+    paused = PausedRuns(catalog)
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers.update({"Origin": HOST})
+        page = await browser.get("/waiting")
+        named = re.findall(r'name="(token|id|call|paused_at)" value="([^"]*)"', page.text)
+        form = dict(named[:4])
+        assert await paused.discard("a")
+        # The model uses the id of the call again.
+        agent = Deployer().agent([call("deploy", "one", target="production")], "Done")
+        session = catalog.session("a")
+        await paused.pause(session, await Runner.run(agent, "Deploy", session=session))
+        answer = await browser.post("/approve", data=form)
+        assert answer.status_code == 404
+        assert "does not wait for a decision any more" in answer.text
+        assert (await paused.get("a")).undecided
+        wrong = {**form, "paused_at": "yesterday"}
+        assert (await browser.post("/approve", data=wrong)).status_code == 400
+        again = dict(
+            re.findall(r'name="(\w+)" value="([^"]*)"', (await browser.get("/waiting")).text)
+        )
+        assert (await browser.post("/approve", data=again)).status_code == 303
+        assert not (await paused.get("a")).undecided
+
+
 async def test_pages_of_runs(catalog) -> None:
     for number in range(27):
         await pause(catalog, f"s{number:02}", *deploys("c"), title=f"Run {number:02}")

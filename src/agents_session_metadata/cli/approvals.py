@@ -121,7 +121,7 @@ def _decide(
         calls = [each.call_id for each in run.undecided] if call is None else [call]
         try:
             for each in calls:
-                run = wait(paused.decide(session, each, **decision))
+                run = wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
         except LookupError as error:
             raise Failure(str(error)) from None
     if as_json:

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.catalog import SessionCatalog
@@ -200,10 +200,14 @@ class PausedRuns:
         approve: bool,
         message: str | None = None,
         by: str | None = None,
+        paused_at: datetime | None = None,
     ) -> PausedRun:
         """Approve or reject a call. The decision is applied when the run is claimed.
 
         Until then, a later decision replaces it. If `decrypt` raises, nothing is stored.
+
+        Some models use the id of a call again in a later turn. If a person decides about a run that
+        was read earlier, pass its `paused_at`, so that the decision cannot reach another run.
 
         Args:
             session_id: The session's id.
@@ -211,12 +215,14 @@ class PausedRuns:
             approve: Whether to run the call.
             message: The text that the model receives for a rejected call.
             by: The person who decided.
+            paused_at: `PausedRun.paused_at` of the run that was shown; any run by default.
 
         Returns:
             The paused run.
 
         Raises:
-            LookupError: If nothing is paused, or the run does not wait for this call.
+            LookupError: If nothing is paused, the run was paused at another time than `paused_at`,
+                or it does not wait for this call.
             RunClaimedError: If the run is claimed.
             TypeError: If an argument has the wrong type.
             ValueError: If a call is approved with a message, or several pending calls have the id.
@@ -226,10 +232,12 @@ class PausedRuns:
         for name, text in (("message", message), ("by", by)):
             if text is not None and not isinstance(text, str):
                 raise TypeError(f"{name} must be a string, got {type(text).__name__}")
+        if paused_at is not None and not isinstance(paused_at, datetime):
+            raise TypeError(f"paused_at must be a datetime, got {type(paused_at).__name__}")
         if approve and message is not None:
             raise ValueError("message is for calls that are rejected, got one with approve=True")
         return await self._store.decide(
-            session_id, call_id, approve=approve, message=message, by=by
+            session_id, call_id, approve=approve, message=message, by=by, paused_at=paused_at
         )
 
     @asynccontextmanager

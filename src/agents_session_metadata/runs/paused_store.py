@@ -39,7 +39,7 @@ from agents_session_metadata.storage.rows import check_id_type, decoded, id_prob
 from agents_session_metadata.types import Metadata
 
 from .lifecycle import KEPT, enter_phase
-from .records import Details, Encryption, PausedRun, decisions_left, paused_run
+from .records import Details, Encryption, PausedRun, decisions_left, moment, paused_run
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
@@ -142,12 +142,19 @@ class PausedStore:
         return await self._database.write(put)
 
     async def decide(
-        self, session_id: str, call_id: str, *, approve: bool, message: str | None, by: str | None
+        self,
+        session_id: str,
+        call_id: str,
+        *,
+        approve: bool,
+        message: str | None,
+        by: str | None,
+        paused_at: datetime | None,
     ) -> PausedRun:
-        """Store a decision.
+        """Store a decision about a call of the run that was paused then, or of any run.
 
         Raises:
-            LookupError: If nothing is paused, or the run does not wait for this call.
+            LookupError: If nothing is paused, another run is, or it does not wait for this call.
             RunClaimedError: If somebody holds a lease.
             ValueError: If several pending calls have this id.
         """
@@ -155,6 +162,11 @@ class PausedStore:
         def decide(connection: Connection, row: PausedRow) -> PausedRun:
             if row.is_claimed:
                 raise RunClaimedError(session_id)
+            if paused_at not in (None, moment(row.paused_at)):
+                raise LookupError(
+                    f"the run of session {quoted(session_id)} that was paused at {paused_at} is not"
+                    f" paused any more; another one has been since {moment(row.paused_at)}"
+                )
             waiting = [call["call_id"] for call in Details.read(row.details).pending]
             if call_id not in waiting:
                 shown = ", ".join(map(quoted, waiting)) or "no call"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import datetime
 from typing import Final
 
 from starlette.responses import RedirectResponse, Response
@@ -72,7 +73,12 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
     by = await call.decided_by()
     try:
         await PausedRuns(call.catalog).decide(
-            session_id, call_id, approve=approve, message=message, by=by
+            session_id,
+            call_id,
+            approve=approve,
+            message=message,
+            by=by,
+            paused_at=_time(call.form.get("paused_at")),
         )
     except RunClaimedError:
         raise Refused(
@@ -89,6 +95,14 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
             409, "Several calls of this run have the same id, so none of them can be decided."
         ) from None
     return RedirectResponse(f"{address}#{_anchor(session_id)}", 303)
+
+
+def _time(text: str | None) -> datetime | None:
+    """When the run was paused that the page has shown."""
+    try:
+        return datetime.fromisoformat(text) if text else None
+    except ValueError:
+        raise Refused(400, "The form has no valid time of the pause.") from None
 
 
 def _anchor(session_id: str) -> str:
