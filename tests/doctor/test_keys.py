@@ -317,3 +317,55 @@ async def test_an_index_that_was_left_incomplete(filled, shared_database):
     )
     await repair(engine, "indexes")
     await intact(filled)
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_foreign_key_beside_its_column_is_healthy(engine, shared_database):
+    statements = [
+        (
+            "CREATE TABLE agent_sessions (session_id VARCHAR NOT NULL PRIMARY KEY,"
+            " created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,"
+            " updated_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+        ),
+        (
+            "CREATE TABLE agent_messages (id INTEGER PRIMARY KEY AUTOINCREMENT,"
+            " session_id VARCHAR NOT NULL REFERENCES agent_sessions(session_id) ON DELETE {},"
+            " message_data TEXT NOT NULL, created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+        ),
+        "CREATE INDEX idx_agent_messages_session_time ON agent_messages (session_id, created_at)",
+    ]
+    for action, is_healthy in (("CASCADE", True), ("SET NULL", False)):
+        await raw.execute(engine, "DROP TABLE IF EXISTS agent_messages")
+        await raw.execute(engine, "DROP TABLE IF EXISTS agent_sessions")
+        await run(engine, [each.format(action) for each in statements])
+        found = {each.check for each in await mended(engine)}
+        assert found == (set() if is_healthy else {"foreign keys"})
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_partitioned_table_without_a_key_is_explained(engine, shared_database):
+    time = "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    statements = [
+        (
+            f"CREATE TABLE agent_sessions (session_id VARCHAR PRIMARY KEY, created_at {time},"
+            f" updated_at {time})"
+        ),
+        (
+            "CREATE TABLE agent_messages (id SERIAL, session_id VARCHAR NOT NULL"
+            " REFERENCES agent_sessions ON DELETE CASCADE, message_data TEXT NOT NULL,"
+            f" created_at {time}) PARTITION BY HASH (session_id)"
+        ),
+        "CREATE TABLE one PARTITION OF agent_messages FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+    ]
+    await run(engine, statements)
+    (finding,) = await mended(engine)
+    assert "the primary key of agent_messages is not (id); doctor prints no" in finding.problem
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("table", ["agent_sessions", "agent_messages"])
+async def test_a_table_that_inherits_is_explained(filled, shared_database, table):
+    await raw.execute(filled.engine, f"CREATE TABLE archive () INHERITS ({table})")
+    await raw.execute(filled.engine, "DROP INDEX agent_sessions_metadata_search_idx")
+    (finding,) = await explained(filled.engine, "inheritance", ["error"])
+    assert f"archive inherits from {table}: its rows count as rows of {table}" in finding.problem

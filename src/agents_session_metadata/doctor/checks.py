@@ -252,9 +252,7 @@ def _foreign_keys(inspection: Inspection) -> Iterator[Finding]:
             if key["constrained_columns"] == columns and inspection.leads_to(key, parent)
         ]
         ending = [
-            key
-            for key in to_parent
-            if (key.get("options", {}).get("ondelete") or "").upper() == constraint.ondelete
+            key for key in to_parent if inspection.on_delete(child, key) == constraint.ondelete
         ]
         failures = [inspection.foreign_key_problem(child, key) for key in ending]
         if None in failures:

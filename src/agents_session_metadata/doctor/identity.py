@@ -25,7 +25,7 @@ from .inspection import Inspection
 
 def check_reliable(inspection: Inspection) -> list[Finding]:
     """What keeps the other checks from being reliable; the first kind of it."""
-    for check in (_restricted, _misspelled, _names, _not_text):
+    for check in (_restricted, _misspelled, _names, _inherited, _not_text):
         if found := [*check(inspection)]:
             return found
     return []
@@ -99,6 +99,20 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
             for child in filter(inspection.is_filled, children):
                 problem = f"{parent.name} {state}, and {child.name} has rows"
                 yield Finding("error", "names", f"{problem}: {advice}")
+
+
+def _inherited(inspection: Inspection) -> Iterator[Finding]:
+    """Tables that share their rows with one of ours."""
+    for table in inspection.present:
+        for heir in inspection.heirs(table):
+            yield Finding(
+                "error",
+                "inheritance",
+                f"{heir} inherits from {table.name}: its rows count as rows of {table.name}, but no"
+                " key, foreign key or trigger applies to them, so that indexes and searches miss"
+                " them; use partitions, or move the rows to a table of their own. doctor checks"
+                " the rest once no table inherits",
+            )
 
 
 def _not_text(inspection: Inspection) -> Iterator[Finding]:

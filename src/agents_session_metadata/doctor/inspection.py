@@ -237,6 +237,10 @@ class Inspection:
         in_schema = key.get("referred_schema") in (None, self.schema)
         return in_schema and key["referred_table"] == parent.name
 
+    def heirs(self, table: Table) -> list[str]:
+        """Other tables whose rows count as rows of a table, without its keys and triggers."""
+        return []
+
     def orphan_condition(self, constraint: ForeignKeyConstraint) -> str | None:
         """The condition for a child without its parent; None if columns are missing."""
         child, parent = constraint.table, constraint.referred_table
@@ -406,6 +410,10 @@ class Inspection:
     def taken_names(self) -> set[str]:
         """Names that indexes and constraints of all tables share."""
         raise NotImplementedError
+
+    def on_delete(self, table: Table, key: Mapping[str, Any]) -> str:
+        """What deleting a parent does to the rows of a foreign key, in upper case."""
+        return (key.get("options", {}).get("ondelete") or "").upper()
 
     def foreign_key_problem(self, table: Table, key: Mapping[str, Any]) -> str | None:
         """Why an existing foreign key has no effect; None if it has."""

@@ -101,6 +101,20 @@ class PostgreSQLInspection(Inspection):
         if is_time and wanted.timezone != actual.timezone:
             yield f"has the type {self.spelled(actual)}, not {self.spelled(wanted)}"
 
+    def heirs(self, table: Table) -> list[str]:
+        query = (
+            "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+            " WHERE i.inhparent = to_regclass(:name) AND NOT c.relispartition ORDER BY c.relname"
+        )
+        return [name for (name,) in self.rows(query, name=self.name_of(table))]
+
+    def key_problem(self, table: Table) -> str | None:
+        # The key of a partitioned table must include the columns that divide it.
+        query = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(:name)"
+        problem = super().key_problem(table)
+        is_partitioned = self.scalar(query, name=self.name_of(table))
+        return self.by_hand if problem is None and is_partitioned else problem
+
     def foreign_key_problem(self, table: Table, key: Mapping[str, Any]) -> str | None:
         query = (
             "SELECT k.convalidated,"

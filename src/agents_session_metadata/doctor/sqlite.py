@@ -65,6 +65,14 @@ class SQLiteInspection(Inspection):
     def leads_to(self, key: Mapping[str, Any], parent: Table) -> bool:
         return str(key["referred_table"]).lower() == parent.name.lower()
 
+    def on_delete(self, table: Table, key: Mapping[str, Any]) -> str:
+        # SQLAlchemy does not read what a REFERENCES beside a column says.
+        query = 'SELECT on_delete FROM pragma_foreign_key_list(:table) WHERE "from" = :column'
+        query += ' COLLATE NOCASE AND "table" = :parent COLLATE NOCASE'
+        column, parent = key["constrained_columns"][0], key["referred_table"]
+        found = self.rows(query, table=table.name, column=column, parent=parent)
+        return str(found[0][0]) if found else super().on_delete(table, key)
+
     def comparison(self, column: Column[Any]) -> str:
         # A column takes its collation into the index of its primary key.
         collation = self.scalar(
