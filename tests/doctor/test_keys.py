@@ -369,3 +369,20 @@ async def test_a_table_that_inherits_is_explained(filled, shared_database, table
     await raw.execute(filled.engine, "DROP INDEX agent_sessions_metadata_search_idx")
     (finding,) = await explained(filled.engine, "inheritance", ["error"])
     assert f"archive inherits from {table}: its rows count as rows of {table}" in finding.problem
+
+
+@pytest.mark.only_on("mariadb")
+async def test_short_ids_without_foreign_keys_are_explained(engine, shared_database):
+    short = "VARCHAR(190) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL"
+    time = "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    sessions = f"session_id {short} PRIMARY KEY, created_at {time}, updated_at {time}"
+    messages = (
+        f"id INTEGER PRIMARY KEY AUTO_INCREMENT, session_id {short}, created_at {time},"
+        " message_data LONGTEXT CHARACTER SET utf8mb4 NOT NULL, KEY (session_id, created_at)"
+    )
+    await raw.execute(engine, f"CREATE TABLE agent_sessions ({sessions})")
+    await raw.execute(engine, f"CREATE TABLE agent_messages ({messages}) ENGINE=MyISAM")
+    problem = " ".join(each.problem for each in await mended(engine))
+    assert "agent_messages is stored by MyISAM, which keeps no transactions" in problem
+    for table in ("agent_sessions", "agent_messages"):
+        assert f"{table}.session_id holds 190 characters, not 255; doctor prints no" in problem

@@ -208,8 +208,10 @@ class MySQLInspection(Inspection):
         needed, kind = self.needed(column), self.type_of(column).__visit_name__
         if column.table is self.expected.messages and column.name == "session_id":
             needed = max(needed, self.text_of(self.expected.sessions.c.session_id).length)
-        # The server refuses to change a column of a foreign key.
-        joined = [
+        # The server refuses to change a column of a foreign key, also of one that is printed.
+        printed = [each for each in self.links if each.table.name not in self.existing]
+        joined = [(each.referred_table.name, key) for each in printed for key in each.column_keys]
+        joined += [
             place
             for own, keys in self.foreign_keys.items()
             for key in keys
@@ -225,7 +227,9 @@ class MySQLInspection(Inspection):
         # Bytes are never read as text, nor text as bytes.
         if not self.is_readable(column.table, [column.name]):
             return ()
-        if not _WIDENED.fullmatch(found) or (kind == "VARCHAR" and needed > _KEY_CHARACTERS):
+        # The keys of other engines than InnoDB are too short.
+        is_possible = needed <= _KEY_CHARACTERS and self.engines.get(column.table.name) == "InnoDB"
+        if not _WIDENED.fullmatch(found) or (kind == "VARCHAR" and not is_possible):
             return ()
         return self._modified(column, kind=kind if needed == math.inf else f"{kind}({needed})")
 
