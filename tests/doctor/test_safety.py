@@ -26,6 +26,7 @@ from doctoring import (
 from scaling import scale
 from sqlalchemy import MetaData, inspect
 
+from agents_session_metadata.doctor.checks import lacking_indexes
 from agents_session_metadata.doctor.inspection import inspect_database
 from agents_session_metadata.storage.tables import query_tables, table_names
 
@@ -450,7 +451,7 @@ async def test_every_repair_is_of_a_safe_kind(engine, shared_database):
         inspection.keys = {name: [] for name in inspection.keys}
         for table in inspection.present:
             yield from inspection.key_to_add(table)
-            for index in inspection.lacking_indexes(table):
+            for index in lacking_indexes(inspection, table):
                 yield from inspection.create_index(index)
         for constraint in inspection.links:
             yield from inspection.add_foreign_key(constraint)

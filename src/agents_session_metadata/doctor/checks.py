@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.quoting import quoted
@@ -292,10 +292,26 @@ def _is_possible(inspection: Inspection, constraint: Any) -> bool:
 
 def _indexes(inspection: Inspection) -> Iterator[Finding]:
     for table in inspection.present:
-        for index in inspection.lacking_indexes(table):
+        for index in lacking_indexes(inspection, table):
             columns = ", ".join(column.name for column in index.columns)
             problem = f"{table.name} has no index on ({columns})"
             yield Finding("error", "indexes", problem, inspection.create_index(index))
+
+
+def lacking_indexes(inspection: Inspection, table: Table) -> Iterator[Index]:
+    """The indexes that a table should have; those of unique constraints are among them."""
+    usable = [each["column_names"] for each in inspection.usable_indexes(table)]
+    unique = [each for each in table.constraints if isinstance(each, UniqueConstraint)]
+    every: list[Index | UniqueConstraint] = [*table.indexes, *unique]
+    for each in sorted(every, key=lambda each: str(each.name)):
+        columns = each.columns.keys()
+        if inspection.has(table, *columns) and columns not in [x[: len(columns)] for x in usable]:
+            if isinstance(each, UniqueConstraint):
+                # Its columns include the primary key, so the index alone keeps the promise.
+                copy = table.to_metadata(MetaData())
+                yield Index(str(each.name), *(copy.c[name] for name in columns))
+            else:
+                yield each
 
 
 def _triggers(inspection: Inspection) -> Iterator[Finding]:

@@ -27,7 +27,6 @@ from sqlalchemy import (
     MetaData,
     Table,
     TypeDecorator,
-    UniqueConstraint,
     inspect,
     text,
 )
@@ -382,21 +381,6 @@ class Inspection:
             return ()
         listed = ", ".join(map(self.quote, columns))
         return (f"ALTER TABLE {self.name_of(table)} ADD PRIMARY KEY ({listed})",)
-
-    def lacking_indexes(self, table: Table) -> Iterator[Index]:
-        """The indexes that a table should have; those of unique constraints are among them."""
-        usable = [each["column_names"] for each in self.usable_indexes(table)]
-        unique = [each for each in table.constraints if isinstance(each, UniqueConstraint)]
-        every: list[Index | UniqueConstraint] = [*table.indexes, *unique]
-        for each in sorted(every, key=lambda each: str(each.name)):
-            columns = each.columns.keys()
-            if self.has(table, *columns) and columns not in [x[: len(columns)] for x in usable]:
-                if isinstance(each, UniqueConstraint):
-                    # Its columns include the primary key, so the index alone keeps the promise.
-                    copy = table.to_metadata(MetaData())
-                    yield Index(str(each.name), *(copy.c[name] for name in columns))
-                else:
-                    yield each
 
     def usable_indexes(self, table: Table) -> list[Mapping[str, Any]]:
         """The indexes that hold the whole columns of every row."""
