@@ -31,6 +31,10 @@ async def test_a_healthy_database_gives_the_versions_alone(filled, shared_databa
     assert versions.repair == ()
 
 
+async def test_a_database_with_rows_in_every_table_is_healthy(whole):
+    assert await problems(whole.engine) == []
+
+
 @pytest.mark.only_on("mariadb")
 async def test_engines_without_transactions_are_explained(filled, shared_database):
     engine = filled.engine
