@@ -42,7 +42,10 @@ async def show(catalog: SessionCatalog, session_id: str) -> list[ItemInfo]:
 async def ask(
     catalog: SessionCatalog, session: SQLAlchemyMetadataSession, agent: Agent[Any], question: str
 ) -> None:
-    """Stream an answer. If the run fails, remove what it has stored, so that it can be repeated."""
+    """Stream an answer. If the run fails, remove what it has stored, so that it can be repeated.
+
+    Only one run of the session may take place at a time.
+    """
     page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1)
     newest = page.items[0].item_id if page.items else 0
     try:
@@ -51,9 +54,11 @@ async def ask(
     except Exception:
         # If nothing is stored yet, `rewind(turns=1)` would remove the turn before the question.
         page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1000)
-        added = [each.item_id for each in page.items if each.item_id > newest]
-        if added:
-            await session.rewind(before=min(added))
+        added = [each for each in page.items if each.item_id > newest]
+        asked = [text_of(each.item) for each in added if each.item.get("role") == "user"]
+        # If another question was stored in the meantime, everything stays.
+        if asked == [question]:
+            await session.rewind(before=added[-1].item_id, expect_last=added[0].item_id)
         raise
 
 

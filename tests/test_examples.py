@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import pytest
+from agents import Agent, ModelBehaviorError
+from conformance import raw
 from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
+
+from agents_session_metadata import SessionCatalog
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
@@ -99,3 +104,21 @@ def test_quickstart_without_a_database(directory) -> None:
     assert "with the tag food:  ['quickstart-3']" in output
     assert output.endswith("of user_456: []\n")
     assert list(directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("others", [[], ["What else?"], ["What else?", "Really?"]])
+async def test_a_failed_run_removes_only_its_own_question(database, monkeypatch, others) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example = importlib.import_module("edit_and_retry")
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    session = await catalog.create_session("chat")
+    await session.add_items([raw.message("Hello"), raw.message("Hi", "assistant")])
+
+    async def other_tab(_context, _agent) -> str:
+        await session.add_items([raw.message(each) for each in others])
+        raise ConnectionError
+
+    for agent in (example.guide(), Agent("guide", instructions=other_tab)):
+        with pytest.raises((ModelBehaviorError, ConnectionError)):
+            await example.ask(catalog, session, agent, "Where?")
+    assert [each["content"] for each in await session.get_items()] == ["Hello", "Hi", *others]
