@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -132,8 +133,76 @@ async def test_while_it_starts(args, tmp_path):
         assert code != 130 or said == ""
 
 
-def test_the_runner_for_python_3_10():
-    """In a thread of its own, as in a program that has no event loop."""
+@pytest.fixture
+def runner():
+    before = signal.getsignal(signal.SIGINT)
+    runner = _runner.Runner()
+    runner.handle_interrupts()
+    yield runner
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+async def wait(seconds):
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+def test_an_interruption_where_an_exception_would_be_lost(runner, capsys):
+    async def watch():
+        return weakref.ref(asyncio.current_task(), interrupt)
+
+    watched = runner.run(watch())
+    assert watched() is not None
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(wait(60))
+    assert watched() is None
+    runner.close(wait(0))
+    assert capsys.readouterr().err == ""
+
+
+def test_an_interruption_while_nothing_runs(runner):
+    assert runner.run(wait(0)) == 0
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+    runner.close()
+
+
+def test_the_second_interruption_ends_what_ignores_the_first(runner):
+    ended = []
+
+    async def stubborn():
+        asyncio.get_running_loop().call_later(0.01, interrupt)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("first")
+            asyncio.get_running_loop().call_later(0.01, interrupt)
+            await asyncio.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(stubborn())
+    assert ended == ["first"]
+    runner.close(wait(0))
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_interruption_at_the_very_end_is_not_lost(runner, ignored):
+    async def finish():
+        interrupt()
+        if ignored:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(finish())
+    runner.close(wait(0))
+
+
+def test_what_is_left_is_cancelled_in_any_thread():
     ended = []
 
     async def forgotten():
@@ -142,17 +211,16 @@ def test_the_runner_for_python_3_10():
         finally:
             ended.append("cancelled")
 
-    async def work(*more):
+    async def start(*more):
         tasks = [asyncio.ensure_future(each()) for each in more]
         await asyncio.sleep(0)
         return len(tasks)
 
     def use(*more):
         runner = _runner.Runner()
-        assert runner.run(work(*more)) == len(more)
+        assert runner.run(start(*more)) == len(more)
         runner.close()
-        assert runner.get_loop().is_closed()
-        return True
+        return runner._loop.is_closed()
 
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(use).result()

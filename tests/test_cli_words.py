@@ -76,6 +76,7 @@ def test_values_after_the_equals_sign():
         (["list", "--url", "sqlite:///:memory:", "--sessions-table", "a\x1b"], "printable"),
         (["ddl", "--dialect", "sqlite", "--metadata-table", "a\udcff"], "printable"),
         (["resume-check", "a", "--max-idle-minutes", "nan"], "out of range: nan"),
+        (["resume-check", "a", "--phase", ""], "a phase must not be empty"),
         (["resume-check", "a", "--max-idle-minutes", "1e-12"], "at least one microsecond"),
         (["cleanup", "--days", "1e-12"], "--days must be 0 or at least one microsecond, got 1e-12"),
         (["cleanup", "--hours", "1e-12"], "--hours must be 0 or at least one microsecond"),

@@ -360,7 +360,7 @@ async def test_four_processes_lose_no_error(shared_database):
     ("settings", "kind"),
     [
         ({"phases": "ping"}, TypeError),
-        ({"phases": ["ping", ""]}, TypeError),
+        ({"phases": ["ping", ""]}, ValueError),
         ({"phases": ["ping", 1]}, TypeError),
         ({"final_phases": "done"}, TypeError),
         ({"moves": {"planning": "approval"}}, TypeError),

@@ -1,10 +1,9 @@
-"""`asyncio.Runner` for Python 3.10, as far as the command line uses it."""
+"""Runs what a command waits for, and Ctrl-C while and between that."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -12,43 +11,67 @@ T = TypeVar("T")
 
 
 class Runner:
-    """Runs coroutines, one after another, in one event loop; Ctrl-C cancels them."""
+    """Runs coroutines, one after another, in one event loop.
+
+    Unlike `asyncio.Runner`, it keeps a Ctrl-C that comes at the end of a coroutine. That one gives
+    the signal back to Python before it frees the task, and an exception that is raised in the
+    callback of a weak reference is printed and lost: the command would go on.
+    """
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[Any] | None = None
+        self._is_running = self._is_interrupted = False
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop."""
-        return self._loop
+    def handle_interrupts(self) -> None:
+        """From now on, Ctrl-C cancels what runs, or raises KeyboardInterrupt if nothing does."""
+        signal.signal(signal.SIGINT, self._interrupt)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of a coroutine.
 
         Raises:
-            KeyboardInterrupt: If Ctrl-C cancelled it.
+            KeyboardInterrupt: If Ctrl-C came while it ran, or came before it and was lost.
         """
-        task = self._loop.create_task(work)
-        handles = (
-            threading.current_thread() is threading.main_thread()
-            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )
-        if not handles:
-            return self._loop.run_until_complete(task)
-        self._loop.add_signal_handler(signal.SIGINT, task.cancel)
+        self._is_running = True
         try:
-            return self._loop.run_until_complete(task)
+            # Here the task before is freed; it is kept until then.
+            self._task = self._loop.create_task(work)
+            if self._is_interrupted:
+                self._task.cancel()
+            result: T = self._loop.run_until_complete(self._task)
         except asyncio.CancelledError:
+            if not self._is_interrupted:
+                raise
             raise KeyboardInterrupt from None
         finally:
-            self._loop.remove_signal_handler(signal.SIGINT)
+            self._is_running = False
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        return result
 
-    def close(self) -> None:
-        """Cancel what is left and close the loop."""
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:  # Without tasks, `gather` belongs to another loop.
-            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
-        self._loop.close()
+    def close(self, last: Coroutine[Any, Any, object] | None = None) -> None:
+        """Run a last coroutine, also after Ctrl-C, cancel what is left and close the loop."""
+        self._is_interrupted = False
+        try:
+            if last is not None:
+                self.run(last)
+        finally:
+            self._is_running = True
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:  # Without tasks, `gather` belongs to another loop.
+                self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        # The first one cancels; if that does not help, the next one raises.
+        is_first, self._is_interrupted = not self._is_interrupted, True
+        if not (self._is_running and is_first):
+            raise KeyboardInterrupt
+        if self._task is not None:
+            self._task.cancel()
+        self._loop.call_soon_threadsafe(lambda: None)  # It wakes the loop.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from functools import partial
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 from agents_session_metadata.quoting import escaped, quoted
 
 from . import command as registry
+from ._interrupt import exit_at_once
 from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, checked, standard_input, usage
 from .output import colored, counted, say, write, write_json
@@ -160,9 +160,9 @@ def mcp(
         )
         # Start only if the database answers.
         wait(catalog.list_sessions(limit=1, keys=[]))
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             # A thread reads standard input; nothing else ends it.
-            signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+            signal.signal(signal.SIGINT, exit_at_once)
         wait.without_limit(_serve(server))
 
 

@@ -133,9 +133,6 @@ class Place:
         engine, calls = self.engine(**engine_options), Calls(self)
         # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
-        if signal.getsignal(signal.SIGINT) is exit_at_once:
-            # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             yield engine, calls
         finally:
@@ -165,14 +162,13 @@ class Calls:
     """
 
     def __init__(self, place: Place) -> None:
-        if sys.version_info >= (3, 11):
-            from asyncio import Runner
-        else:
-            from ._runner import Runner
+        from ._runner import Runner
 
         self._place = place
         self._runner = Runner()
-        self._runner.get_loop()  # Ctrl-C while it is made would leave half a loop behind.
+        if signal.getsignal(signal.SIGINT) is exit_at_once:
+            # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
+            self._runner.handle_interrupts()
         self._progressed = False
         self._gave_up = False
 
@@ -218,10 +214,7 @@ class Calls:
     def close(self, engine: AsyncEngine) -> None:
         """Dispose the engine, unless something may still wait for it."""
         if not self._gave_up:
-            try:
-                self._runner.run(engine.dispose())
-            finally:
-                self._runner.close()
+            self._runner.close(engine.dispose())
 
     async def _limited(self, work: Coroutine[Any, Any, T]) -> T:
         if self._place.timeout is None:

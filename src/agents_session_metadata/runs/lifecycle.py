@@ -68,7 +68,7 @@ class ResumePolicy:
 
     Raises:
         TypeError: If `phases` is a bare string, or contains something that is not a string.
-        ValueError: If `max_idle` or `max_errors` is negative.
+        ValueError: If a phase is empty, or `max_idle` or `max_errors` is negative.
     """
 
     phases: Collection[str] = frozenset({"approval", "investigating", "planning"})
@@ -149,7 +149,7 @@ class SessionLifecycle:
 
     Raises:
         TypeError: If phases are a bare string, or contain something that is not a string.
-        ValueError: If there are no phases, a phase is also final, or `moves` names an unknown
+        ValueError: If there are no phases, one is empty or also final, or `moves` names an unknown
             phase.
     """
 
@@ -427,8 +427,10 @@ def _check_phases(name: str, phases: object) -> None:
     if isinstance(phases, str):
         raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
     for phase in cast("Iterable[object]", phases):
-        if not isinstance(phase, str) or not phase:
-            raise TypeError(f"a phase must be a non-empty string, got {quoted(phase)}")
+        if not isinstance(phase, str):
+            raise TypeError(f"a phase must be a string, got {quoted(phase)}")
+        if not phase:
+            raise ValueError("a phase must not be empty")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
