@@ -258,12 +258,15 @@ async def test_batch_mode_keeps_triggers_and_ids(engine, shared_database, table)
     for key in ("owner_id", "$text"):
         await catalog.create_index(key)
     session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
-    await session.add_items([raw.message("hello")])
+    await session.add_items([raw.message("hello"), raw.message("removed")])
+    await session.pop_item()
     source = documented("SQLite: batch mode").replace(
         "        ...", "        batch.add_column(NOTE)"
     )
     if table != "agent_messages":
-        source = source.replace("agent_messages", table).replace("table_kwargs=kept", "**{}")
+        lines = [each for each in source.splitlines() if "last" not in each]
+        source = "\n".join(lines).replace("agent_messages", table)
+        source = source.replace("table_kwargs=kept, ", "")
 
     def migrate(connection):
         operations = Operations(MigrationContext.configure(connection))
@@ -276,6 +279,8 @@ async def test_batch_mode_keeps_triggers_and_ids(engine, shared_database, table)
     await engine.dispose()
     assert [each for each in await diagnose(engine) if each.level != "info"] == []
     await session.add_items([raw.message("again")])
+    page = await catalog.list_items("chat")
+    assert [each.item_id for each in page.items] == [1, 3]
     await session.clear_session()
     assert await raw.count_rows(engine, "agent_sessions_metadata") == 0
 
