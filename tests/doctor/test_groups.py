@@ -312,6 +312,36 @@ async def test_an_index_without_its_table_is_not_complete(whole, shared_database
     assert await problems(engine) == []
 
 
+async def test_metadata_that_was_lost_is_not_taken_for_new(whole, shared_database):
+    cascade = " CASCADE" if shared_database.kind == "postgresql" else ""
+    for table in (f"{PREFIX}_elements", PREFIX):
+        await raw.execute(whole.engine, f"DROP TABLE {table}{cascade}")
+    found = [each.problem for each in await problems(whole.engine)]
+    advice = "if it was renamed or dropped, restore it instead"
+    assert f"table {PREFIX} is missing; {advice}" in found
+    # Beside the plain SDK's tables alone, it is as it should be.
+    for table in reversed(OPTIONAL):
+        await raw.execute(whole.engine, f"DROP TABLE IF EXISTS {table}")
+    found = [each.problem for each in await problems(whole.engine)]
+    assert f"table {PREFIX} is missing" in found
+
+
+async def test_lost_elements_are_filled_beside_indexes(whole, shared_database):
+    before, table = await answers(whole), f"{PREFIX}_elements"
+    rows = await raw.execute(whole.engine, f"SELECT * FROM {table}")
+    assert rows
+    cascade = " CASCADE" if shared_database.kind == "postgresql" else ""
+    await raw.execute(whole.engine, f"DROP TABLE {table}{cascade}")
+    (finding,) = [each for each in await problems(whole.engine) if each.check == "tables"]
+    assert "create_tables=True" in finding.problem
+    assert finding.repair == ()
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    assert await catalog.count_sessions() == 2
+    assert sorted(await raw.execute(whole.engine, f"SELECT * FROM {table}")) == sorted(rows)
+    assert await mended(whole.engine) == []
+    assert await answers(catalog) == before
+
+
 async def test_ddl_leaves_complete_indexes_alone(whole):
     states = f"SELECT state FROM {PREFIX}_indexes UNION ALL SELECT state FROM {WORDS}_state"
     await run(whole.engine, create_statements(await ddl_dialect(whole.engine)))

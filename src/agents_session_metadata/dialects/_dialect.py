@@ -146,6 +146,9 @@ class Dialect:
     def begin(self, connection: Connection) -> None:
         """Begins a transaction if the driver would commit each statement."""
 
+    def begin_ddl(self, connection: Connection) -> None:
+        """Begins a transaction if the driver begins none before DDL."""
+
     def begin_snapshot(self, connection: Connection) -> None:
         """Begins a transaction whose statements all read the same snapshot."""
         connection.execution_options(isolation_level="REPEATABLE READ")

@@ -135,6 +135,11 @@ class SQLite(Dialect):
         if super().commits_each(connection) and not _is_begun(connection):
             connection.exec_driver_sql("BEGIN")
 
+    def begin_ddl(self, connection: Connection) -> None:
+        # A write would begin one as well, but not if one of its triggers lacks a table.
+        if not _is_begun(connection):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
     def begin_snapshot(self, connection: Connection) -> None:
         # The driver begins a transaction only at the first write.
         connection.begin()

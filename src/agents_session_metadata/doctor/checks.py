@@ -84,6 +84,10 @@ def _versions(inspection: Inspection) -> Iterator[Finding]:
 
 def _tables(inspection: Inspection) -> Iterator[Finding]:
     expected = inspection.expected
+    written = [each.name for each in written_tables(inspection.tables)[2:]]
+    if any(each not in inspection.core for each in inspection.present):
+        # Other tables of this package exist, so it is not that there were only the SDK's.
+        written.append(expected.metadata.name)
     for table in inspection.wanted:
         if table in inspection.present:
             continue
@@ -93,7 +97,7 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
             continue
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"
-        elif table.name in [each.name for each in written_tables(inspection.tables)[2:]]:
+        elif table.name in written:
             problem += "; if it was renamed or dropped, restore it instead"
         elif table not in inspection.core:
             problem += "; once it exists, run agent-sessions index create for each index"

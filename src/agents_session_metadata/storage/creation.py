@@ -120,8 +120,8 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
             if not dialect.transactional_ddl:
                 _create_elements_aside(connection, tables)
                 continue
-            # Where a driver begins a transaction with the first write, the table is in it too.
-            dialect.locks(plain.sessions, plain.metadata, plain.elements).existing(connection, "")
+            # Nobody sees the table before it is filled.
+            dialect.begin_ddl(connection)
         if is_new and not dialect.transactional_ddl:
             connection.execute(CreateWithIndexes(each, if_not_exists=True))
             continue
