@@ -39,27 +39,16 @@ async def show(catalog: SessionCatalog, session_id: str) -> list[ItemInfo]:
     return page.items
 
 
-async def ask(
-    catalog: SessionCatalog, session: SQLAlchemyMetadataSession, agent: Agent[Any], question: str
-) -> None:
-    """Stream an answer. If the run fails, remove what it has stored, so that it can be repeated.
+async def ask(session: SQLAlchemyMetadataSession, agent: Agent[Any], question: str) -> None:
+    """Stream an answer, and store the turn when it is complete.
 
-    Only one run of the session may take place at a time.
+    A run that fails or is cancelled stores nothing, so that it can be repeated.
     """
-    page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1)
-    newest = page.items[0].item_id if page.items else 0
-    try:
-        async for _ in Runner.run_streamed(agent, question, session=session).stream_events():
-            pass
-    except Exception:
-        # If nothing is stored yet, `rewind(turns=1)` would remove the turn before the question.
-        page = await catalog.list_items(session.session_id, order_by="-item_id", limit=1000)
-        added = [each for each in page.items if each.item_id > newest]
-        asked = [text_of(each.item) for each in added if each.item.get("role") == "user"]
-        # If another question was stored in the meantime, everything stays.
-        if asked == [question]:
-            await session.rewind(before=added[-1].item_id, expect_last=added[0].item_id)
-        raise
+    history = await session.get_items()
+    result = Runner.run_streamed(agent, [*history, {"role": "user", "content": question}])
+    async for _ in result.stream_events():
+        pass
+    await session.add_items(result.to_input_list()[len(history) :])
 
 
 async def main(catalog: SessionCatalog) -> None:
@@ -97,11 +86,11 @@ async def main(catalog: SessionCatalog) -> None:
     print("Retry after a failure:")
     for failing in (guide(), Agent(name="guide", instructions=no_instructions)):
         try:
-            await ask(catalog, session, failing, "Where do I buy a ticket?")
+            await ask(session, failing, "Where do I buy a ticket?")
         except (ModelBehaviorError, ConnectionError) as error:
             print("  failed:", error)
         assert len(await session.get_items()) == 2
-    await ask(catalog, session, guide("At any kiosk."), "Where do I buy a ticket?")
+    await ask(session, guide("At any kiosk."), "Where do I buy a ticket?")
     items = await show(catalog, "lisbon")
     assert [each.item["role"] for each in items] == ["user", "assistant"] * 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 from pathlib import Path
@@ -106,8 +107,10 @@ def test_quickstart_without_a_database(directory) -> None:
     assert list(directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("others", [[], ["What else?"], ["What else?", "Really?"]])
-async def test_a_failed_run_removes_only_its_own_question(database, monkeypatch, others) -> None:
+@pytest.mark.parametrize("others", [[], ["Where?"], ["What else?", "Really?"]])
+async def test_a_failed_run_stores_nothing_and_removes_nothing(
+    database, monkeypatch, others
+) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     example = importlib.import_module("edit_and_retry")
     catalog = SessionCatalog(database.engine(), create_tables=True)
@@ -118,7 +121,19 @@ async def test_a_failed_run_removes_only_its_own_question(database, monkeypatch,
         await session.add_items([raw.message(each) for each in others])
         raise ConnectionError
 
+    async def slow(_context, _agent) -> str:
+        await asyncio.sleep(60)
+        return "Answer."
+
     for agent in (example.guide(), Agent("guide", instructions=other_tab)):
         with pytest.raises((ModelBehaviorError, ConnectionError)):
-            await example.ask(catalog, session, agent, "Where?")
-    assert [each["content"] for each in await session.get_items()] == ["Hello", "Hi", *others]
+            await example.ask(session, agent, "Where?")
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(
+            example.ask(session, Agent("guide", instructions=slow), "Where?"), 0.2
+        )
+    stored = ["Hello", "Hi", *others]
+    assert [each["content"] for each in await session.get_items()] == stored
+    await example.ask(session, example.guide("There."), "Where?")
+    items = [example.text_of(each) for each in await session.get_items()]
+    assert items == [*stored, "Where?", "There."]
