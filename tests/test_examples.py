@@ -6,15 +6,17 @@ import asyncio
 import importlib
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
-from agents import Agent, ModelBehaviorError
+from agents import Agent, ModelBehaviorError, function_tool, handoff
+from agents.testing import ScriptedModel, function_call
 from conformance import raw
 from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
@@ -107,14 +109,22 @@ def test_quickstart_without_a_database(directory) -> None:
     assert list(directory.iterdir()) == []
 
 
+@pytest.fixture
+def edit_and_retry(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module("edit_and_retry")
+
+
+async def new_session(database: Database) -> SQLAlchemyMetadataSession:
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    return await catalog.create_session("chat")
+
+
 @pytest.mark.parametrize("others", [[], ["Where?"], ["What else?", "Really?"]])
 async def test_a_failed_run_stores_nothing_and_removes_nothing(
-    database, monkeypatch, others
+    database, edit_and_retry, others
 ) -> None:
-    monkeypatch.syspath_prepend(EXAMPLES)
-    example = importlib.import_module("edit_and_retry")
-    catalog = SessionCatalog(database.engine(), create_tables=True)
-    session = await catalog.create_session("chat")
+    session = await new_session(database)
     await session.add_items([raw.message("Hello"), raw.message("Hi", "assistant")])
 
     async def other_tab(_context, _agent) -> str:
@@ -125,15 +135,50 @@ async def test_a_failed_run_stores_nothing_and_removes_nothing(
         await asyncio.sleep(60)
         return "Answer."
 
-    for agent in (example.guide(), Agent("guide", instructions=other_tab)):
+    for agent in (edit_and_retry.guide(), Agent("guide", instructions=other_tab)):
         with pytest.raises((ModelBehaviorError, ConnectionError)):
-            await example.ask(session, agent, "Where?")
+            await edit_and_retry.ask(session, agent, "Where?")
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(
-            example.ask(session, Agent("guide", instructions=slow), "Where?"), 0.2
+            edit_and_retry.ask(session, Agent("guide", instructions=slow), "Where?"), 0.2
         )
     stored = ["Hello", "Hi", *others]
     assert [each["content"] for each in await session.get_items()] == stored
-    await example.ask(session, example.guide("There."), "Where?")
-    items = [example.text_of(each) for each in await session.get_items()]
+    await edit_and_retry.ask(session, edit_and_retry.guide("There."), "Where?")
+    items = [edit_and_retry.text_of(each) for each in await session.get_items()]
     assert items == [*stored, "Where?", "There."]
+
+
+async def test_a_turn_is_stored_whole_after_a_handoff_that_drops_the_history(
+    database, edit_and_retry
+) -> None:
+    session = await new_session(database)
+    await session.add_items([raw.message(f"{number}") for number in range(6)])
+    without_history = handoff(
+        edit_and_retry.guide("There."), input_filter=lambda data: data.clone(input_history=())
+    )
+    call = function_call("transfer_to_guide", {}, call_id="call")
+    first = Agent("first", model=ScriptedModel([[call]]), handoffs=[without_history])
+    await edit_and_retry.ask(session, first, "Where?")
+    turn = (await session.get_items())[6:]
+    assert [each.get("type", "question") for each in turn] == [
+        "question",
+        "function_call",
+        "function_call_output",
+        "message",
+    ]
+    assert (turn[0]["content"], edit_and_retry.text_of(turn[3])) == ("Where?", "There.")
+
+
+async def test_a_turn_that_waits_for_an_approval_is_not_stored(database, edit_and_retry) -> None:
+    session = await new_session(database)
+
+    @function_tool(needs_approval=True)
+    def pay() -> str:
+        return "paid"
+
+    call = function_call("pay", {}, call_id="call")
+    agent = Agent("guide", model=ScriptedModel([[call]]), tools=[pay])
+    with pytest.raises(RuntimeError, match="waits for an approval"):
+        await edit_and_retry.ask(session, agent, "Pay!")
+    assert await session.get_items() == []
