@@ -321,6 +321,25 @@ async def test_what_is_not_certain_stays(store, catalog):
     assert await session.get_items() == replaced
 
 
+async def test_a_message_that_was_sent_twice_stays(store, catalog):
+    thread_id = await new_thread(store)
+    thread = await store.load_thread(thread_id, ANNA)
+    session = catalog.session(thread_id)
+    for name in ("u1", "u2"):
+        await store.add_thread_item(thread_id, user_item(thread_id, name, "Where?"), ANNA)
+    # The run of the first one stores its question before the second one's begins.
+    await session.add_items([raw.message("Where?")])
+    second = await store.load_item(thread_id, "u2", ANNA)
+    assert await store.rewind_before(thread, second, ANNA) == []
+    assert await history(catalog, thread_id) == ["Where?"]
+    # Once the history contains the first, only the second one is removed.
+    await store.add_thread_item(thread_id, user_item(thread_id, "u3", "Where?"), ANNA)
+    third = await store.load_item(thread_id, "u3", ANNA)
+    await session.add_items([raw.message("Where?")])
+    assert len(await store.rewind_before(thread, third, ANNA)) == 1
+    assert await history(catalog, thread_id) == ["Where?"]
+
+
 async def test_a_rename_during_an_answer_stays(server, store, catalog):
     thread_id = await server.create()
 

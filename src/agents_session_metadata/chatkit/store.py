@@ -339,8 +339,8 @@ class CatalogStore(Attachments[TContext]):
         Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
         retry deletes nothing that answers the user message, but the history already contains the
         message. It does nothing if the thread has an item after the message, or if it is not
-        certain where the message is in the history: after compaction, or if its text there is
-        another one.
+        certain where the message is in the history: after compaction, if its text there is another
+        one, or if the same message was sent twice in a row.
 
         Args:
             thread: The thread.

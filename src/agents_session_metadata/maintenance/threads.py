@@ -138,7 +138,8 @@ def rewinding_before(
     """Work that removes a user message, and what follows it, from the history.
 
     It removes nothing if the thread has an item after the message, or if it is not certain where
-    the message is.
+    the message is. After the same message twice in a row, as from a double click, it may be that
+    only the first of them is in the history, with an answer on its way.
 
     Raises:
         LookupError: If the thread has no such user message.
@@ -153,12 +154,20 @@ def rewinding_before(
         newest = rows.read_newest(connection, session_id)
         if newest is not None and newest.position > question.position:
             return []
+        previous = rows.read_newest(connection, session_id, USER_MESSAGE, question.position)
+        if previous is not None and _are_alike(previous, question):
+            return []
         first = _find(question, _history(store, connection, session_id))
         if first is None:
             return []
         return rewinding(store, session_id, Cut(before=first))(connection, queries)
 
     return run
+
+
+def _are_alike(one: ThreadItem, other: ThreadItem) -> bool:
+    """Whether a message of the history could be either of two user messages."""
+    return one.history_end == other.history_end and _asked(one) == _asked(other)
 
 
 def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False) -> int | None:
@@ -178,7 +187,7 @@ def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False)
         end = 0
     # Others may have written meanwhile, in another tab or by another program.
     since = [each for each in history if each.item_id > end and is_user_message(each.item)]
-    text = _text(json.loads(question.data).get("content"))
+    text = _asked(question)
     asked = [each for each in since if _text(_field(each.item, "content")) == text]
     if not (asked or (guess and since)):
         return None
@@ -186,6 +195,11 @@ def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False)
     later = (_field(each.item, "type") for each in history if each.item_id > first)
     # A summary stands for everything before it.
     return None if "compaction" in later else first
+
+
+def _asked(question: ThreadItem) -> str | None:
+    """The text of a user message in a thread."""
+    return _text(json.loads(question.data).get("content"))
 
 
 def _text(content: object) -> str | None:

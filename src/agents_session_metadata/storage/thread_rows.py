@@ -127,11 +127,19 @@ class ThreadRows:
         return found[0] if found else None
 
     def read_newest(
-        self, connection: Connection, session_id: str, kind: str | None = None
+        self,
+        connection: Connection,
+        session_id: str,
+        kind: str | None = None,
+        before: int | None = None,
     ) -> ThreadItem | None:
-        """The newest item of a thread that is locked, or the newest of a kind."""
+        """The newest item of a thread that is locked, or of a kind, or before a position."""
         statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
-        parameters = {"of_session": session_id}
+        parameters: dict[str, Any] = {"of_session": session_id}
+        if before is not None:
+            last: Any = bindparam("before_position", type_=BigInteger)
+            statement = statement.where(self._items.c.position < last)
+            parameters["before_position"] = before
         if kind is not None:
             statement = statement.where(self._items.c.kind == bindparam("of_kind"))
             parameters["of_kind"] = kind
