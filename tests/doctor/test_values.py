@@ -8,10 +8,12 @@ import json
 import commands
 import pytest
 from conformance import raw
-from doctoring import explained, intact, problems
+from doctoring import BY_APPLICATION, complete, explained, intact, mended, problems, run
 from sqlalchemy import event
 
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.doctor import contents, rewrite_search_keys
+from agents_session_metadata.storage.tables import table_names
 
 ELEMENTS = "agent_sessions_metadata_elements"
 REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
@@ -260,6 +262,43 @@ async def test_ids_that_are_not_text_are_found(whole, shared_database, table, co
     change = f"SET {column} = '{before}' WHERE {column} = x'6368'"
     await raw.execute(engine, f"UPDATE {table} {change}")
     assert "ids" not in {each.check for each in await problems(engine)}
+
+
+@pytest.mark.only_on("sqlite")
+async def test_ids_are_changed_to_text_without_a_loss(engine):
+    other = SessionCatalog(engine, create_tables=True, metadata_table="other")
+    await other.count_sessions()
+    whole = await complete(engine)
+    await other.set_metadata("a", {"n": 2})
+    triggers = await triggers_of(engine)
+    for name in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+    tables = ["agent_sessions", "agent_messages", "agent_sessions_metadata", "other"]
+    tables += [f"agent_sessions_metadata{end}" for end in BY_APPLICATION]
+    before = [await stored(engine), [await raw.count_rows(engine, name) for name in tables]]
+    for name in tables:
+        await raw.execute(engine, f"UPDATE {name} SET session_id = CAST(session_id AS BLOB)")
+    for sql in triggers.values():
+        await raw.execute(engine, sql)
+
+    problem = (await explained(engine, "ids", ["error"]))[0].problem
+    drops = problem.partition("becomes: ")[2].partition(". Then")[0].split("; ")
+    assert len(drops) == 6
+    await run(engine, drops)
+    for name in tables:
+        await raw.execute(engine, f"UPDATE {name} SET session_id = CAST(session_id AS TEXT)")
+    for metadata in (None, "other"):
+        assert await mended(engine, table_names(metadata_table=metadata)) == []
+    after = [await stored(engine), [await raw.count_rows(engine, name) for name in tables]]
+    assert after == before
+    assert await triggers_of(engine) == triggers
+    assert await whole.get_metadata("b") == {"tags": ["x", "y"], "n": 1, "title": "About words"}
+    assert await other.get_metadata("a") == {"n": 2}
+
+
+async def triggers_of(engine):
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"
+    return dict([tuple(row) for row in await raw.execute(engine, query)])
 
 
 @pytest.mark.only_on("sqlite")

@@ -123,12 +123,13 @@ def _not_text(inspection: Inspection) -> Iterator[Finding]:
             count = 0 if condition is None else inspection.count(table, condition)
             if count:
                 values = "1 value of {} is" if count == 1 else f"{count} values of {{}} are"
+                first = inspection.before_changing_ids() if column.name == "session_id" else ""
                 yield Finding(
                     "error",
                     "ids",
                     f"{values.format(f'{table.name}.{column.name}')} not text, as every id and"
                     " key must be; change each to the right text by SQL, the same in all tables,"
-                    " or delete these rows. doctor checks the rest once all are text",
+                    f" or delete these rows. doctor checks the rest once all are text{first}",
                 )
 
 

@@ -476,6 +476,10 @@ class Inspection:
         """The condition that a stored id is not a text; None if the database ensures it."""
         return None
 
+    def before_changing_ids(self) -> str:
+        """What to do before ids are changed by SQL, so that no trigger deletes their rows."""
+        return ""
+
     def not_a_time(self, column: str) -> str | None:
         """The condition that a stored time is not one; None if the database ensures it."""
         return None

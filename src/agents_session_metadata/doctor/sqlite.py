@@ -139,22 +139,39 @@ class SQLiteInspection(Inspection):
         # other metadata tables as well. The condition holds also in a shell that goes on after
         # an error.
         insert, drops, creates = super().restore_sessions(child, condition), [], []
-        ours = {each.name for each in self.expected.triggers if each.event == "INSERT"}
         schema = f"{self.quote(self.schema)}." if self.schema else ""
+        for name, sql in self._clearing("INSERT", " WHERE session_id = NEW.session_id; END"):
+            text = name.replace("'", "''")
+            insert += (
+                f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
+                f" WHERE type = 'trigger' AND name = '{text}')"
+            )
+            drops.append(self._drop(name))
+            creates.append(sql.replace("CREATE TRIGGER ", f"CREATE TRIGGER {schema}", 1))
+        return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
+
+    def before_changing_ids(self) -> str:
+        ending = " WHERE session_id = OLD.session_id OR session_id = NEW.session_id; END"
+        drops = "; ".join(self._drop(name) for name, _ in self._clearing("UPDATE", ending))
+        return drops and (
+            ". First drop the triggers that delete the rows of an id that changes, and of the one"
+            f" that it becomes: {drops}. Then doctor prints the triggers again"
+        )
+
+    def _clearing(self, event: str, ending: str) -> Iterator[tuple[str, str]]:
+        """Name and text of each trigger that clears rows of ids, also of other metadata tables."""
+        ours = {each.name for each in self.expected.triggers if each.event == event}
         query = (
             f"SELECT name, sql FROM {self.master} WHERE type = 'trigger'"  # noqa: S608  # a name
             " AND tbl_name = :table COLLATE NOCASE ORDER BY rowid"
         )
         for name, sql in self.rows(query, table=self.expected.sessions.name):
-            if name in ours or sql.endswith(" WHERE session_id = NEW.session_id; END"):
-                text = name.replace("'", "''")
-                insert += (
-                    f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
-                    f" WHERE type = 'trigger' AND name = '{text}')"
-                )
-                drops.append(f"DROP TRIGGER IF EXISTS {schema}{self.quote(name)}")
-                creates.append(sql.replace("CREATE TRIGGER ", f"CREATE TRIGGER {schema}", 1))
-        return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
+            if name in ours or sql.endswith(ending):
+                yield name, sql
+
+    def _drop(self, trigger: str) -> str:
+        schema = f"{self.quote(self.schema)}." if self.schema else ""
+        return f"DROP TRIGGER IF EXISTS {schema}{self.quote(trigger)}"
 
 
 INSPECTION = SQLiteInspection
