@@ -48,8 +48,8 @@ async def ask(session: SQLAlchemyMetadataSession, agent: Agent[Any], question: s
     result = Runner.run_streamed(agent, [*await session.get_items(), *turn])
     async for _ in result.stream_events():
         pass
-    if result.interruptions:
-        raise RuntimeError("the run waits for an approval, and nothing was stored")
+    if result.final_output is None:
+        raise RuntimeError("the run has no answer yet, and nothing was stored")
     # Not to_input_list(): a handoff with an input filter changes the history that it begins with.
     turn += [item.to_input_item() for item in result.new_items]
     await session.add_items(turn)
@@ -57,7 +57,9 @@ async def ask(session: SQLAlchemyMetadataSession, agent: Agent[Any], question: s
 
 async def main(catalog: SessionCatalog) -> None:
     """Undo, edit, retry and fork a conversation."""
-    session = await catalog.create_session("lisbon", metadata={"title": "Lisbon"})
+    await catalog.create_session("lisbon", metadata={"title": "Lisbon"})
+    # If the session is deleted during a run, it is not created again.
+    session = catalog.session("lisbon", must_exist=True)
     first = guide("Take tram 28.", "The castle closes at nine.")
     await Runner.run(first, "How do I get to the castle?", session=session)
     await Runner.run(first, "When does it close?", session=session)

@@ -7,16 +7,28 @@ import importlib
 import os
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from agents import Agent, ModelBehaviorError, function_tool, handoff
+from agents import (
+    Agent,
+    ModelBehaviorError,
+    Runner,
+    RunResultStreaming,
+    function_tool,
+    handoff,
+)
 from agents.testing import ScriptedModel, function_call
 from conformance import raw
 from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
 
-from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    SessionCatalog,
+    SessionNotFoundError,
+    SQLAlchemyMetadataSession,
+)
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"
@@ -179,6 +191,38 @@ async def test_a_turn_that_waits_for_an_approval_is_not_stored(database, edit_an
 
     call = function_call("pay", {}, call_id="call")
     agent = Agent("guide", model=ScriptedModel([[call]]), tools=[pay])
-    with pytest.raises(RuntimeError, match="waits for an approval"):
+    with pytest.raises(RuntimeError, match="no answer yet"):
         await edit_and_retry.ask(session, agent, "Pay!")
     assert await session.get_items() == []
+
+
+async def test_a_turn_that_is_stopped_is_not_stored(database, edit_and_retry, monkeypatch) -> None:
+    session = await new_session(database)
+
+    def stopping(*arguments: Any, **settings: Any) -> RunResultStreaming:
+        result = run_streamed(*arguments, **settings)
+        result.cancel()
+        return result
+
+    run_streamed = Runner.run_streamed
+    monkeypatch.setattr(Runner, "run_streamed", stopping)
+    with pytest.raises(RuntimeError, match="no answer yet"):
+        await edit_and_retry.ask(session, edit_and_retry.guide("There."), "Where?")
+    assert await session.get_items() == []
+
+
+async def test_a_session_that_is_deleted_during_a_turn_stays_deleted(
+    database, edit_and_retry
+) -> None:
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    await catalog.create_session("chat")
+
+    async def delete(_context: Any, _agent: Any) -> str:
+        await catalog.delete_session("chat")
+        return "Answer."
+
+    agent = edit_and_retry.guide("There.").clone(instructions=delete)
+    session = catalog.session("chat", must_exist=True)
+    with pytest.raises(SessionNotFoundError):
+        await edit_and_retry.ask(session, agent, "Where?")
+    assert await catalog.count_sessions() == 0

@@ -185,7 +185,7 @@ class SessionPausedError(SessionMetadataError, RuntimeError):
         self.session_id = session_id
         super().__init__(
             f"session {quoted(session_id)} has a paused run, which depends on its history; "
-            "finish or delete the run first"
+            "resume the run first, or give it up with PausedRuns.discard"
         )
 
 
