@@ -120,6 +120,20 @@ async def test_a_page_that_shows_an_earlier_run_decides_nothing(catalog) -> None
         assert not (await paused.get("a")).undecided
 
 
+async def test_a_history_that_a_run_waits_for_is_not_cut(catalog) -> None:
+    await pause(catalog, "a", *deploys("one"))
+    items = (await catalog.list_items("a")).items
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers.update({"Origin": HOST})
+        form = {"token": token(await browser.get("/session?id=a")), "id": "a"}
+        cut = {"before": str(items[0].item_id), "last": str(items[-1].item_id)}
+        answer = await browser.post("/rewind", data={**form, **cut})
+    assert answer.status_code == 409
+    assert "Resume it first, or give it up with PausedRuns.discard." in answer.text
+    assert (await catalog.list_items("a")).items == items
+    assert await PausedRuns(catalog).get("a")
+
+
 async def test_pages_of_runs(catalog) -> None:
     for number in range(27):
         await pause(catalog, f"s{number:02}", *deploys("c"), title=f"Run {number:02}")

@@ -182,7 +182,10 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, SessionChangedError):
         return Refused(409, "The history has changed in the meantime. Reload the session.")
     if isinstance(error, SessionPausedError):
-        return Refused(409, "The session has a paused run. Finish or delete the run first.")
+        return Refused(
+            409,
+            "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
+        )
     if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
         sentence = str(error)
         return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")

@@ -87,7 +87,7 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
     except LookupError:
         raise Refused(
             404,
-            "This call does not wait for a decision any more. Its run was resumed or deleted, or "
+            "This call does not wait for a decision any more. Its run was resumed or discarded, or "
             "waits for other calls.",
         ) from None
     except ValueError:
