@@ -168,6 +168,28 @@ async def test_a_pooler_that_mixes_up_prepared_statements(database):
     assert levels == [None]
 
 
+@pytest.mark.only_on("postgresql")
+async def test_a_pooler_that_mixes_up_statements_of_several_reads(database):
+    catalog = SessionCatalog(database.engine(pool_size=3), create_tables=True)
+    await catalog.count_sessions()
+    began = 0
+    all_began = asyncio.Event()
+
+    def read(connection, queries):
+        nonlocal began
+        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+            began += 1
+            if began == 3:
+                all_began.set()
+            await_only(all_began.wait())
+            connection.exec_driver_sql("EXECUTE nobody_prepared_this")
+        return connection.exec_driver_sql("SELECT 7").scalar_one()
+
+    reads = [catalog._store.database.read(read) for _ in range(3)]
+    assert await asyncio.gather(*reads) == [7, 7, 7]
+    assert began == 3
+
+
 @pytest.mark.not_on("sqlite")
 async def test_killed_connections_during_edits(database):
     engine = database.engine(pool_size=5)

@@ -257,7 +257,7 @@ class Database(Generic[Q]):
         """
         groups = [CORE, group] if prepare or self.create_tables else []
         for delay in (*RETRY_DELAYS, None):
-            preparing = False
+            preparing, pooled = False, self._state.pooled
             try:
                 for each in groups:
                     if not self._is_ready(each):
@@ -267,7 +267,9 @@ class Database(Generic[Q]):
                 return await operation()
             except DBAPIError as error:
                 race = preparing and self.dialect.is_creation_race(error)
-                if delay is None or not (race or await self._is_worth_retrying(error, groups)):
+                if delay is None or not (
+                    race or await self._is_worth_retrying(error, groups, pooled=pooled)
+                ):
                     raise
             # Jitter keeps those who met from meeting again.
             await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
@@ -315,15 +317,23 @@ class Database(Generic[Q]):
         checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
-    async def _is_worth_retrying(self, error: DBAPIError, groups: list[str]) -> bool:
+    async def _is_worth_retrying(
+        self, error: DBAPIError, groups: list[str], *, pooled: bool
+    ) -> bool:
         """Whether an operation that failed may succeed when it is run again.
 
         If tables have gone, the groups in use are added to those that the operation needs.
+
+        Args:
+            error: Its error.
+            groups: The groups of tables that it needs.
+            pooled: Whether a pooler had already been seen when it began. Operations that began
+                together can all meet it.
         """
         dialect, state = self.dialect, self._state
         if dialect.is_transient(error):
             return True
-        if dialect.lost_its_statement(error) and not state.pooled:
+        if dialect.lost_its_statement(error) and not pooled:
             state.pooled = True
             return True
         missing = (
