@@ -46,12 +46,18 @@ async def forbid_writing() -> AsyncIterator[Result]:
         )
         user = url.set(username="writer")
         off, on = (f"SET GLOBAL read_only = {value}" for value in (0, 1))
-        yield await _server(mariadb.url, user, [on], [off])
+        # Before it is read-only, the server waits for running statements, one of them for a row
+        # perhaps, and lets no other begin, not even of the transaction that has the row. Only this
+        # timeout ends that.
+        await administer(mariadb.url, "SET GLOBAL innodb_lock_wait_timeout = 1")
+        yield await _server(mariadb.url, user, [on], [off], slowest=3)
     finally:
         mariadb.stop()
 
 
-async def _server(server: URL, url: URL, forbid: Sequence[str], allow: Sequence[str]) -> Result:
+async def _server(
+    server: URL, url: URL, forbid: Sequence[str], allow: Sequence[str], *, slowest: float = 1
+) -> Result:
     await prepare(url)
     engine = create_async_engine(url)
     journal = Journal()
@@ -71,7 +77,7 @@ async def _server(server: URL, url: URL, forbid: Sequence[str], allow: Sequence[
     result = Result("read-only", await version(engine), await audit(engine, journal))
     result.require(len(journal.acknowledged) > before, "the writers go on afterwards")
     await engine.dispose()
-    return _judged(result, journal, written, reads)
+    return _judged(result, journal, written, reads, slowest)
 
 
 async def _file() -> Result:
@@ -113,12 +119,14 @@ async def _read(url: URL) -> int:
     return reads
 
 
-def _judged(result: Result, journal: Journal, written: int, reads: int) -> Result:
+def _judged(
+    result: Result, journal: Journal, written: int, reads: int, slowest: float = 1
+) -> Result:
     result.notes.append(f"{reads} reads; slowest error {journal.slowest:.2f} s")
     result.require(written == 0, f"nothing is written: {written} calls were acknowledged")
     result.require(reads > 0, "reading works")
     result.require(len(journal.unknown) > 0, "writing raises")
     result.require(result.figures.applied == 0, "what raised was not applied")
-    result.require(journal.slowest < 1, "the error comes at once")
+    result.require(journal.slowest < slowest, "the error comes at once")
     result.require(result.figures.retried < 100, "what can never succeed is not tried again")
     return result
