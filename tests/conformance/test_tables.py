@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from datetime import date
+from typing import Any
 
 import pytest
 from agents import Runner
@@ -404,7 +405,9 @@ async def test_a_schema_translated_to(database, tmp_path):
 async def test_somebody_elses_tables_in_the_search_path(database: Database, create_tables):
     keys = ("owner_id", "$updated_at", "$text")
     await raw.execute(database.engine(), "CREATE SCHEMA mine")
-    path = {"server_settings": {"search_path": "mine,public"}}
+    path: dict[str, Any] = {"server_settings": {"search_path": "mine,public"}}
+    if database.engine().driver == "psycopg":
+        path = {"options": "-c search_path=mine,public"}
     session = await SessionCatalog(
         database.engine(connect_args=path), create_tables=True
     ).create_session("t", metadata={"owner_id": "u1"})
