@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata import SessionCatalog, SessionInfo
+from agents_session_metadata.values import SEARCH_KEY_BYTES, STRING
 from conformance import raw, strategies
 from conformance.corpus import Corpus
 from conformance.oracle import decimal, is_number
@@ -95,6 +97,21 @@ async def test_any_values_are_in_order(engine, values, descending, limit):
     for number, value in enumerate(values):
         await catalog.create_session(f"s{number}", metadata={"v": value} if number % 5 else {})
     await check(catalog, None, "-v" if descending else "v", limit)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+async def test_long_values_beside_equal_ones(engine, descending):
+    """MariaDB sorts by the first 1,024 bytes, and then by length."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    same = "z" * (SEARCH_KEY_BYTES - len(STRING) - 1)
+    for group, (length, equal, other) in enumerate(
+        ((1_500, "b" * 500, "é"), (1_500, "b", "a" * 500), (2_000, "", "b"), (3_000, "", "b" * 9))
+    ):
+        for number, end in enumerate((equal, equal, other)):
+            value = f"{group}{same}{'z' * length}{end}"
+            await catalog.create_session(f"{group} {number}", metadata={"v": value})
+    for limit in (1, 2, 3):
+        await check(catalog, None, "-v" if descending else "v", limit)
 
 
 async def test_pinned_sessions_come_first_and_each_group_newest_first(engine):

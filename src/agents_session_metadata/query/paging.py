@@ -94,7 +94,7 @@ def read_page(
         if not longest:
             return found
         # The database has sorted these by their beginnings, which are the same.
-        pieces = -(-longest // queries.dialect.sorted_bytes)
+        pieces = longest // queries.dialect.sorted_bytes + 1
 
 
 def read_last(
@@ -128,7 +128,7 @@ def read_counts(
         longest = _longest_tie((value for value, _ in found), pieces * queries.dialect.sorted_bytes)
         if not longest:
             break
-        pieces = -(-longest // queries.dialect.sorted_bytes)
+        pieces = longest // queries.dialect.sorted_bytes + 1
     counts = []
     for indexed, rest, count in rows[:limit]:
         try:
@@ -234,11 +234,19 @@ def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:
 
 
 def _longest_tie(values: Iterable[SearchKey | None], compared: int) -> int:
-    """The bytes needed to sort values that differ only beyond so many bytes of their rest; or 0."""
+    """The bytes needed to sort values that are the same as far as they were compared; or 0.
+
+    Equal values count too, if they are as long: others between them may not be in the page.
+
+    Args:
+        values: The search keys, in the order of the page.
+        compared: The bytes of their rests that were compared.
+    """
     longest = 0
     for one, other in pairwise(values):
-        if one is None or other is None or one == other or one.indexed != other.indexed:
+        if one is None or other is None or one.indexed != other.indexed:
             continue
-        if one.rest[:compared] == other.rest[:compared]:
-            longest = max(longest, len(one.rest), len(other.rest))
+        length = max(len(one.rest), len(other.rest))
+        if length >= compared and one.rest[:compared] == other.rest[:compared]:
+            longest = max(longest, length)
     return longest
