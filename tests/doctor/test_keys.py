@@ -157,6 +157,36 @@ async def test_orphans_get_their_session_row_back(filled, shared_database):
 
 
 @pytest.mark.only_on("sqlite")
+async def test_a_session_that_is_restored_after_its_rows_keeps_them(whole, shared_database):
+    """A dump may contain the sessions last, such as after Alembic has made their table anew."""
+    engine = whole.engine
+    await raw.execute(engine, "UPDATE agent_sessions SET created_at = '2024-02-29 12:00:00'")
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'agent%'"
+    names = [name for (name,) in await raw.execute(engine, query)]
+    before = {name: await raw.count_rows(engine, name) for name in names}
+    assert min(before[f"agent_sessions_metadata{end}"] for end in ("", "_elements", "_paused")) > 0
+
+    triggers = await raw.execute(
+        engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger' AND sql LIKE '%>= CURR%'"
+    )
+    assert len(triggers) == 5
+    restore = "REPLACE INTO agent_sessions SELECT * FROM agent_sessions"
+    await raw.execute(engine, restore)
+    assert {name: await raw.count_rows(engine, name) for name in names} == before
+    assert await problems(engine) == []
+
+    for name, sql in triggers:
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+        await raw.execute(engine, sql.replace(" WHEN NEW.created_at >= CURRENT_TIMESTAMP", ""))
+    found = await problems(engine)
+    assert [(each.check, each.level) for each in found] == [("triggers", "warning")] * 5
+    assert "is that of an earlier version: if a backup restores a session after" in found[0].problem
+    await run(engine, printed(found))
+    assert await problems(engine) == []
+    assert {name: await raw.count_rows(engine, name) for name in names} == before
+
+
+@pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("metadata_table", [None, "second"])
 async def test_orphans_of_another_metadata_table_survive(filled, shared_database, metadata_table):
     engine = filled.engine

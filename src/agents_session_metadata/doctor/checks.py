@@ -18,7 +18,7 @@ from agents_session_metadata.storage.tables import DropTrigger
 from .contents import Contents
 from .findings import Finding, Level
 from .identity import check_reliable, id_columns
-from .indexes import check_activity, check_words, trigger_problem
+from .indexes import check_activity, check_words, is_earlier, trigger_problem
 from .inspection import Inspection, Statements
 
 REFILLED = (
@@ -151,13 +151,14 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
 def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
     if column.table is inspection.expected.elements:
         return (
-            "all rows of this table follow from the metadata: drop the table yourself, and then"
-            f" {REFILLED}"
+            "all rows of this table follow from the metadata: while nothing else writes, drop the"
+            f" table yourself, and then {REFILLED}"
         )
     if column.table in inspection.derived:
         return (
-            "all rows of this table follow from others: run `agent-sessions index drop` for each"
-            " index, drop the table yourself, and create the indexes again"
+            "all rows of this table follow from others: while nothing else writes, run"
+            " `agent-sessions index drop` for each index, drop the table yourself, and run"
+            " `agent-sessions index create KEY --create-tables` for each"
         )
     if column.server_default is None and inspection.is_filled(column.table):
         return "its values cannot be derived; restore them from a backup"
@@ -335,7 +336,14 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             problem += f"; doctor prints it once {trigger.table.name} has its primary key"
             yield Finding("error", "triggers", problem)
             continue
+        level: Level = "error"
         if trigger.name in inspection.triggers:
+            if is_earlier(inspection, trigger.name, create):
+                level = "warning"
+                problem = (
+                    f"trigger {trigger.name} is that of an earlier version: if a backup restores"
+                    f" a session after its rows of {trigger.emptied.name}, they are lost"
+                )
             create = (inspection.sql(DropTrigger(trigger)), *create)
         elif destroys(inspection.connection, trigger):
             problem += (
@@ -344,7 +352,7 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             )
             yield Finding("error", "triggers", problem)
             continue
-        yield Finding("error", "triggers", problem, create)
+        yield Finding(level, "triggers", problem, create)
 
 
 def _left_triggers(inspection: Inspection) -> Iterator[Finding]:

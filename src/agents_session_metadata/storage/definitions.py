@@ -140,6 +140,9 @@ class CreateTrigger(DDLElement):
     that have the same values in some columns. With `keeps_rows`, it sets these columns to NULL
     instead.
 
+    A session row whose `created_at` lies in the past is not a new session: a backup restores it. So
+    the trigger on insertions leaves the rows of such a session, which may come before it.
+
     Args:
         name: The name of the trigger.
         event: `INSERT`, `UPDATE` or `DELETE`.
@@ -194,6 +197,9 @@ def outliving_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ..
     )
 
 
+OF_NEW_SESSION = " WHEN NEW.created_at >= CURRENT_TIMESTAMP"
+"""Part of a trigger: the session is inserted now, as the SDK does, and not restored."""
+
 _ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
 """By event, the rows of the table that the deleted ones belong to."""
 
@@ -211,6 +217,8 @@ def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
         event += f" OF {', '.join(columns)}"
         # An upsert may write the id that is there already.
         changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
+    elif event == "INSERT":
+        changed = OF_NEW_SESSION
     # The tables stand without a schema: SQLite looks for them in the trigger's own.
     verb = f"DELETE FROM {quote(trigger.emptied.name)}"  # noqa: S608  # a name
     if trigger.keeps_rows:
