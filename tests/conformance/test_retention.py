@@ -349,6 +349,17 @@ async def test_what_only_seems_to_match_is_spared(
     assert await catalog.delete_session("kept")
 
 
+@pytest.mark.only_on("sqlite")
+async def test_a_session_with_a_key_that_is_no_text_is_spared(catalog, engine, caplog):
+    for session_id in ("kept", "old"):
+        await catalog.create_session(session_id, metadata={"keep": session_id == "kept"})
+    change = "UPDATE agent_sessions_metadata SET key = CAST(key AS BLOB) WHERE session_id = 'kept'"
+    await raw.execute(engine, change)
+    assert await catalog.delete_sessions({"keep": {"$ne": True}}) == 1
+    assert await raw.execute(engine, "SELECT session_id FROM agent_sessions") == [("kept",)]
+    assert "of session 'kept'" in caplog.text
+
+
 async def test_values_of_every_type_do_not_hinder_it(catalog, engine):
     values = [None, True, 0, -0.0, 1e-300, 10**40, "", "ä\x00" * 400, [], [1, 1.0, [2], "x" * 900]]
     for number, value in enumerate([*values, {"a": [1]}, "x" * 511, "x" * 512]):

@@ -248,6 +248,10 @@ class Dialect:
         """The stored text of an item, or its bytes if the text need not be UTF-8."""
         return column
 
+    def not_a_text(self, column: ColumnElement[str]) -> ColumnElement[bool] | None:
+        """The condition that a stored text has another type; None if the database ensures it."""
+        return None
+
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A `stored_time` to sort by, even if the stored value is not a valid time."""
         return self.stored_time(column)

@@ -23,6 +23,7 @@ from sqlalchemy import (
     event,
     func,
     literal_column,
+    not_,
     select,
     text,
     type_coerce,
@@ -204,6 +205,9 @@ class SQLite(Dialect):
 
     def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         return type_coerce(cast(column, LargeBinary), NullType())
+
+    def not_a_text(self, column: ColumnElement[str]) -> ColumnElement[bool] | None:
+        return not_(_has_type(column, "text"))
 
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         # Other types sort by other rules, and a cursor could not continue after them.

@@ -98,12 +98,12 @@ def wrong_search_keys(
         # As stored, whatever it is: a column may hold values of another type.
         return [type_coerce(table.c[name], NullType()) for name in ("search_key", "search_rest")]
 
+    wrong = _keys_without_text(connection, tables, dialect, ids)
     stored: dict[str, list[tuple[str, Any, SearchKey]]] = {each: [] for each in ids}
     value = dialect.json_text(rows.c.value)
     for own_id, key, text, *search in read(rows, ids, value, *searched(rows)):
         # MySQL may find an id that is spelled in another way.
         stored.setdefault(own_id, []).append((key, text, read_search_key(*search)))
-    wrong = {}
     for some in _parts(stored):
         found: dict[tuple[str, str], set[SearchKey]] = {}
         for own_id, key, *search in read(elements, some, *searched(elements)):
@@ -116,6 +116,21 @@ def wrong_search_keys(
         # What is left are elements without their list.
         wrong |= dict(found.keys())
     return wrong
+
+
+def _keys_without_text(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> dict[str, str]:
+    """By session, a key that is stored as another type, which no filter finds."""
+    condition = dialect.not_a_text(tables.metadata.c.key)
+    if condition is None:
+        return {}
+    own_id = tables.metadata.c.session_id
+    statement = select(own_id, type_coerce(tables.metadata.c.key, NullType())).where(
+        dialect.one_of(own_id, "ids", len(ids)), condition
+    )
+    rows = connection.execute(statement, dialect.list_parameters("ids", ids))
+    return {session_id: str(key) for session_id, key in rows}
 
 
 def _parts(stored: Mapping[str, Sequence[tuple[str, Any, SearchKey]]]) -> Iterator[list[str]]:
