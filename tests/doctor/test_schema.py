@@ -332,6 +332,9 @@ async def test_a_sequence_behind_the_ids_is_explained(whole, shared_database, ta
     (problem,) = [each.problem for each in found if each.check == "sequences"]
     assert f"of {table} is " in problem
     assert f"there is a row with {greatest}, so that adding rows fails" in problem
+    # Also where another schema comes first in the search path.
+    [[schema]] = await raw.execute(engine, "SELECT current_schema()")
+    assert re.search(rf" SELECT setval\('\"?{schema}\"?\.", problem)
     await run(engine, [problem.partition(" run ")[2]])
     assert "sequences" not in {each.check for each in await problems(engine)}
     if table == "agent_messages":

@@ -324,6 +324,22 @@ async def test_times_that_are_none_are_found(filled, shared_database):
             )
 
 
+@pytest.mark.only_on("postgresql", "mariadb")
+async def test_missing_times_are_found(filled, shared_database):
+    engine = filled.engine
+    for table in ("agent_sessions", "agent_messages"):
+        change = "ALTER COLUMN created_at DROP NOT NULL"
+        if shared_database.kind == "mysql":
+            change = "MODIFY created_at TIMESTAMP NULL DEFAULT CURRENT_TIMESTAMP"
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+        assert await problems(engine) == []
+        await raw.execute(engine, f"UPDATE {table} SET created_at = NULL WHERE session_id = 'a'")
+        (finding,) = await explained(engine, "times", ["error"])
+        assert finding.problem.startswith(f"1 value of {table}.created_at not ")
+        assert "of session 'a'; correct" in finding.problem
+        await raw.execute(engine, f"UPDATE {table} SET created_at = CURRENT_TIMESTAMP")
+
+
 @pytest.mark.only_on("postgresql")
 async def test_times_that_python_cannot_read_are_found(whole, shared_database):
     engine = whole.engine

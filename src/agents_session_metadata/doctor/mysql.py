@@ -165,8 +165,8 @@ class MySQLInspection(Inspection):
         )
 
     def not_a_time(self, column: str) -> str | None:
-        # What a server that is not strict stores instead of what is not a time.
-        return f"UNIX_TIMESTAMP({column}) = 0"
+        # NULL, or what a server that is not strict stores instead of what is not a time.
+        return f"coalesce(UNIX_TIMESTAMP({column}), 0) = 0"
 
     def check_server(self) -> Iterator[Finding]:
         if not self.scalar("SELECT @@foreign_key_checks"):

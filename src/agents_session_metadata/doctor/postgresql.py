@@ -145,7 +145,7 @@ class PostgreSQLInspection(Inspection):
         return [each for each in super().usable_indexes(table) if each["name"] not in names]
 
     def not_a_time(self, column: str) -> str | None:
-        return f"NOT ({column} >= '0001-01-01' AND {column} < '10000-01-01')"
+        return f"NOT coalesce({column} >= '0001-01-01' AND {column} < '10000-01-01', false)"
 
     def check_server(self) -> Iterator[Finding]:
         for table in self.present:
@@ -175,7 +175,9 @@ class PostgreSQLInspection(Inspection):
         table, name = self.name_of(column.table), self.quote(column.name)
         # The sequence of an identity column refers to the column, and a default to its sequence.
         query = (
-            "SELECT s.seqrelid::regclass::text, s.seqincrement FROM pg_attribute a, pg_sequence s"
+            "SELECT format('%I.%I', n.nspname, c.relname), s.seqincrement"
+            " FROM pg_attribute a, pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid"
+            " JOIN pg_namespace n ON n.oid = c.relnamespace"
             " WHERE a.attrelid = to_regclass(:table) AND a.attname = :column"
             " AND has_sequence_privilege(s.seqrelid, 'SELECT') AND (EXISTS (SELECT 1"
             " FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = s.seqrelid"
