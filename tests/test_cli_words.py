@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -593,6 +594,19 @@ def test_an_import_that_skips_what_is_invalid(tmp_path):
     assert first == "skipped: line 1 is not valid JSON: duplicate key 'a'"
     assert "format" in second
     assert run("count", url=url).stdout == "3\n"
+
+
+def test_an_import_without_tables_stops(tmp_path):
+    filled(tmp_path, "title=x")
+    text = run("export", url=f"sqlite:///{tmp_path}/x.db").stdout * 3
+    with contextlib.closing(sqlite3.connect(tmp_path / "empty.db")) as connection:
+        connection.execute("CREATE TABLE other (id INTEGER)")
+    url = f"sqlite:///{tmp_path}/empty.db"
+    result = run("import", "--skip-invalid", url=url, stdin=text)
+    assert result.exit_code == 1
+    assert said(result.stderr).count("missing tables or triggers: agent_sessions") == 1
+    assert "--create-tables" in said(result.stderr)
+    assert result.stdout == ""
 
 
 # ---- the database ----

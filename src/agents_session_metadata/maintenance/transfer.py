@@ -18,6 +18,8 @@ from agents_session_metadata.errors import (
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
+    TablesMissingError,
+    TriggersNotAllowedError,
 )
 from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
 from agents_session_metadata.query.logic import Condition
@@ -174,6 +176,8 @@ class Import:
         try:
             self.written += await self._write([session for _, session in batch])
             return
+        except (TablesMissingError, TriggersNotAllowedError):
+            raise  # No record can be written.
         except (SessionMetadataError, IntegrityError):
             pass  # A session exists, or another writer was first.
         except DBAPIError as error:
