@@ -159,6 +159,9 @@ async def test_every_writer_is_included(catalog, engine):
         insert = "INSERT INTO agent_sessions (session_id) VALUES"
         columns = 'session_id, "key", value, search_key, search_rest'
         writes[-1:] = [
+            "UPDATE agent_sessions SET session_id = 'moved too' WHERE session_id = 's1'",
+            "UPDATE OR REPLACE agent_sessions SET session_id = 's0' WHERE session_id = 'moved too'",
+            "UPDATE agent_sessions SET session_id = 's1' WHERE session_id = 's0'",
             "REPLACE INTO agent_sessions (session_id) VALUES ('s1')",
             f"{insert} ('s1') ON CONFLICT DO UPDATE SET updated_at = '2022-01-01'",
             f"REPLACE INTO agent_sessions_metadata ({columns}) VALUES ('fork','n','5',x'30',x'')",

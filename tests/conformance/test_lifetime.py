@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from agents.extensions.memory import EncryptedSession, SQLAlchemySession
+from doctoring import mended
 from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata import SQLAlchemyMetadataSession
@@ -85,17 +88,24 @@ async def test_deleting_by_hand(session, database, statement):
 
 
 async def test_changing_an_id_by_hand(session, engine):
+    """Metadata follows its session on SQLite; elsewhere, its foreign key refuses the change."""
     await raw.execute(engine, "UPDATE agent_sessions SET session_id = session_id")
     assert await session.get_metadata() == NASTY
-    try:
+    renamed = SQLAlchemyMetadataSession("renamed", engine=engine)
+    follows = engine.dialect.name == "sqlite"
+    with contextlib.nullcontext() if follows else pytest.raises(IntegrityError):
         await raw.execute(engine, _renaming("chat", "renamed"))
-    except IntegrityError:
-        assert await session.get_metadata() == NASTY
-        return
-    assert await session.get_metadata() == {}
+    assert await session.get_metadata() == ({} if follows else NASTY)
+    assert await renamed.get_metadata() == (NASTY if follows else {})
+    with_list = {"tags": {"$contains": "work"}}
+    found = await session.find_sessions_by_metadata(with_list)
+    assert set(found) == {"chat ", "renamed" if follows else "chat"}
+    elements = "agent_sessions_metadata_elements"
+    assert (await raw.count_rows(engine, elements, "chat") == 0) == follows
     await raw.execute(engine, _renaming("renamed", "chat"))
-    assert await session.get_metadata() == {}
-    assert await raw.count_rows(engine, "agent_sessions_metadata_elements", "chat") == 0
+    assert await session.get_metadata() == NASTY
+    assert set(await session.find_sessions_by_metadata(with_list)) == {"chat ", "chat"}
+    assert await mended(engine) == []
 
 
 def _renaming(old: str, new: str, verb: str = "UPDATE") -> str:
@@ -111,7 +121,7 @@ async def test_an_id_that_replaces_another_by_hand(session, engine, database):
     except IntegrityError:
         assert await session.get_metadata() == NASTY
     else:
-        assert await session.get_metadata() == {}
+        assert await session.get_metadata() == {"a": 1}
         assert await raw.count_rows(engine, "agent_sessions_metadata_elements", "chat") == 0
 
 

@@ -8,6 +8,7 @@ import pytest
 from conformance import raw
 from doctoring import (
     FOREIGN_KEYS,
+    GROUPS,
     explained,
     intact,
     mended,
@@ -161,29 +162,58 @@ async def test_a_session_that_is_restored_after_its_rows_keeps_them(whole, share
     """A dump may contain the sessions last, such as after Alembic has made their table anew."""
     engine = whole.engine
     await raw.execute(engine, "UPDATE agent_sessions SET created_at = '2024-02-29 12:00:00'")
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'agent%'"
-    names = [name for (name,) in await raw.execute(engine, query)]
-    before = {name: await raw.count_rows(engine, name) for name in names}
+    before = await rows_of_all_tables(engine)
     assert min(before[f"agent_sessions_metadata{end}"] for end in ("", "_elements", "_paused")) > 0
 
-    triggers = await raw.execute(
-        engine, "SELECT name, sql FROM sqlite_master WHERE type='trigger' AND sql LIKE '%>= CURR%'"
-    )
-    assert len(triggers) == 5
     restore = "REPLACE INTO agent_sessions SELECT * FROM agent_sessions"
     await raw.execute(engine, restore)
-    assert {name: await raw.count_rows(engine, name) for name in names} == before
+    assert await rows_of_all_tables(engine) == before
     assert await problems(engine) == []
 
-    for name, sql in triggers:
-        await raw.execute(engine, f"DROP TRIGGER {name}")
-        await raw.execute(engine, sql.replace(" WHEN NEW.created_at >= CURRENT_TIMESTAMP", ""))
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("foreign_keys", [0, 1])
+async def test_rows_follow_their_session_when_its_id_changes(whole, shared_database, foreign_keys):
+    engine = whole.engine
+    before = await rows_of_all_tables(engine)
+    for old, new in (("a", "c"), ("c", "a")):
+        async with engine.connect() as connection:
+            await connection.exec_driver_sql(f"PRAGMA foreign_keys = {foreign_keys}")
+            await connection.exec_driver_sql("BEGIN")
+            await connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+            for table in ("agent_sessions", "agent_messages"):
+                change = f"UPDATE {table} SET session_id = '{new}' WHERE session_id = '{old}'"
+                await connection.exec_driver_sql(change)
+            await connection.commit()
+            await connection.exec_driver_sql("PRAGMA foreign_keys = 0")
+        await whole.refresh_index("$text")
+        assert await rows_of_all_tables(engine) == before
+        assert await problems(engine) == []
+        assert await whole.get_metadata(new) == {"tags": ["x", "y"], "n": 1}
+
+
+@pytest.mark.only_on("sqlite")
+async def test_triggers_of_0_1_are_replaced(whole, shared_database):
+    engine = whole.engine
+    before = await rows_of_all_tables(engine)
+    for group in GROUPS:
+        for trigger in group.triggers:
+            await raw.execute(engine, f"DROP TRIGGER {trigger.name}")
+            create = str(trigger.earlier().compile(engine))
+            assert "CURRENT_TIMESTAMP" not in create
+            await raw.execute(engine, create)
     found = await problems(engine)
-    assert [(each.check, each.level) for each in found] == [("triggers", "warning")] * 5
-    assert "is that of an earlier version: if a backup restores a session after" in found[0].problem
+    assert [(each.check, each.level) for each in found] == [("triggers", "warning")] * 10
+    assert "that of version 0.1: rows of agent_sessions_metadata are lost if a" in found[0].problem
     await run(engine, printed(found))
     assert await problems(engine) == []
-    assert {name: await raw.count_rows(engine, name) for name in names} == before
+    assert await rows_of_all_tables(engine) == before
+
+
+async def rows_of_all_tables(engine):
+    query = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'agent%'"
+    names = [name for (name,) in await raw.execute(engine, query)]
+    return {name: await raw.count_rows(engine, name) for name in names}
 
 
 @pytest.mark.only_on("sqlite")

@@ -18,7 +18,7 @@ from agents_session_metadata.storage.tables import DropTrigger
 from .contents import Contents
 from .findings import Finding, Level
 from .identity import check_reliable, id_columns
-from .indexes import check_activity, check_words, is_earlier, trigger_problem
+from .indexes import check_activity, check_words, trigger_problem
 from .inspection import Inspection, Statements
 
 REFILLED = (
@@ -338,11 +338,16 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             continue
         level: Level = "error"
         if trigger.name in inspection.triggers:
-            if is_earlier(inspection, trigger.name, create):
+            earlier = (inspection.sql(trigger.earlier()),)
+            if trigger_problem(inspection, trigger.name, earlier) is None:
                 level = "warning"
+                when = {
+                    "INSERT": "if a backup restores a session after them",
+                    "UPDATE": "if the id of a session changes",
+                }[trigger.event]
                 problem = (
-                    f"trigger {trigger.name} is that of an earlier version: if a backup restores"
-                    f" a session after its rows of {trigger.emptied.name}, they are lost"
+                    f"trigger {trigger.name} is that of version 0.1: rows of"
+                    f" {trigger.emptied.name} are lost {when}"
                 )
             create = (inspection.sql(DropTrigger(trigger)), *create)
         elif destroys(inspection.connection, trigger):
@@ -383,7 +388,7 @@ def _has_tables(inspection: Inspection, trigger: CreateTrigger) -> bool:
         )
         return table.name in inspection.existing or not is_refilled
 
-    return all(map(will_exist, (trigger.table, trigger.emptied)))
+    return all(map(will_exist, trigger.tables))
 
 
 def _clock(inspection: Inspection) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ and of the titles are compared; what belongs to nothing is found in all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from shlex import quote
 from typing import Any
 
@@ -29,7 +29,7 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_check import compare, needed_triggers
-from agents_session_metadata.storage.definitions import OF_NEW_SESSION, TableGroup
+from agents_session_metadata.storage.definitions import TableGroup
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
@@ -52,20 +52,9 @@ def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) 
     found = inspection.triggers.get(name)
     if found is None:
         return f"trigger {name} is missing"
-    if found and _contains(create, found):
-        return None
-    return f"trigger {name} does something else or is switched off"
-
-
-def is_earlier(inspection: Inspection, name: str, create: tuple[str, ...]) -> bool:
-    """Whether a trigger is as earlier versions created it: right, except during a restore."""
-    earlier = [statement.replace(OF_NEW_SESSION, "") for statement in create]
-    return bool(inspection.triggers.get(name)) and _contains(earlier, inspection.triggers[name])
-
-
-def _contains(create: Iterable[str], found: str) -> bool:
-    """Whether statements contain what the database says that a trigger runs."""
-    return _normal(found) in _normal("".join(create))
+    # The statements contain what the database says that the trigger runs.
+    is_right = bool(found) and _normal(found) in _normal("".join(create))
+    return None if is_right else f"trigger {name} does something else or is switched off"
 
 
 def _unfinished(key: str, state: int | None) -> str:

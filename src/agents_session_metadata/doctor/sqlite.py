@@ -9,6 +9,7 @@ drops what the application added to the table, so it is never printed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
@@ -140,7 +141,7 @@ class SQLiteInspection(Inspection):
         # an error.
         insert, drops, creates = super().restore_sessions(child, condition), [], []
         schema = f"{self.quote(self.schema)}." if self.schema else ""
-        for name, sql in self._clearing("INSERT", " WHERE session_id = NEW.session_id; END"):
+        for name, sql in self._clearing("INSERT"):
             text = name.replace("'", "''")
             insert += (
                 f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
@@ -151,22 +152,28 @@ class SQLiteInspection(Inspection):
         return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
 
     def before_changing_ids(self) -> str:
-        ending = " WHERE session_id = OLD.session_id OR session_id = NEW.session_id; END"
-        drops = "; ".join(self._drop(name) for name, _ in self._clearing("UPDATE", ending))
+        drops = "; ".join(self._drop(name) for name, _ in self._clearing("UPDATE"))
         return drops and (
-            ". First drop the triggers that delete the rows of an id that changes, and of the one"
-            f" that it becomes: {drops}. Then doctor prints the triggers again"
+            ". First drop the triggers that delete the rows of the id that another one becomes:"
+            f" {drops}. Then doctor prints the triggers again"
         )
 
-    def _clearing(self, event: str, ending: str) -> Iterator[tuple[str, str]]:
+    def _clearing(self, event: str) -> Iterator[tuple[str, str]]:
         """Name and text of each trigger that clears rows of ids, also of other metadata tables."""
+        pattern = {
+            "INSERT": r" AFTER INSERT ON .*WHERE session_id = NEW\.session_id; END$",
+            "UPDATE": (
+                r" AFTER UPDATE OF session_id ON .*WHERE session_id = OLD\.session_id"
+                r"( OR session_id = NEW\.session_id)?; END$"
+            ),
+        }[event]
         ours = {each.name for each in self.expected.triggers if each.event == event}
         query = (
             f"SELECT name, sql FROM {self.master} WHERE type = 'trigger'"  # noqa: S608  # a name
             " AND tbl_name = :table COLLATE NOCASE ORDER BY rowid"
         )
         for name, sql in self.rows(query, table=self.expected.sessions.name):
-            if name in ours or sql.endswith(ending):
+            if name in ours or re.search(pattern, sql, re.DOTALL):
                 yield name, sql
 
     def _drop(self, trigger: str) -> str:

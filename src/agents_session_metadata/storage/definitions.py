@@ -138,7 +138,7 @@ class CreateTrigger(DDLElement):
 
     For each row that an event touches in one table, the trigger deletes the rows of another table
     that have the same values in some columns. With `keeps_rows`, it sets these columns to NULL
-    instead.
+    instead. If the values change, the rows get the new ones.
 
     A session row whose `created_at` lies in the past is not a new session: a backup restores it. So
     the trigger on insertions leaves the rows of such a session, which may come before it.
@@ -149,7 +149,10 @@ class CreateTrigger(DDLElement):
         table: The table whose rows the event touches.
         target: The table whose rows are deleted.
         columns: The columns that both tables have.
+        parts: Tables with the same columns that follow from the target, and end with its rows.
         keeps_rows: Whether to set the columns to NULL instead of deleting the rows.
+        of_earlier_version: Whether to create it as version 0.1 did: every session that is inserted
+            is a new one, and the rows of an id that changes are deleted.
     """
 
     def __init__(
@@ -160,14 +163,36 @@ class CreateTrigger(DDLElement):
         target: Table,
         columns: tuple[str, ...],
         *,
+        parts: tuple[Table, ...] = (),
         keeps_rows: bool = False,
+        of_earlier_version: bool = False,
     ) -> None:
         self.name = name
         self.event = event
         self.table = table
         self.emptied = target
         self.columns = columns
+        self.parts = parts
         self.keeps_rows = keeps_rows
+        self.of_earlier_version = of_earlier_version
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables without which the events fail."""
+        parts = self.parts if self.event == "UPDATE" else ()
+        return (self.table, self.emptied, *parts)
+
+    def earlier(self) -> CreateTrigger:
+        """The trigger as version 0.1 created it."""
+        return CreateTrigger(
+            self.name,
+            self.event,
+            self.table,
+            self.emptied,
+            self.columns,
+            keeps_rows=self.keeps_rows,
+            of_earlier_version=True,
+        )
 
 
 class DropTrigger(DDLElement):
@@ -177,57 +202,81 @@ class DropTrigger(DDLElement):
         self.trigger = trigger
 
 
-def deleting_trigger(
-    event: str, table: Table, target: Table, *columns: str, keeps_rows: bool = False
-) -> CreateTrigger:
-    """A trigger that deletes, or clears, rows of `target` with the same values in `columns`."""
+def deleting_trigger(event: str, table: Table, target: Table, *columns: str) -> CreateTrigger:
+    """A trigger that deletes rows of `target` with the same values in `columns`."""
     name = derived_name(target.name, f"_after_{event.lower()}")
-    return CreateTrigger(name, event, table, target, columns, keeps_rows=keeps_rows)
+    return CreateTrigger(name, event, table, target, columns)
 
 
-def ending_with_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
-    """The triggers that end rows with their session: on deletes, `REPLACE`, and changes of ids."""
-    return tuple(deleting_trigger(event, sessions, target, "session_id") for event in _ROWS)
+def following_session(
+    sessions: Table, target: Table, *parts: Table, keeps_rows: bool = False
+) -> tuple[CreateTrigger, ...]:
+    """The triggers that let rows end with their session, and follow it when its id changes.
 
+    A `REPLACE` fires no trigger on deletes, but that on insertions.
 
-def outliving_session(sessions: Table, target: Table) -> tuple[CreateTrigger, ...]:
-    """The triggers that clear a session's id in rows that stay when the session ends."""
+    Args:
+        sessions: The sessions table.
+        target: The table of the rows.
+        parts: Tables that follow from the target, and end with its rows.
+        keeps_rows: Whether the rows stay without an id when the session ends.
+    """
     return tuple(
-        deleting_trigger(event, sessions, target, "session_id", keeps_rows=True) for event in _ROWS
+        CreateTrigger(
+            derived_name(target.name, f"_after_{event.lower()}"),
+            event,
+            sessions,
+            target,
+            ("session_id",),
+            parts=parts,
+            keeps_rows=keeps_rows,
+        )
+        for event in ("DELETE", "INSERT", "UPDATE")
     )
-
-
-OF_NEW_SESSION = " WHEN NEW.created_at >= CURRENT_TIMESTAMP"
-"""Part of a trigger: the session is inserted now, as the SDK does, and not restored."""
-
-_ROWS = {"DELETE": ("OLD",), "INSERT": ("NEW",), "UPDATE": ("OLD", "NEW")}
-"""By event, the rows of the table that the deleted ones belong to."""
 
 
 @compiles(CreateTrigger)
 def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
     quote = compiler.preparer.quote
     columns = [quote(column) for column in trigger.columns]
-    same = " OR ".join(
-        " AND ".join(f"{column} = {row}.{column}" for column in columns)
-        for row in _ROWS[trigger.event]
-    )
-    event, changed = trigger.event, ""
+
+    def same(row: str) -> str:
+        return " AND ".join(f"{column} = {row}.{column}" for column in columns)
+
+    def setting(table: Table, value: str) -> str:
+        values = ", ".join(f"{column} = {value.format(column)}" for column in columns)
+        return f"UPDATE {quote(table.name)} SET {values}"  # noqa: S608  # names
+
+    def end(table: Table, condition: str) -> str:
+        verb = f"DELETE FROM {quote(table.name)}"  # noqa: S608  # a name
+        return f"{setting(table, 'NULL') if trigger.keeps_rows else verb} WHERE {condition}"
+
+    # The tables stand without a schema: SQLite looks for them in the trigger's own.
+    target, event, condition = trigger.emptied, trigger.event, ""
     if event == "UPDATE":
         event += f" OF {', '.join(columns)}"
         # An upsert may write the id that is there already.
-        changed = " WHEN " + " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
+        changes = " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
+        condition = f" WHEN {changes}"
+        statements = []
+        for table in (target, *trigger.parts):
+            move = f"{setting(table, 'NEW.{}')} WHERE {same('OLD')}"
+            statements += [end(table, same("NEW")), move]
+        if trigger.of_earlier_version:
+            statements = [end(target, f"{same('OLD')} OR {same('NEW')}")]
     elif event == "INSERT":
-        changed = OF_NEW_SESSION
-    # The tables stand without a schema: SQLite looks for them in the trigger's own.
-    verb = f"DELETE FROM {quote(trigger.emptied.name)}"  # noqa: S608  # a name
-    if trigger.keeps_rows:
-        cleared = ", ".join(f"{column} = NULL" for column in columns)
-        verb = f"UPDATE {quote(trigger.emptied.name)} SET {cleared}"  # noqa: S608  # a name
+        condition = "" if trigger.of_earlier_version else _IS_NEW
+        statements = [end(target, same("NEW"))]
+    else:
+        statements = [end(target, same("OLD"))]
     return (
         f"CREATE TRIGGER IF NOT EXISTS {name_beside(trigger.table, trigger.name, compiler)}"
-        f" AFTER {event} ON {quote(trigger.table.name)}{changed} BEGIN {verb} WHERE {same}; END"
+        f" AFTER {event} ON {quote(trigger.table.name)}{condition} BEGIN"
+        f" {'; '.join(statements)}; END"
     )
+
+
+_IS_NEW = " WHEN NEW.created_at >= CURRENT_TIMESTAMP"
 
 
 @compiles(DropTrigger)

@@ -50,7 +50,7 @@ from .definitions import (
     TableNames,
     deleting_trigger,
     derived_name,
-    ending_with_session,
+    following_session,
     name_beside,
     session_link,
     table_options,
@@ -318,7 +318,7 @@ def _with_groups(
 ) -> SessionTables:
     sessions, messages, rows, elements = tables
     triggers = (
-        *ending_with_session(sessions, rows),
+        *following_session(sessions, rows, elements),
         deleting_trigger("DELETE", rows, elements, "session_id", "key"),
     )
     core = TableGroup(CORE, tables, triggers)
@@ -342,4 +342,4 @@ def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, *
         return True
     # A partial create_all must not attach a trigger to a table that is not there.
     exists, schema = inspect(bind).has_table, bind.schema_for_object(state.table)
-    return all(exists(each.name, schema=schema) for each in (state.table, state.emptied))
+    return all(exists(each.name, schema=schema) for each in state.tables)

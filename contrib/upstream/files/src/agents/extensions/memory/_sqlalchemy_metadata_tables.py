@@ -193,29 +193,32 @@ def create_missing_tables(connection: Connection, tables: Sequence[Table]) -> No
 
 
 def _create_triggers(connection: Connection, tables: Sequence[Table], schema: str | None) -> None:
-    """Create triggers that delete metadata together with its session.
+    """Create triggers that delete metadata with its session, and let it follow a changed id.
 
     SQLite does not enforce foreign keys by default, and a trigger works for every writer of the
-    database, including a plain `SQLAlchemySession`. The INSERT and UPDATE triggers cover
-    `REPLACE INTO` and changed ids.
+    database, including a plain `SQLAlchemySession`. The INSERT trigger covers `REPLACE INTO`. It
+    leaves the metadata of a session that was created earlier: a backup restores it.
     """
     sessions, _, rows, elements = tables
     quote = connection.dialect.identifier_preparer.quote
     prefix = f"{quote(schema)}." if schema else ""
     old, new = "session_id = OLD.session_id", "session_id = NEW.session_id"
-    for event, source, target, condition in (
-        ("DELETE", sessions, rows, old),
-        ("INSERT", sessions, rows, new),
-        ("UPDATE", sessions, rows, f"{old} OR {new}"),
-        ("DELETE", rows, elements, f'{old} AND "key" = OLD."key"'),
+    delete = f"DELETE FROM {quote(rows.name)} WHERE"
+    moves = "; ".join(
+        f"DELETE FROM {name} WHERE {new}; UPDATE {name} SET {new} WHERE {old}"
+        for name in (quote(rows.name), quote(elements.name))
+    )
+    of_key = f'DELETE FROM {quote(elements.name)} WHERE {old} AND "key" = OLD."key"'
+    created, changed = "NEW.created_at >= CURRENT_TIMESTAMP", "OLD.session_id <> NEW.session_id"
+    for event, source, target, body in (
+        ("DELETE", sessions, rows, f" BEGIN {delete} {old}"),
+        ("INSERT", sessions, rows, f" WHEN {created} BEGIN {delete} {new}"),
+        ("UPDATE OF session_id", sessions, rows, f" WHEN {changed} BEGIN {moves}"),
+        ("DELETE", rows, elements, f" BEGIN {of_key}"),
     ):
-        name = prefix + quote(derived_name(target.name, f"_after_{event.lower()}"))
-        changed = " OF session_id" if event == "UPDATE" else ""
-        when = " WHEN OLD.session_id <> NEW.session_id" if event == "UPDATE" else ""
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER IF NOT EXISTS {name} AFTER {event}{changed} ON {quote(source.name)}"
-            f"{when} BEGIN DELETE FROM {quote(target.name)} WHERE {condition}; END"
-        )
+        name = prefix + quote(derived_name(target.name, f"_after_{event[:6].lower()}"))
+        create = f"CREATE TRIGGER IF NOT EXISTS {name} AFTER {event} ON {quote(source.name)}"
+        connection.exec_driver_sql(f"{create}{body}; END")
 
 
 def derived_name(name: str, suffix: str) -> str:
