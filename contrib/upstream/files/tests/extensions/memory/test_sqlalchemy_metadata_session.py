@@ -265,7 +265,6 @@ async def test_elements_follow_their_list(engine: AsyncEngine):
     [
         "DELETE FROM agent_sessions",
         "REPLACE INTO agent_sessions (session_id) VALUES ('chat')",
-        "UPDATE agent_sessions SET session_id = 'other'",
     ],
 )
 async def test_metadata_ends_with_its_session_for_every_writer(engine: AsyncEngine, statement: str):
@@ -274,6 +273,16 @@ async def test_metadata_ends_with_its_session_for_every_writer(engine: AsyncEngi
     async with engine.begin() as connection:
         await connection.execute(text(statement))
     assert await count_rows(engine) == [0, 0]
+
+
+async def test_metadata_follows_its_session(engine: AsyncEngine):
+    await make_session(engine).set_metadata({"tags": ["a"]})
+    restore = "REPLACE INTO agent_sessions VALUES ('other', '2024', '2024')"
+    for statement in ("UPDATE agent_sessions SET session_id = 'other'", restore):
+        async with engine.begin() as connection:
+            await connection.execute(text(statement))
+    assert await make_session(engine, "other").get_metadata() == {"tags": ["a"]}
+    assert await count_rows(engine) == [1, 1]
 
 
 @pytest.mark.parametrize("kind", [SQLAlchemyMetadataSession, SQLAlchemySession])
