@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import pytest
-from agents import Agent, Runner
-from agents.testing import ScriptedModel, assistant_message
+from agents import Agent, Runner, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
 from chatkit.agents import AgentContext, stream_agent_response
 from chatkit.server import ChatKitServer
 from chatkit.store import AttachmentStore, NotFoundError, Store
@@ -209,6 +209,32 @@ async def test_retrying_asks_again(server, catalog, store):
     ] * 2
     await server.call("threads.retry_after_item", thread_id=thread_id, item_id=items[0]["id"])
     assert await history(catalog, thread_id) == ["one", "answer 4"]
+
+
+async def test_a_model_whose_items_all_have_one_id(server, catalog, store):
+    replies = [
+        [
+            assistant_message("one moment", item_id="__fake_id__"),
+            function_call("look", {}, call_id="c"),
+        ],
+        [assistant_message("answer 1", item_id="__fake_id__")],
+        [assistant_message("answer 2", item_id="__fake_id__")],
+        [assistant_message("answer 3", item_id="__fake_id__")],
+    ]
+    look = function_tool(lambda: "looked", name_override="look")
+    server.agent = Agent(name="agent", model=ScriptedModel(replies), tools=[look])
+    thread_id = await server.create("one")
+    await server.call("threads.add_user_message", thread_id=thread_id, input=message("two"))
+    items = await server.items(thread_id, order="asc")
+    texts = ["one", "one moment", "answer 1", "two", "answer 2"]
+    assert [text_of(item) for item in items] == texts
+    assert len({item["id"] for item in items}) == 5
+    retry = {"thread_id": thread_id, "item_id": items[3]["id"]}
+    await server.call("threads.retry_after_item", **retry)
+    items = await server.items(thread_id, order="asc")
+    assert [text_of(item) for item in items] == [*texts[:-1], "answer 3"]
+    items = await catalog.session(thread_id).get_items()
+    assert [text_of(item) for item in items if "content" in item] == [*texts[:-1], "answer 3"]
 
 
 async def test_what_rewinds_and_what_does_not(store, catalog):

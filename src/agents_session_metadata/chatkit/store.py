@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
+from agents.models.fake_id import FAKE_RESPONSES_ID
 from chatkit.store import StoreItemType, TContext
 from chatkit.types import Page, ThreadItem, ThreadMetadata
 from pydantic import TypeAdapter
@@ -252,7 +253,8 @@ class CatalogStore(Attachments[TContext]):
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Append an item to a thread, which becomes the most recently active one.
 
-        An item with the same id is replaced where it stands.
+        An item with the same id is replaced where it stands. Models that are not called by OpenAI's
+        Responses API give all items the id `__fake_id__`: the store gives each of them a new one.
 
         Args:
             thread_id: The thread's id.
@@ -263,6 +265,9 @@ class CatalogStore(Attachments[TContext]):
             NotFoundError: If there is no such thread.
             ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
         """
+        if item.id == FAKE_RESPONSES_ID:
+            # A copy: ChatKit's server still has to find the item by its id.
+            item = item.model_copy(update={"id": new_id("message")})
         await self._write_item(thread_id, item, context, activity=True)
         self._own_items.add(thread_id, item.id)
 
