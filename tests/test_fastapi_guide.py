@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import httpx2
 import pytest
@@ -81,6 +82,24 @@ async def test_fifty_users_at_once(backend):
         gone = await client.delete(f"{address}/account", headers=mine)
         assert gone.json() == {"deleted": 1, "left": 0}
         assert await catalog.count_sessions() == USERS - 1
+
+
+async def test_input_that_cannot_be_stored(backend):
+    async with served(backend["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+        chats, headers = f"{address}/chats", {"x-user": "u"}
+        made = await client.post(chats, json={"title": "kept"}, headers=headers)
+        for title, words in (("x" * 70_000, "max_value_bytes"), ("\ud800", "surrogate")):
+            body, kind = json.dumps({"title": title}), {"content-type": "application/json"}
+            for method, path in (("POST", ""), ("PATCH", f"/{made.json()['id']}")):
+                answer = await client.request(
+                    method, chats + path, content=body, headers=headers | kind
+                )
+                assert answer.status_code == 400, answer.text
+                assert words in answer.text
+        answer = await client.get(f"{chats}?cursor=x", headers=headers)
+        assert answer.status_code == 400
+        listed = (await client.get(chats, headers=headers)).json()["chats"]
+        assert [chat["title"] for chat in listed] == ["kept"]
 
 
 async def test_deleting_an_account_deletes_paused_runs_and_usage(backend):

@@ -126,6 +126,18 @@ async def test_a_missing_foreign_key_waits_for_orphans(filled, shared_database, 
     assert {info.session_id async for info in filled.iter_sessions()} == {"a", "b"}
 
 
+@pytest.mark.only_on("postgresql", "mariadb")
+async def test_a_foreign_key_that_deletes_what_outlives_sessions_is_found(whole, shared_database):
+    engine, table = whole.engine, "agent_sessions_metadata_usage"
+    add = f"ALTER TABLE {table} ADD CONSTRAINT {{}} FOREIGN KEY (session_id) REFERENCES"
+    add += " agent_sessions (session_id) ON DELETE {}"
+    await raw.execute(engine, add.format("harmless", "SET NULL"))
+    assert await problems(engine) == []
+    await raw.execute(engine, add.format("harmful", "CASCADE"))
+    (finding,) = await explained(engine, "foreign keys", ["error"])
+    assert "rows that outlive their session: drop harmful yourself" in finding.problem
+
+
 @pytest.mark.only_on("sqlite")
 async def test_orphans_get_their_session_row_back(filled, shared_database):
     engine = filled.engine

@@ -260,13 +260,18 @@ def _foreign_keys(inspection: Inspection) -> Iterator[Finding]:
             key for key in to_parent if inspection.on_delete(child, key) == constraint.ondelete
         ]
         failures = [inspection.foreign_key_problem(child, key) for key in ending]
-        if None in failures:
+        deleting = [key for key in to_parent if inspection.on_delete(child, key) == "CASCADE"]
+        if None in failures and (constraint.ondelete == "CASCADE" or not deleting):
             continue
         # Where triggers end rows with their session, the foreign keys are not needed for it.
         is_needed = child in inspection.own and not inspection.ways.uses_triggers
         level: Level = "error" if is_needed else "warning"
         name = f"the foreign key of {child.name} to {parent.name}"
-        if failures:
+        if None in failures:
+            listed = ", ".join(str(key["name"]) for key in deleting)
+            problem = f"{child.name} has another foreign key, which deletes rows that outlive their"
+            yield Finding("error", "foreign keys", f"{problem} session: drop {listed} yourself")
+        elif failures:
             yield Finding(level, "foreign keys", f"{name} {failures[0]}")
         elif to_parent:
             listed = ", ".join(str(key["name"]) for key in to_parent)

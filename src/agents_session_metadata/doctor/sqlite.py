@@ -155,7 +155,8 @@ class SQLiteInspection(Inspection):
         drops = "; ".join(self._drop(name) for name, _ in self._clearing("UPDATE"))
         return drops and (
             ". First drop the triggers that delete the rows of the id that another one becomes:"
-            f" {drops}. Then doctor prints the triggers again"
+            f" {drops}. Then doctor prints the triggers again, and those of another metadata table"
+            " with --metadata-table"
         )
 
     def _clearing(self, event: str) -> Iterator[tuple[str, str]]:
