@@ -578,6 +578,26 @@ async def test_attachments(store, catalog, engine):
             await store.purge_attachments(older_than=wrong)
 
 
+async def test_a_sent_attachment_belongs_to_whoever_has_the_thread(store, catalog):
+    thread_id = await new_thread(store)
+    for name, thread in (("sent", thread_id), ("unsent", None)):
+        await store.save_attachment(attachment(name), ANNA)
+        await store.save_attachment(attachment(name, thread_id=thread), ANNA)
+    await catalog.set_metadata(thread_id, {"owner_id": "ben"})
+    for name, has, lacks in (("sent", BEN, ANNA), ("unsent", ANNA, BEN)):
+        given = attachment(name)
+        assert (await store.load_attachment(name, has)).id == name
+        for refused in (
+            store.load_attachment(name, lacks),
+            store.save_attachment(given, lacks),
+            store.delete_attachment(name, lacks),
+        ):
+            with pytest.raises(NotFoundError):
+                await refused
+        await store.save_attachment(given, has)
+        await store.delete_attachment(name, has)
+
+
 async def test_scopes(catalog):
     async def later(_):
         return {"owner_id": "anna"}

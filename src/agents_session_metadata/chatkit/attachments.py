@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from agents_session_metadata.maintenance.retention import check_age, moment_before
-from agents_session_metadata.maintenance.threads import rows_of
+from agents_session_metadata.maintenance.threads import exists, rows_of
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage import thread_rows
@@ -32,7 +32,8 @@ class Attachments(StorePart[TContext]):
         """Create or replace an attachment.
 
         An attachment stores the values of the scope, because it is uploaded before the thread
-        exists. An attachment with a `thread_id` is deleted with its thread.
+        exists. An attachment with a `thread_id` belongs to whoever the thread belongs to, and is
+        deleted with it.
 
         Args:
             attachment: The attachment.
@@ -51,11 +52,11 @@ class Attachments(StorePart[TContext]):
         owner = json.dumps(store.scope.values, sort_keys=True)
         given = thread_rows.Attachment(attachment.id, thread_id, owner, stored_text(attachment))
 
-        def write(connection: Connection, _: Queries) -> None:
+        def write(connection: Connection, queries: Queries) -> None:
             if thread_id is not None and not store.lock(connection, thread_id):
                 raise missing("thread", thread_id)
             stored = rows.put_attachment(connection, given)
-            if not _admits(store, stored):
+            if not _admits(store, connection, queries, stored):
                 raise missing("attachment", attachment.id)
             session_id = stored.session_id if thread_id is None else thread_id
             rows.update_attachment(connection, given._replace(session_id=session_id))
@@ -76,13 +77,13 @@ class Attachments(StorePart[TContext]):
             NotFoundError: If there is none in the scope.
         """
         store = self._within(context)._store
-        found = None
-        if id_problem(attachment_id) is None:
-            found = await run_read(
-                store,
-                lambda connection, _: rows_of(store).read_attachment(connection, attachment_id),
-            )
-        if found is None or not _admits(store, found):
+
+        def read(connection: Connection, queries: Queries) -> thread_rows.Attachment | None:
+            found = rows_of(store).read_attachment(connection, attachment_id)
+            return found if found and _admits(store, connection, queries, found) else None
+
+        found = await run_read(store, read) if id_problem(attachment_id) is None else None
+        if found is None:
             raise missing("attachment", attachment_id)
         return cast("Attachment", _attachment(found))
 
@@ -99,9 +100,9 @@ class Attachments(StorePart[TContext]):
         store = self._within(context)._store
         rows = rows_of(store)
 
-        def write(connection: Connection, _: Queries) -> bool:
+        def write(connection: Connection, queries: Queries) -> bool:
             found = rows.lock_attachment(connection, attachment_id)
-            if found is None or not _admits(store, found):
+            if found is None or not _admits(store, connection, queries, found):
                 return False
             rows.delete_attachments(connection, [attachment_id])
             return True
@@ -138,19 +139,31 @@ class Attachments(StorePart[TContext]):
 
             def delete(connection: Connection, _: Queries) -> list[thread_rows.Attachment]:
                 found = rows.lock_unattached(connection, limit, after, _PURGED_AT_ONCE)  # noqa: B023
-                inside = [each.attachment_id for each in found if _admits(store, each)]
+                inside = [each.attachment_id for each in found if _was_saved_in(store, each)]
                 if inside:
                     rows.delete_attachments(connection, inside)
                 return found
 
             found = await run_write(store, delete)
-            purged += [_attachment(each) for each in found if _admits(store, each)]
+            purged += [_attachment(each) for each in found if _was_saved_in(store, each)]
             if len(found) < _PURGED_AT_ONCE:
                 return purged
             after = found[-1].attachment_id
 
 
-def _admits(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
+def _admits(
+    store: ScopedStore,
+    connection: Connection,
+    queries: Queries,
+    attachment: thread_rows.Attachment,
+) -> bool:
+    """Whether an attachment, or the thread that it was sent in, belongs to the scope."""
+    if attachment.session_id is None:
+        return _was_saved_in(store, attachment)
+    return exists(store, connection, queries, attachment.session_id)
+
+
+def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
     """Whether an attachment was saved in this scope."""
     values = json.loads(attachment.owner)
     return all(

@@ -45,7 +45,7 @@ def read_items(
             descending=descending,
             restrict=lambda statement, column: store.question(queries, statement, column),
         )
-        return found if found or _exists(store, connection, queries, session_id) else None
+        return found if found or exists(store, connection, queries, session_id) else None
 
     return read
 
@@ -236,7 +236,8 @@ def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:
         raise SessionNotFoundError(session_id)
 
 
-def _exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
+def exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
+    """Whether a session exists in the scope."""
     own_id = store.database.tables.sessions.c.session_id
     statement, parameters = store.question(queries, store.rows.looking, own_id)
     parameters["of_session"] = session_id
