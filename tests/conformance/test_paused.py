@@ -791,6 +791,12 @@ async def test_pages_and_scopes(engine):
 
     mine = PausedRuns(catalog.scoped({"owner_id": "u1"}))
     assert [run.session_id for run in (await mine.list()).runs] == ["s3", "s1"]
+    old = {"$created_at": {"$lt": "2021-01-01T00:00:00Z"}}
+    assert (await mine.list(old)).runs == []
+    change = "UPDATE agent_sessions SET created_at = '2020-01-01 00:00:00' WHERE session_id IN"
+    await raw.execute(engine, f"{change} ('s0', 's1')")
+    assert [run.session_id for run in (await mine.list(old)).runs] == ["s1"]
+    assert [run.session_id for run in (await paused.list(old)).runs] == ["s1", "s0"]
     assert await mine.get("s0") is None
     assert not await mine.discard("s0")
     agent = deployer.agent(deploys("c1"), "Done")

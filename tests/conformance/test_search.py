@@ -152,6 +152,28 @@ async def test_scope_filter_and_pages(catalog):
     assert len(await found(mine, "word", {"even": True})) == 3
     assert len(await found(mine, "word", {"$not": {"even": True}})) == 3
     assert await found(mine, "word", {"owner_id": "you"}) == []
+    # Times are those of the session itself, not of any session.
+    await raw.execute(
+        catalog.engine,
+        "UPDATE agent_sessions SET created_at = '2020-01-01 00:00:00',"
+        " updated_at = '2020-01-01 00:00:00'"
+        " WHERE session_id IN ('me-1', 'you-1', 'you-2')",
+    )
+    for column in ("$created_at", "$updated_at"):
+        old, new = ({column: {each: "2021-01-01T00:00:00Z"}} for each in ("$lt", "$gt"))
+        assert [each for each, _ in await found(mine, "word", old)] == ["me-1"]
+        both = [each for each, _ in await found(catalog, "word", old)]
+        assert sorted(both) == ["me-1", "you-1", "you-2"]
+        assert [each for each, _ in await found(mine, "word", new)] == [
+            each for each in own if each != "me-1"
+        ]
+        either = {"$or": [old, {"even": True}]}
+        assert sorted([each for each, _ in await found(mine, "word", either)]) == [
+            "me-0",
+            "me-1",
+            "me-2",
+            "me-4",
+        ]
     for asked, expected in ((catalog, everything), (mine, own)):
         walked, cursor = [], None
         while True:

@@ -101,22 +101,32 @@ async def ask(catalog, wanted, where, limit) -> list:
             return hits
 
 
-async def compare(catalog, texts, wanted, owner, limit) -> None:
+FILTERS = [
+    None,
+    {"owner_id": "me"},
+    {"owner_id": "you"},
+    {"$created_at": {"$lt": "2020-01-01T00:00:00Z"}},
+    {"$not": {"$created_at": {"$gte": "2020-01-01T00:00:00Z"}}, "owner_id": "me"},
+    {"$or": [{"$updated_at": {"$lt": "2020-01-01T00:00:00Z"}}, {"owner_id": "you"}]},
+]
+
+
+async def compare(catalog, texts, wanted, where, limit) -> None:
     try:
         parse_query(wanted)
     except ValueError:
         assert all(minus for minus, _, _ in search_oracle.terms(wanted))
         return
-    where = {"owner_id": owner} if owner else None
+    sessions = {info.session_id async for info in catalog.iter_sessions(where)}
     hits = await ask(catalog, wanted, where, limit)
     expected = {
         key
         for key, text in texts.items()
-        if (not owner or key[0].startswith(owner)) and search_oracle.matches(wanted, text)
+        if key[0] in sessions and search_oracle.matches(wanted, text)
     }
     found = [(hit.session_id, hit.item_id) for hit in hits]
     assert len(found) == len(set(found))
-    assert set(found) == expected, wanted
+    assert set(found) == expected, (wanted, where)
     order = [(hit.created_at, hit.session_id, hit.item_id or 0) for hit in hits]
     assert order == sorted(order, reverse=True)
     for hit in hits:
@@ -156,12 +166,14 @@ async def test_the_answer_equals_plain_python(engine, monkeypatch, seed):
         await writer.add_items(items)
         if rnd.random() < 0.2:
             await writer.pop_item()
+        time = f"{rnd.choice([2019, 2021])}-01-01 00:00:00"
+        change = f"UPDATE agent_sessions SET created_at = '{time}' WHERE session_id = '{name}'"
+        await raw.execute(engine, change)
     if not await catalog.create_index("$text"):
         await catalog.refresh_index("$text")
     texts = await stored(engine)
     for _ in range(25):
-        owner = rnd.choice([None, "me", "you"])
-        await compare(catalog, texts, query(rnd), owner, rnd.choice([1, 4, 100]))
+        await compare(catalog, texts, query(rnd), rnd.choice(FILTERS), rnd.choice([1, 4, 100]))
 
 
 @examples(50, 10_000)

@@ -78,10 +78,10 @@ class Call:
         found = await self.catalog.last_session({"tags": {"$contains": "all"}})
         return found and found.metadata["owner_id"]
 
-    async def hits(self, query: str) -> Any:
+    async def hits(self, query: str, where: Any = None) -> Any:
         found, cursor = [], None
         while not found or cursor:
-            page = await self.catalog.search(query, limit=2, cursor=cursor)
+            page = await self.catalog.search(query, where, limit=2, cursor=cursor)
             found, cursor = [*found, *page.hits, None], page.next_cursor
         return sorted(repr((hit.session_id, hit.role, hit.snippet)) for hit in filter(None, found))
 
@@ -137,6 +137,10 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.catalog.usage(by=("owner_id", "session_id")),
     lambda c: c.hits(c.word),
     lambda c: c.hits(f"{c.word} -{c.word.split()[0]}"),
+    lambda c: c.hits(c.word, {"$updated_at": {"$gt": LONG_AGO}}),
+    lambda c: c.hits(c.word, {"$created_at": {"$lte": LONG_AGO}}),
+    lambda c: c.pages({"$created_at": {"$lte": LONG_AGO}}),
+    lambda c: c.paused.list({"$updated_at": {"$gt": LONG_AGO}}),
     lambda c: c.catalog.get_or_create_session({"project": c.word}),
     lambda c: c.catalog.delete_sessions({"n": c.dice.randrange(4)}),
     lambda c: c.exported(),

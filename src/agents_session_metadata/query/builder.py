@@ -365,8 +365,16 @@ class Builder:
         return Source(rows, session_id, tuple(truths), selective=selective)
 
     def truth(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
-        """The condition as SQL that is true or false for the session with this id."""
-        return self._condition.truth(NAME, self._context, session_id)
+        """The condition as SQL that is true or false for the session with this id.
+
+        The statement need not read the sessions table.
+        """
+        if not self._condition.uses_times:
+            return self._condition.truth(NAME, self._context, session_id)
+        own_id = self._sessions.c.session_id
+        holds = self._condition.truth(NAME, self._context, own_id)
+        session = select(constant(1)).select_from(self._sessions).where(own_id == session_id, holds)
+        return session.correlate_except(self._sessions).exists()
 
     def _joined(
         self, rows: FromClause, table: FromClause, session_id: Any, *, selective: bool
