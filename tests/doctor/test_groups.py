@@ -184,6 +184,27 @@ async def test_the_shell_runs_what_is_printed(whole, shared_database):
     assert await problems(engine) == []
 
 
+@pytest.mark.only_on("mariadb")
+async def test_triggers_whose_user_is_gone_are_replaced(whole, shared_database):
+    engine = whole.engine
+    names = [f"{PREFIX}_activity_session_time", f"{WORDS}_of_item_insert"]
+    for name in names:
+        [row] = await raw.execute(engine, f"SHOW CREATE TRIGGER {name}")
+        create = re.sub(r"DEFINER=\S+", "DEFINER=`gone`@`%`", row[2], count=1)
+        await raw.execute(engine, f"DROP TRIGGER {name}")
+        await raw.execute(engine, create)
+    with pytest.raises(DBAPIError, match="1449"):
+        await whole.session("a").add_items([raw.message("hello")])
+    found = [each.problem for each in await problems(engine) if "its user does not" in each.problem]
+    assert [name in problem for name, problem in zip(names, found, strict=True)] == [True, True]
+    (left,) = await mended(engine)
+    assert "run agent-sessions index drop '$text', and then" in left.problem
+    await whole.drop_index("$text")
+    await whole.create_index("$text")
+    assert await problems(engine) == []
+    await whole.session("a").add_items([raw.message("hello")])
+
+
 @pytest.mark.only_on("postgresql")
 async def test_trigger_functions_that_everyone_may_execute_are_revoked(whole, shared_database):
     # Not that of an application, and not one that has the rights of its caller.

@@ -54,7 +54,8 @@ def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) 
         return f"trigger {name} is missing"
     # The statements contain what the database says that the trigger runs.
     is_right = bool(found) and _normal(found) in _normal("".join(create))
-    return None if is_right else f"trigger {name} does something else or is switched off"
+    problem = "does something else or is switched off, or its user does not exist"
+    return None if is_right else f"trigger {name} {problem}"
 
 
 def _unfinished(key: str, state: int | None) -> str:

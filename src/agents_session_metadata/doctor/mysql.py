@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cached_property
 from typing import Any
 
 from sqlalchemy import TIMESTAMP, Column, Connection, ForeignKeyConstraint, Table, bindparam, text
 from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.storage.tables import TableNames
 
@@ -85,12 +86,28 @@ class MySQLInspection(Inspection):
     @cached_property
     def triggers(self) -> dict[str, str]:
         query = (
-            "SELECT trigger_name, action_statement, event_object_table"
+            "SELECT trigger_name, action_statement, event_object_table, definer"
             " FROM information_schema.triggers"
             " WHERE trigger_schema = coalesce(:schema, database())"
         )
         found = self.rows(query, schema=self.schema)
-        return {name: body if table in self.existing else "" for name, body, table in found}
+        users = self._users
+        return {
+            name: body if table in self.existing and (not users or definer in users) else ""
+            for name, body, table, definer in found
+        }
+
+    @cached_property
+    def _users(self) -> Collection[str]:
+        """The users that triggers can run as; nothing if this one may not know them."""
+        try:
+            users = {
+                user for (user,) in self.rows("SELECT concat(user, '@', host) FROM mysql.user")
+            }
+        except DBAPIError:
+            return ()
+        # A server that checks no privileges knows nobody.
+        return users if self.scalar("SELECT CURRENT_USER()") in users else ()
 
     def comparison(self, column: Column[Any]) -> str:
         found = self.text_of(column)
