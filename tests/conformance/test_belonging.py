@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+from datetime import timedelta
 
 import commands
 import pytest
@@ -15,6 +16,7 @@ from servers import Database
 from sqlalchemy.exc import NotSupportedError
 
 from agents_session_metadata import (
+    PausedRuns,
     SessionCatalog,
     TablesMismatchError,
     TablesMissingError,
@@ -428,6 +430,74 @@ async def test_a_renamed_table_is_not_replaced_by_an_empty_one(shared_database: 
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     assert await catalog.count_sessions({"n": 1}) == 2
     assert len(await export(catalog)) == 2
+
+
+@contextlib.asynccontextmanager
+async def moved(database: Database, how: str, table: str, tmp_path):
+    """A table under another name without a column, or in another schema; yields the message."""
+    engine = database.engine()
+    if how == "changed":
+        column = {f"{OURS[0]}_paused": "token", OURS[0]: "search_rest"}[table]
+        await raw.execute(engine, f"ALTER TABLE {table} DROP COLUMN {column}")
+        await rename(engine, table, "kept")
+        yield "kept has its columns and a foreign key to agent_sessions"
+        await rename(engine, "kept", table)
+        kind = "varchar(32)" if column == "token" else "text"
+        await raw.execute(engine, f"ALTER TABLE {table} ADD COLUMN {column} {kind} NULL")
+        return
+    async with schema_of(database, tmp_path) as (schema, _):
+        is_postgres = engine.dialect.name == "postgresql"
+        move = "SET SCHEMA {}" if is_postgres else f"RENAME TO {{}}.{table}"
+        await raw.execute(engine, f"ALTER TABLE {table} {move.format(schema)}")
+        yield f"{schema}.{table} has its columns and a foreign key to agent_sessions"
+        own = await raw.execute(
+            engine, "SELECT current_schema()" if is_postgres else "SELECT database()"
+        )
+        back = move.format(own[0][0])
+        await raw.execute(engine, f"ALTER TABLE {schema}.{table} {back}")
+
+
+@pytest.mark.parametrize("table", [f"{OURS[0]}_paused", OURS[0]])
+async def test_a_table_that_the_sessions_take_with_them_is_not_missing(
+    shared_database: Database, table, tmp_path
+):
+    engine = shared_database.engine()
+    await complete(engine)
+    if table == OURS[0]:
+        await rename(engine, OURS[1], "kept_elements")
+    rows = await raw.count_rows(engine, table)
+    assert rows
+    # Foreign keys of SQLite stay within a schema; on MySQL, tables with triggers do.
+    moves = {"sqlite": [], "mysql": ["moved"] * (table != OURS[0]), "postgresql": ["moved"]}
+    for how in ["changed", *moves[engine.dialect.name]]:
+        async with moved(shared_database, how, table, tmp_path) as words:
+            problem = f"{table} is missing, although {words}"
+            for create_tables in (True, False):
+                catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
+                with pytest.raises(TablesMismatchError, match=problem):
+                    await catalog.delete_sessions(inactive_for=timedelta(0))
+            assert [problem in each["problem"] for each in await doctors(shared_database)] == [True]
+        assert await raw.count_rows(engine, table) == rows
+
+
+async def test_an_application_may_refer_to_sessions(shared_database: Database):
+    """Tables of its own that share some columns with tables that are not there yet."""
+    engine = shared_database.engine()
+    catalog = await fill(engine)
+    key = "session_id varchar(255) {}, FOREIGN KEY (session_id) REFERENCES agent_sessions"
+    key += " (session_id) ON DELETE CASCADE"
+    for name, columns in {
+        "notes": "id int, created_at timestamp",
+        "uploads": "owner int, data text, created_at timestamp",
+        "approvals": "state text, details text, decisions text, paused_at bigint",
+    }.items():
+        collation = "COLLATE utf8mb4_nopad_bin" if engine.dialect.name == "mysql" else ""
+        link = key.format(collation)
+        await raw.execute(engine, f"CREATE TABLE {name} ({columns}, {link})")
+    await raw.execute(engine, "DROP TABLE agent_messages")
+    assert await SessionCatalog(engine, create_tables=True).usage() == []
+    await PausedRuns(SessionCatalog(engine, create_tables=True)).list()
+    assert await catalog.delete_sessions({"n": 1}) == 2
 
 
 @pytest.mark.parametrize("has_keys", [True, False])

@@ -393,6 +393,13 @@ class Dialect:
         """Returns the foreign keys of the column `session_id` in tables, with one statement."""
         raise NotImplementedError
 
+    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+        """Returns the tables with a foreign key to the sessions: their schemas and names.
+
+        The schema is None if it is that of the sessions.
+        """
+        raise NotImplementedError
+
     def tables_with(
         self, connection: Connection, sessions: Table, columns: Sequence[str]
     ) -> list[str]:

@@ -330,6 +330,17 @@ class MySQL(Dialect):
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
 
+    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+        query = (
+            "SELECT DISTINCT nullif(table_schema, referenced_table_schema), table_name"
+            " FROM information_schema.key_column_usage"
+            " WHERE referenced_table_schema = coalesce(:schema, database())"
+            " AND referenced_table_name = :name"
+        )
+        names = {"schema": connection.schema_for_object(sessions), "name": sessions.name}
+        found: Any = connection.execute(text(query), names)
+        return [tuple(row) for row in found]
+
     def usable(
         self,
         connection: Connection,

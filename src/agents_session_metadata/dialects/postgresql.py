@@ -274,6 +274,18 @@ class PostgreSQL(Dialect):
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
+    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+        query = (
+            "SELECT DISTINCT CASE WHEN r.relnamespace <> s.relnamespace THEN n.nspname END,"
+            " r.relname FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid"
+            " JOIN pg_namespace n ON n.oid = r.relnamespace JOIN pg_class s ON s.oid = c.confrelid"
+            " WHERE c.contype = 'f' AND c.confrelid = to_regclass(:sessions)"
+        )
+        found: Any = connection.execute(
+            text(query), {"sessions": _name_value(connection, sessions)}
+        )
+        return [tuple(row) for row in found]
+
     def beside(
         self, connection: Connection, sessions: Table, tables: Sequence[Table]
     ) -> list[Table]:

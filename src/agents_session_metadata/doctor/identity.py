@@ -14,7 +14,7 @@ from agents_session_metadata.storage.belonging import (
     LINKED,
     copies,
     intended,
-    look_alike,
+    renamed,
     written_tables,
 )
 
@@ -58,9 +58,9 @@ def _misspelled(inspection: Inspection) -> Iterator[Finding]:
 def _names(inspection: Inspection) -> Iterator[Finding]:
     """Signs that the tables do not belong together: a typo, or a table that was renamed."""
     advice = (
-        "these are probably not the names of tables that belong together, or the table was renamed"
-        " or replaced; check --sessions-table, --messages-table and --metadata-table, and give a"
-        " renamed table its name back. doctor prints no statements for these names"
+        "these are probably not the names of tables that belong together, or the table was renamed,"
+        " moved or replaced; check --sessions-table, --messages-table and --metadata-table, and"
+        " give a table its name and schema back. doctor prints no statements for these names"
     )
     sessions, messages, metadata, elements = inspection.core
     identity = {
@@ -85,11 +85,11 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
                 yield Finding("error", "names", f"{problem}: {advice}")
     connection, tables = inspection.connection, inspection.tables
     for table in written_tables(tables):
-        other = None if table.name in inspection.existing else look_alike(connection, tables, table)
-        if other is not None:
-            problem = f"{table.name} is missing, although {other} has the same columns and rows"
+        is_there = table.name in inspection.existing
+        lost = None if is_there else renamed(connection, tables, table)
+        if lost is not None:
             more = intended(tables, table)
-            problem += f": {advice}" + (f"; {more}" if more else "")
+            problem = f"{lost}: {advice}" + (f"; {more}" if more else "")
             yield Finding("error", "names", problem)
     for _, problem in copies(connection, tables):
         yield Finding("error", "names", f"{problem}: {advice}; {LINKED}")

@@ -7,7 +7,7 @@ with its id seems to have left.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_column, select
@@ -22,6 +22,11 @@ from .threads import THREADS
 from .usage import USAGE
 
 _SECOND = "only if both tables are intended, create the missing one with `agent-sessions ddl`"
+_FOR_EACH_LACKING = 4
+"""How many columns a table needs beside its first for each that may be lacking in a table like it.
+
+Three of the paused runs' ten may not, and none of a message's four.
+"""
 LINKED = "if the name is right, add the foreign key"
 """What to do about a table without a foreign key that is not a copy of another table."""
 
@@ -97,9 +102,8 @@ def check_not_renamed(
         TablesMismatchError: If there is such a table.
     """
     for table in written_tables(tables):
-        other = look_alike(connection, tables, table) if table.name in missing else None
-        if other is not None:
-            problem = f"{table.name} is missing, although {other} has the same columns and rows"
+        problem = renamed(connection, tables, table) if table.name in missing else None
+        if problem is not None:
             raise TablesMismatchError(table.name, problem, intended(tables, table))
 
 
@@ -114,14 +118,19 @@ def intended(tables: SessionTables, table: Table) -> str | None:
     return _SECOND if table in tables.tables else None
 
 
-def look_alike(connection: Connection, tables: SessionTables, table: Table) -> str | None:
-    """The name of a table with the columns of a missing one, which may have been renamed.
+def renamed(connection: Connection, tables: SessionTables, table: Table) -> str | None:
+    """The problem in words if a missing table seems to have another name, or another schema.
 
-    It has rows and no foreign key to other sessions, and belongs to no other metadata table.
+    There is a table with its columns and with rows, and without a foreign key to other sessions; or
+    one with most of its columns and a foreign key to the sessions. Neither belongs to another
+    metadata table.
     """
     for other, _ in _alike(connection, tables, table):
         if _has_rows(connection, other):
-            return other.name
+            return f"{table.name} is missing, although {other.name} has the same columns and rows"
+    for name in _referring(connection, tables, table):
+        problem = f"{name} has its columns and a foreign key to {tables.sessions.name}"
+        return f"{table.name} is missing, although {problem}"
     return None
 
 
@@ -168,15 +177,51 @@ def _alike(
     def alike(one: Table) -> set[str]:
         return {*dialect.tables_with(connection, tables.sessions, one.c.keys())}
 
-    found = alike(table) - {each.name for group in tables.groups for each in group.tables}
+    found = alike(table) - _own_names(tables)
     if found and table not in tables.tables:
-        for metadata in alike(tables.metadata):
-            found.difference_update(*(group.names(metadata) for group in GROUPS))
+        found -= _names_beside(alike(tables.metadata))
     for name in sorted(found):
         other = Table(name, MetaData(), schema=table.schema)
         links = dialect.session_links(connection, tables.sessions, [other])
         if all(link.is_right for link in links):
             yield other, bool(links)
+
+
+def _referring(connection: Connection, tables: SessionTables, table: Table) -> Iterator[str]:
+    """Other tables that refer to the sessions and have the key and most columns of a table.
+
+    Their rows end with the sessions, also from another schema and without one of the columns. None
+    of them belongs to another metadata table.
+    """
+    if not _exists(connection, tables.sessions):
+        return
+    inspector, own = inspect(connection), connection.schema_for_object(tables.sessions)
+    columns: dict[tuple[str | None, str], set[str]] = {
+        (schema, name): {each["name"] for each in inspector.get_columns(name, schema or own)}
+        for schema, name in dialect_of(connection.dialect).referring(connection, tables.sessions)
+    }
+    beside: set[tuple[str | None, str]] = {(None, name) for name in _own_names(tables)}
+    if table is not tables.metadata:
+        for (schema, name), has in columns.items():
+            if has.issuperset(tables.metadata.c.keys()):
+                beside.update((schema, each) for each in _names_beside([name]))
+    wanted, key = set(table.c.keys()), set(table.primary_key.columns.keys())
+    for schema, name in sorted(columns.keys() - beside, key=str):
+        has = columns[schema, name]
+        if key <= has and len(wanted - has) <= (len(wanted) - 1) // _FOR_EACH_LACKING:
+            if schema is not None:
+                yield f"{schema}.{name}"  # It may not be readable.
+            elif _has_rows(connection, Table(name, MetaData())):
+                yield name
+
+
+def _own_names(tables: SessionTables) -> set[str]:
+    return {each.name for group in tables.groups for each in group.tables}
+
+
+def _names_beside(metadata: Iterable[str]) -> set[str]:
+    """The names of the tables of optional features beside metadata tables."""
+    return {name for each in metadata for group in GROUPS for name in group.names(each)}
 
 
 def _has_rows(connection: Connection, table: Table) -> bool:
