@@ -393,10 +393,12 @@ class Dialect:
         """Returns the foreign keys of the column `session_id` in tables, with one statement."""
         raise NotImplementedError
 
-    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
-        """Returns the tables with a foreign key to the sessions: their schemas and names.
+    def referring_columns(
+        self, connection: Connection, sessions: Table
+    ) -> list[tuple[str | None, str, str]]:
+        """Returns the columns of the tables that refer to the sessions: schema, table and column.
 
-        The schema is None if it is that of the sessions.
+        The schema is None if it is that of the sessions. What the user may not know of is left out.
         """
         raise NotImplementedError
 

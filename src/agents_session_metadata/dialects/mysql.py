@@ -330,12 +330,16 @@ class MySQL(Dialect):
             links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
         return links
 
-    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+    def referring_columns(
+        self, connection: Connection, sessions: Table
+    ) -> list[tuple[str | None, str, str]]:
         query = (
-            "SELECT DISTINCT nullif(table_schema, referenced_table_schema), table_name"
-            " FROM information_schema.key_column_usage"
-            " WHERE referenced_table_schema = coalesce(:schema, database())"
-            " AND referenced_table_name = :name"
+            "SELECT DISTINCT nullif(k.table_schema, k.referenced_table_schema), c.table_name,"
+            " c.column_name FROM information_schema.key_column_usage k"
+            " JOIN information_schema.columns c"
+            " ON c.table_schema = k.table_schema AND c.table_name = k.table_name"
+            " WHERE k.referenced_table_schema = coalesce(:schema, database())"
+            " AND k.referenced_table_name = :name"
         )
         names = {"schema": connection.schema_for_object(sessions), "name": sessions.name}
         found: Any = connection.execute(text(query), names)

@@ -274,12 +274,16 @@ class PostgreSQL(Dialect):
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
-    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+    def referring_columns(
+        self, connection: Connection, sessions: Table
+    ) -> list[tuple[str | None, str, str]]:
         query = (
-            "SELECT DISTINCT CASE WHEN r.relnamespace <> s.relnamespace THEN n.nspname END,"
-            " r.relname FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid"
-            " JOIN pg_namespace n ON n.oid = r.relnamespace JOIN pg_class s ON s.oid = c.confrelid"
-            " WHERE c.contype = 'f' AND c.confrelid = to_regclass(:sessions)"
+            "SELECT CASE WHEN r.relnamespace <> s.relnamespace THEN n.nspname END, r.relname,"
+            " a.attname FROM pg_class s JOIN pg_class r ON EXISTS (SELECT FROM pg_constraint c"
+            " WHERE c.contype = 'f' AND c.confrelid = s.oid AND c.conrelid = r.oid)"
+            " JOIN pg_namespace n ON n.oid = r.relnamespace JOIN pg_attribute a"
+            " ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped"
+            " WHERE s.oid = to_regclass(:sessions)"
         )
         found: Any = connection.execute(
             text(query), {"sessions": _name_value(connection, sessions)}

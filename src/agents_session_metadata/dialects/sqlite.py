@@ -307,14 +307,18 @@ class SQLite(Dialect):
         wanted = sessions.name.lower()
         return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
 
-    def referring(self, connection: Connection, sessions: Table) -> list[tuple[str | None, str]]:
+    def referring_columns(
+        self, connection: Connection, sessions: Table
+    ) -> list[tuple[str | None, str, str]]:
         query = (
-            f"SELECT DISTINCT m.name FROM {self.schema_of(connection, sessions)}sqlite_master m"  # noqa: S608  # a quoted name
-            " JOIN pragma_foreign_key_list(m.name, coalesce(:schema, 'main')) k"
+            f"SELECT DISTINCT m.name, c.name FROM {self.schema_of(connection, sessions)}"  # noqa: S608  # a quoted name
+            "sqlite_master m JOIN pragma_foreign_key_list(m.name, coalesce(:schema, 'main')) k"
+            " JOIN pragma_table_info(m.name, coalesce(:schema, 'main')) c"
             " WHERE m.type = 'table' AND m.rootpage > 0 AND k.\"table\" = :name COLLATE NOCASE"
         )
         names = {"schema": connection.schema_for_object(sessions), "name": sessions.name}
-        return [(None, name) for name in connection.scalars(text(query), names)]
+        found: Any = connection.execute(text(query), names)
+        return [(None, name, column) for name, column in found]
 
     def usable(
         self,

@@ -195,11 +195,10 @@ def _referring(connection: Connection, tables: SessionTables, table: Table) -> I
     """
     if not _exists(connection, tables.sessions):
         return
-    inspector, own = inspect(connection), connection.schema_for_object(tables.sessions)
-    columns: dict[tuple[str | None, str], set[str]] = {
-        (schema, name): {each["name"] for each in inspector.get_columns(name, schema or own)}
-        for schema, name in dialect_of(connection.dialect).referring(connection, tables.sessions)
-    }
+    columns: dict[tuple[str | None, str], set[str]] = {}
+    every = dialect_of(connection.dialect).referring_columns(connection, tables.sessions)
+    for schema, name, column in every:
+        columns.setdefault((schema, name), set()).add(column)
     beside: set[tuple[str | None, str]] = {(None, name) for name in _own_names(tables)}
     if table is not tables.metadata:
         for (schema, name), has in columns.items():
