@@ -476,6 +476,8 @@ async def test_a_table_that_the_sessions_take_with_them_is_not_missing(
                 catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
                 with pytest.raises(TablesMismatchError, match=problem):
                     await catalog.delete_sessions(inactive_for=timedelta(0))
+                with pytest.raises(TablesMismatchError, match=problem):
+                    await PausedRuns(catalog).list()
             assert [problem in each["problem"] for each in await doctors(shared_database)] == [True]
         assert await raw.count_rows(engine, table) == rows
 
