@@ -22,7 +22,7 @@ from doctoring import (
     repair,
     run,
 )
-from sqlalchemy import inspect
+from sqlalchemy import inspect, make_url
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata import SessionCatalog
@@ -331,6 +331,43 @@ async def test_an_index_without_its_table_is_not_complete(whole, shared_database
         await catalog.create_index(key)
     assert await answers(catalog) == before
     assert await problems(engine) == []
+
+
+async def test_titles_without_messages_are_healthy(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_index("$text")
+    await catalog.create_session("a", metadata={"title": "hello"})
+    assert [hit.session_id for hit in (await catalog.search("hello")).hits] == ["a"]
+    assert await problems(engine) == []
+
+
+@pytest.mark.only_on("postgresql")  # Elsewhere, triggers have no functions.
+async def test_tables_that_moved_to_another_schema_get_their_functions(whole, shared_database):
+    """The recipe of the page on databases."""
+    engine = whole.engine
+    await whole.create_index("owner_id")
+    tables = await raw.table_names(engine)
+    await raw.execute(engine, "CREATE SCHEMA app")
+    for table in tables:
+        await raw.execute(engine, f"ALTER TABLE {table} SET SCHEMA app")
+    name = make_url(shared_database.url).database
+    await raw.execute(engine, f'ALTER DATABASE "{name}" SET search_path = app, public')
+    moved = shared_database.engine()
+    catalog = SessionCatalog(moved)
+    with pytest.raises(DBAPIError, match=r"public\."):
+        await catalog.create_session("new")
+    drops = (
+        "SELECT format('DROP FUNCTION %s CASCADE', oid::regprocedure) FROM pg_proc WHERE"
+        f" pronamespace = 'public'::regnamespace AND starts_with(proname, '{PREFIX}_')"
+    )
+    for (statement,) in await raw.execute(moved, drops):
+        await raw.execute(moved, statement)
+    await run(moved, printed(await problems(moved)))
+    await catalog.create_index("$text")
+    assert await problems(moved) == []
+    await catalog.create_session("new", metadata={"title": "unheard"})
+    assert [hit.session_id for hit in (await catalog.search("unheard")).hits] == ["new"]
+    assert await problems(moved) == []
 
 
 async def test_metadata_that_was_lost_is_not_taken_for_new(whole, shared_database):

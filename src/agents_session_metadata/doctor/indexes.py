@@ -150,9 +150,11 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
                 advice = f"; {_AGAIN}"
             yield Finding("error", "words", problem + advice)
     _, messages, rows, _ = tables.tables
-    if not inspection.is_filled(messages) and inspection.is_filled(words):
+    of_items = f"{words.c.item_id.name} <> {TITLE_ITEM}"
+    if not inspection.is_filled(messages) and inspection.count(words, of_items):
         problem = (
-            f"{words.name} has rows, and {messages.name} is empty; {_AGAIN}, if the name is right"
+            f"{words.name} has rows of messages, and {messages.name} is empty; {_AGAIN}, if the"
+            " name is right"
         )
         yield Finding("error", "words", problem)
         return
