@@ -92,6 +92,7 @@ async def test_at_any_time(shared_database, filled, tmp_path):
     run = await asyncio.to_thread(Command, ["export", "--output", tmp_path / "all"], url)
     assert await asyncio.to_thread(run.end) == (0, f"exported {SESSIONS} sessions\n")
     whole = time.monotonic() - run.started
+    exported = (tmp_path / "all").read_text()
     seen = set()
     for name, args in commands.items():
         for point in range(POINTS):
@@ -111,7 +112,8 @@ async def test_at_any_time(shared_database, filled, tmp_path):
             items = await raw.count_rows(filled.engine, "agent_messages")
             assert items == 2 * left
             if name == "export" and code:
-                assert file.read_text() == "before"
+                # The signal may come when the file is complete, and the process has not ended.
+                assert file.read_text() in ("before", exported)
                 assert not list(tmp_path.glob(".sessions*"))
             file.write_text("before")
         if name == "cleanup":
