@@ -37,7 +37,8 @@ SAFE = re.compile(
     |CREATE[ ]OR[ ]REPLACE[ ]FUNCTION[ ]{_OURS}\(\)[ ]RETURNS[ ]trigger[ ].*
     |REVOKE[ ]ALL[ ]ON[ ]FUNCTION[ ]{_OURS}\(\)[ ]FROM[ ]PUBLIC
     |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}
-    |DROP[ ]FUNCTION[ ]IF[ ]EXISTS[ ]{_OURS}\(\)[ ]CASCADE
+    |DO[ ][$]body[$][ ]BEGIN[ ]DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}[ ]ON[ ]{_NAME};
+        [ ]DROP[ ]FUNCTION[ ]IF[ ]EXISTS[ ]{_OURS}\(\)[ ]CASCADE;[ ]END[ ][$]body[$]
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ](CONSTRAINT[ ]{_NAME}[ ])?FOREIGN[ ]KEY[ ]?\([^;]*
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ]PRIMARY[ ]KEY[ ]\([^()]*\)
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ALTER[ ]COLUMN[ ]\w+[ ](

@@ -125,8 +125,8 @@ async def test_the_same_pages_with_and_without_indexes(engine, seed):
     ("key", "statement", "nth"),
     [
         ("owner_id", "DELETE FROM agent_sessions_metadata_activity", 1),
-        ("$text", "DROP ", 1),
-        ("$text", "DROP ", 2),
+        ("$text", ("DROP ", "DO "), 1),
+        ("$text", ("DROP ", "DO "), 2),
     ],
     ids=["owner_id", "text-1", "text-2"],
 )

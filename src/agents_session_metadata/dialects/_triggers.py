@@ -106,8 +106,8 @@ class TriggerSQL:
         """The statements that keep other users from using the function of a trigger, if any."""
         return []
 
-    def drop(self, schema: str, name: str) -> str:
-        """The statement that drops a trigger, if it exists."""
+    def drop(self, schema: str, name: str, table: str) -> str:
+        """The statement that drops a trigger of a table, if it exists. All names are quoted."""
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
 
 
@@ -181,17 +181,14 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         function = f"{trigger.schema}{trigger.name}()"
         each = "STATEMENT" if trigger.event.endswith("TRUNCATE") else "ROW"
         when = f" WHEN ({trigger.condition})" if trigger.condition else ""
-        body = "; ".join(trigger.statements)
-        tag = "$body$"
-        while tag in body:
-            tag = f"{tag[:-1]}_$"
         returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
+        body = _quoted_block(*trigger.statements, f"RETURN {returned}")
         # Users that write history need no privileges on the package's tables. The fixed search
         # path keeps them from replacing the objects that the function names.
         rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
         create_function = (
             f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
-            f" AS {tag} BEGIN {body}; RETURN {returned}; END {tag}"
+            f" AS {body}"
         )
         create_trigger = (
             f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
@@ -203,6 +200,16 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         # Attached to a table of another user, it would run with the rights of its owner.
         return [f"REVOKE ALL ON FUNCTION {trigger.schema}{trigger.name}() FROM PUBLIC"]
 
-    def drop(self, schema: str, name: str) -> str:
-        # Dropping the function drops its trigger.
-        return f"DROP FUNCTION IF EXISTS {schema}{name}() CASCADE"
+    def drop(self, schema: str, name: str, table: str) -> str:
+        # The trigger of a table that was moved to another schema runs a function that was not.
+        trigger = f"DROP TRIGGER IF EXISTS {name} ON {table}"
+        return f"DO {_quoted_block(trigger, f'DROP FUNCTION IF EXISTS {schema}{name}() CASCADE')}"
+
+
+def _quoted_block(*statements: str) -> str:
+    """Statements as the quoted text of a block."""
+    body = "; ".join(statements)
+    tag = "$body$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag} BEGIN {body}; END {tag}"

@@ -99,7 +99,7 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
         create = inspection.typed(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
-            drop = inspection.ways.triggers.drop(trigger.schema, trigger.name)
+            drop = inspection.ways.triggers.drop(trigger.schema, trigger.name, trigger.table)
             if trigger.plain in inspection.triggers:
                 create = (*inspection.typed([drop]), *create)
             problem += ": the activity index is not maintained"

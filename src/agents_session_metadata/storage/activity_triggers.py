@@ -58,7 +58,8 @@ class DropMaintenance(DDLElement):
 def _drop_maintenance(drop: DropMaintenance, compiler: Any, **_: Any) -> str:
     sql = dialect_of(compiler.dialect).triggers
     name = compiler.preparer.quote(drop.name)
-    return sql.drop(name_beside(drop.table, drop.name, compiler).removesuffix(name), name)
+    schema = name_beside(drop.table, drop.name, compiler).removesuffix(name)
+    return sql.drop(schema, name, name_beside(drop.table, drop.table.name, compiler))
 
 
 @dataclass(frozen=True)
