@@ -175,6 +175,24 @@ async def test_a_missing_table_that_lists_fill_is_left_to_create_tables(filled, 
     await intact(filled)
 
 
+async def test_a_renamed_table_of_elements_is_named(filled):
+    engine = filled.engine
+    others = SessionCatalog(
+        engine,
+        sessions_table="talks",
+        messages_table="entries",
+        metadata_table="facts",
+        create_tables=True,
+    )
+    await others.count_sessions()
+    await raw.execute(engine, f"ALTER TABLE {ELEMENTS} RENAME TO kept")
+    finding = (await explained(engine, "tables", ["error"]))[0]
+    assert "if it was renamed to kept, rename that back; otherwise, create" in finding.problem
+    await raw.execute(engine, f"ALTER TABLE kept RENAME TO {ELEMENTS}")
+    assert await problems(engine) == []
+    await intact(filled)
+
+
 async def test_values_are_checked_and_rewritten_in_batches(filled, shared_database, monkeypatch):
     monkeypatch.setattr(contents, "BATCH", 7)
     engine = filled.engine

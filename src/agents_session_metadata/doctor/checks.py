@@ -11,7 +11,7 @@ from sqlalchemy import Column, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.belonging import destroys, written_tables
+from agents_session_metadata.storage.belonging import destroys, renamed_elements, written_tables
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.tables import DropTrigger
 
@@ -93,7 +93,7 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
             continue
         problem = f"table {table.name} is missing"
         if table is expected.elements and Contents(inspection).has_lists(inspection.connection):
-            yield Finding("error", "tables", f"{problem}, and there are lists; {REFILLED}")
+            yield Finding("error", "tables", f"{problem}, and there are lists; {_refill(inspection)}")
             continue
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"
@@ -146,6 +146,14 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
                 yield _finding(inspection, "columns", f"{name} {problem}")
             for problem in inspection.cautions(column):
                 yield _finding(inspection, "columns", f"{name} {problem}", (), "warning")
+
+
+def _refill(inspection: Inspection) -> str:
+    others = renamed_elements(inspection.connection, inspection.tables)
+    if not others:
+        return REFILLED
+    # MySQL would not create it: the name of its foreign key is still in use.
+    return f"if it was renamed to {' or '.join(others)}, rename that back; otherwise, {REFILLED}"
 
 
 def _missing_column(inspection: Inspection, column: Column[Any]) -> str:

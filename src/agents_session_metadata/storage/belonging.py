@@ -15,6 +15,7 @@ from sqlalchemy import Connection, MetaData, Table, exists, inspect, literal_col
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
 
+from .definitions import derived_name
 from .groups import GROUPS
 from .paused import PAUSED
 from .tables import CORE, CreateTrigger, SessionTables
@@ -132,6 +133,14 @@ def renamed(connection: Connection, tables: SessionTables, table: Table) -> str 
         problem = f"{name} has its columns and a foreign key to {tables.sessions.name}"
         return f"{table.name} is missing, although {problem}"
     return None
+
+
+def renamed_elements(connection: Connection, tables: SessionTables) -> list[str]:
+    """Other tables that may be the missing table of list elements, as which they look."""
+    dialect, sessions = dialect_of(connection.dialect), tables.sessions
+    alike = dialect.tables_with(connection, sessions, tables.elements.c.keys())
+    metadata = dialect.tables_with(connection, sessions, tables.metadata.c.keys())
+    return sorted({*alike} - {derived_name(each, "_elements") for each in metadata})
 
 
 def check_copies(connection: Connection, tables: SessionTables) -> None:
