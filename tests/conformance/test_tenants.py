@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from agents import Runner
+from chatkit.types import ThreadMetadata
+from pydantic import BaseModel
 from scaling import scale
 
 from agents_session_metadata import (
@@ -25,20 +27,42 @@ from agents_session_metadata import (
     SessionTracker,
     SQLAlchemyMetadataSession,
 )
+from agents_session_metadata.chatkit import CatalogStore
 from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.running import agent
+from conformance.thread_items import NOW, assistant_item, user_item
 
 WORDS = ("Lisbon", "tram 28", "castle", "リスボン")
 LONG_AGO = "2024-01-01T00:00:00+00:00"
+ITEMS = ("i1", "i2", "m", "t")
+FILTERS: tuple[Any, ...] = (
+    None,
+    {"owner_id": "theirs"},
+    {"owner_id": {"$ne": "theirs"}},
+    {"owner_id": {"$exists": False}},
+    {"owner_id": {"$in": ["mine", "theirs", None]}},
+    {"$not": {"owner_id": "mine"}},
+    {"$not": {"tags": {"$contains": "all"}}},
+    {"$or": [{"owner_id": "theirs"}, {"n": {"$nin": [1, 2]}}]},
+    {"$session_id": {"$in": ["m0", "t0", "t1", "m1 "]}},
+    {"$session_id": {"$gte": "t"}},
+    {"$updated_at": {"$gt": "2024-06-01T00:00:00+00:00"}, "title": {"$gte": "a"}},
+    {"$not": {"$created_at": {"$lte": "2024-01-01T00:00:00+00:00"}}},
+)
 ORDERS = ("session_id", "-updated_at", "created_at", "-n", "title")
 
 
 @dataclasses.dataclass
 class Call:
-    """What one call works on: the user's catalog, any user's id, an own one, and numbers."""
+    """What one call works on: the user's catalog, any user's id, an own one, and numbers.
+
+    The user of ChatKit's store is its context.
+    """
 
     catalog: SessionCatalog
+    threads: CatalogStore
+    user: str
     target: str
     own: str
     dice: random.Random
@@ -54,6 +78,10 @@ class Call:
     @property
     def message(self) -> Any:
         return raw.message(f"{self.word} {self.word}")
+
+    @property
+    def where(self) -> Any:
+        return self.dice.choice(FILTERS)
 
     @property
     def existing(self) -> SQLAlchemyMetadataSession:
@@ -107,7 +135,37 @@ class Call:
         return await self.catalog.import_sessions([record], on_conflict=conflict)
 
     async def exported(self) -> Any:
-        return [record async for record in self.catalog.export_sessions()]
+        return [record async for record in self.catalog.export_sessions(self.where)]
+
+    async def iterated(self) -> Any:
+        found = self.catalog.iter_sessions(self.where, count_items=True)
+        return sorted([info async for info in found], key=lambda info: info.session_id)
+
+    async def found(self) -> list[str]:
+        return sorted(await self.existing.find_sessions_by_metadata(self.where or {}))
+
+    def thread(self, thread_id: str) -> ThreadMetadata:
+        return ThreadMetadata(id=thread_id, created_at=NOW, title=self.word, metadata={"n": 1})
+
+    async def retitled(self) -> None:
+        thread = await self.threads.load_thread(self.target, self.user)
+        thread.title = self.word
+        await self.threads.save_thread(thread, self.user)
+
+    def item(self) -> Any:
+        make = self.dice.choice((user_item, assistant_item))
+        return make(self.target, self.dice.choice(ITEMS), self.word)
+
+    async def listed_threads(self) -> Any:
+        found, after, more = [], None, True
+        while more:
+            page = await self.threads.load_threads(2, after, "desc", self.user)
+            found, after, more = [*found, *page.data], page.after, page.has_more
+        return sorted((each.model_dump() for each in found), key=lambda each: each["id"])
+
+    async def thread_items(self) -> Any:
+        page = await self.threads.load_thread_items(self.target, None, 3, "asc", self.user)
+        return page.data, page.has_more
 
 
 CALLS: list[Callable[[Call], Any]] = [
@@ -133,8 +191,30 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.catalog.count_sessions({"n": {"$gte": 1}}),
     lambda c: c.catalog.count_values(c.dice.choice(("tags", "owner_id", "n"))),
     lambda c: c.last(),
-    lambda c: c.catalog.statistics(),
+    lambda c: c.catalog.statistics(c.where),
     lambda c: c.catalog.usage(by=("owner_id", "session_id")),
+    lambda c: c.catalog.usage(owner_id="theirs"),
+    lambda c: c.catalog.usage(session_id=c.target, by=("agent",)),
+    lambda c: c.pages(c.where),
+    lambda c: c.iterated(),
+    lambda c: c.hits(c.word, c.where),
+    lambda c: c.catalog.count_sessions(c.where),
+    lambda c: c.catalog.count_values(c.dice.choice(("tags", "owner_id")), c.where),
+    lambda c: c.found(),
+    lambda c: c.catalog.delete_sessions(c.where, dry_run=True),
+    lambda c: c.catalog.delete_sessions(c.where, inactive_for=timedelta(days=1)),
+    lambda c: c.catalog.rewind_session(c.target, before=10**9),
+    lambda c: c.threads.save_thread(c.thread(c.own), c.user),
+    lambda c: c.retitled(),
+    lambda c: c.threads.load_thread(c.target, c.user),
+    lambda c: c.threads.delete_thread(c.target, c.user),
+    lambda c: c.threads.add_thread_item(c.target, c.item(), c.user),
+    lambda c: c.threads.save_item(c.target, c.item(), c.user),
+    lambda c: c.threads.load_item(c.target, c.dice.choice(ITEMS), c.user),
+    lambda c: c.threads.delete_thread_item(c.target, c.dice.choice(ITEMS), c.user),
+    lambda c: c.threads.rewind_before(c.thread(c.target), c.item(), c.user),
+    lambda c: c.listed_threads(),
+    lambda c: c.thread_items(),
     lambda c: c.hits(c.word),
     lambda c: c.hits(f"{c.word} -{c.word.split()[0]}"),
     lambda c: c.hits(c.word, {"$updated_at": {"$gt": LONG_AGO}}),
@@ -161,8 +241,17 @@ CALLS: list[Callable[[Call], Any]] = [
 class User:
     """Makes calls, and puts answers into a form without times and ids of rows."""
 
-    def __init__(self, catalog: SessionCatalog, ids: list[str], targets: list[str]) -> None:
-        self._catalog = catalog
+    def __init__(
+        self,
+        threads: CatalogStore,
+        catalog: SessionCatalog,
+        name: str,
+        ids: list[str],
+        targets: list[str],
+    ) -> None:
+        self._threads = threads
+        self._name = name
+        self._catalog = catalog.scoped({"owner_id": name})
         self._ids = ids
         self._targets = targets
         self._rows: dict[int, str] = {}
@@ -171,7 +260,8 @@ class User:
         """Answer or error of a call that follows from a seed, with the number of the call."""
         dice = random.Random(seed)
         number = dice.randrange(len(CALLS))
-        call = Call(self._catalog, dice.choice(self._targets), dice.choice(self._ids), dice)
+        target, own = dice.choice(self._targets), dice.choice(self._ids)
+        call = Call(self._catalog, self._threads, self._name, target, own, dice)
         try:
             return number, self._plain(await CALLS[number](call))
         except (AssertionError, AttributeError, NameError, TypeError):
@@ -185,6 +275,8 @@ class User:
             return {
                 each.name: self._plain(getattr(answer, each.name), each.name) for each in fields
             }
+        if isinstance(answer, BaseModel):
+            return self._plain(answer.model_dump())
         if isinstance(answer, dict):
             return {key: self._plain(value, key) for key, value in answer.items()}
         if isinstance(answer, (list, tuple)):
@@ -221,9 +313,11 @@ async def test_answers_do_not_depend_on_others(shared_database, seed):
         [f"{owner}{number}" for number in ("0", "1", "2", "1 ")] for owner in ("m", "t")
     )
     forks = [f"{each} fork" for each in mine]
-    one = User(alone.scoped({"owner_id": "mine"}), mine, mine + theirs + forks)
-    same = User(both.scoped({"owner_id": "mine"}), mine, mine + theirs + forks)
-    other = User(both.scoped({"owner_id": "theirs"}), theirs, mine + theirs + forks)
+    targets = mine + theirs + forks
+    threads = [CatalogStore(each, scope=lambda user: {"owner_id": user}) for each in (alone, both)]
+    one = User(threads[0], alone, "mine", mine, targets)
+    same = User(threads[1], both, "mine", mine, targets)
+    other = User(threads[1], both, "theirs", theirs, targets)
 
     async def make_calls() -> None:
         number = 0
