@@ -93,7 +93,8 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
             continue
         problem = f"table {table.name} is missing"
         if table is expected.elements and Contents(inspection).has_lists(inspection.connection):
-            yield Finding("error", "tables", f"{problem}, and there are lists; {_refill(inspection)}")
+            problem += f", and there are lists; {_refill(inspection)}"
+            yield Finding("error", "tables", problem)
             continue
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"

@@ -8,11 +8,12 @@ before a cancelled caller is told.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -31,6 +32,8 @@ from .creation import create_missing, find_missing, groups_in_use
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import WordIndex
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -205,7 +208,8 @@ class Database(Generic[Q]):
     async def catch_up(self, *, known: bool = False) -> None:
         """Index some of what other writers have put into the queue of the text index.
 
-        It follows a write that is committed, so it raises no error of the database.
+        It follows a write that is committed, so it raises no error: whoever got one would write
+        again. What it leaves waits in the queue.
 
         Args:
             known: Whether it is known that something is in the queue.
@@ -216,11 +220,13 @@ class Database(Generic[Q]):
             connection.commit()
 
         self._state.queue_waits = False
-        with suppress(DBAPIError):
+        try:
             if known or await self.read(
                 lambda connection, _: self.word_index.has_waiting(connection)
             ):
                 await settle(self.retry(lambda: self._run(step, self._begin_write)))
+        except Exception:  # a busy pool, a refused connection, a lost table
+            logger.debug("the queue of the text index was not read", exc_info=True)
 
     def index_words(
         self, connection: Connection, ids: Sequence[str], most: int | None = None
