@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agents import Agent, function_tool
+from agents import Agent, Runner, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 
-from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata import PausedRun, PausedRuns, SessionCatalog
 
 
 def call(tool: str, call_id: str, **arguments: Any) -> Any:
@@ -56,3 +56,17 @@ def kinds(items: list[Any]) -> list[str]:
 def paused_runs(engine: Any, **arguments: Any) -> PausedRuns:
     """Paused runs of a catalog that creates its tables."""
     return PausedRuns(SessionCatalog(engine, create_tables=True), **arguments)
+
+
+async def pause(
+    paused: PausedRuns,
+    agent: Agent[Any],
+    session_id: str = "chat",
+    session: Any = None,
+    **arguments: Any,
+) -> PausedRun:
+    """Run an agent until it is interrupted, and store the run."""
+    session = session or paused.catalog.session(session_id)
+    result = await Runner.run(agent, "Apply the plan", session=session, **arguments)
+    assert result.interruptions
+    return await paused.pause(session, result)

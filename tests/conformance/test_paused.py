@@ -31,17 +31,9 @@ from agents_session_metadata import (
     TablesMissingError,
 )
 from conformance import raw
-from conformance.approving import Deployer, call, deploys, kinds, paused_runs
+from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
 
 PAUSED = "agent_sessions_metadata_paused"
-
-
-async def pause(paused, agent, session_id="chat", session=None, **arguments):
-    """Run an agent until it is interrupted, and store the run."""
-    session = session or paused.catalog.session(session_id)
-    result = await Runner.run(agent, "Apply the plan", session=session, **arguments)
-    assert result.interruptions
-    return await paused.pause(session, result)
 
 
 async def test_a_run_is_paused_decided_and_resumed(engine):
@@ -147,55 +139,6 @@ async def test_undecided_calls_pause_the_run_again(engine):
     async with paused.claim("chat", agent) as run:
         assert (await run.resume()).final_output == "Done"
     assert deployer.calls == ["deploy c2", "deploy c1"]
-
-
-async def test_the_state_at_the_time_of_an_error_is_stored(engine):
-    paused, deployer = paused_runs(engine), Deployer()
-    down = ModelStep.raise_error(RuntimeError("model down"))
-    agent = deployer.agent(deploys("c1"), down, down, "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
-    for _ in range(2):
-        async with paused.claim("chat", agent) as run:
-            with pytest.raises(RuntimeError, match="model down"):
-                await run.resume()
-        failed = await paused.get("chat")
-        assert (failed.pending, failed.claimed_until, failed.crashed) == ((), None, False)
-    async with paused.claim("chat", agent) as run:
-        assert (await run.resume()).final_output == "Done"
-    assert deployer.calls == ["deploy c1"]
-    assert kinds(await paused.catalog.session("chat").get_items()) == [
-        "user",
-        "function_call c1",
-        "function_call_output c1",
-        "message",
-    ]
-
-
-async def test_a_cancelled_run_keeps_its_state(engine):
-    paused, deployer = paused_runs(engine), Deployer()
-    reached = asyncio.Event()
-
-    async def wait(*_):
-        reached.set()
-        await asyncio.Event().wait()
-
-    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait), "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
-
-    async def resume():
-        async with paused.claim("chat", agent) as run:
-            await run.resume()
-
-    task = asyncio.create_task(resume())
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    async with paused.claim("chat", agent) as run:
-        assert (await run.resume()).final_output == "Done"
-    assert deployer.calls == ["deploy c1"]
 
 
 # Leaving a stream makes the SDK cancel a statement, which ends a database in memory.
@@ -686,6 +629,8 @@ async def test_encrypted_sessions(engine):
     await blind.decide("chat", "c1", approve=True)
     with pytest.raises(ValueError, match="decrypt="):
         await claimed_by(blind, agent)
+    with pytest.raises(ValueError, match=" encrypt="):
+        await claimed_by(paused_runs(engine, decrypt=fernet.decrypt), agent)
     async with paused.claim("chat", agent) as run:
         with pytest.raises(ValueError, match="EncryptedSession"):
             await run.resume()

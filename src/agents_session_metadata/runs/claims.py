@@ -7,6 +7,7 @@ One claim resumes the run once. What is stored afterwards follows from how that 
 | finished | is deleted |
 | paused again | gets the new state, and is free |
 | raised, or was cancelled | gets the state as it was then, and is free |
+| raised, in a state that the SDK cannot restore | stays claimed; the lease ends at once |
 | was not resumed | is as it was before the claim |
 | the process died | stays claimed; the lease ends without a result |
 """
@@ -18,11 +19,13 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from agents import Agent, RunConfig, Runner, RunResult, RunResultStreaming, RunState
+from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
+from agents.items import TResponseInputItem
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,10 +33,12 @@ from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
+from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
 from .states import ContextArguments, deserialize, is_encrypted, pending_calls, serialize
 
@@ -67,9 +72,28 @@ class _FencedStore(ScopedStore):
         return super().admits(connection, session_id)
 
 
+class _ObservedSession(SQLAlchemyMetadataSession):
+    """A session that tells what was added to it."""
+
+    progress: Progress
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """As in the session, also when the caller is cancelled."""
+        adding = super().add_items(items)
+
+        async def add() -> None:
+            await adding
+            self.progress.add(items)
+
+        await settle(add())
+
+
 @dataclass(frozen=True)
 class Claimable:
-    """A paused run as it was read, with what is needed to resume it; the lease in microseconds."""
+    """A paused run as it was read, with what is needed to resume it.
+
+    The lease is in microseconds; `responses` is how many answers of the model the state has.
+    """
 
     store: PausedStore
     row: PausedRow
@@ -79,6 +103,7 @@ class Claimable:
     encryption: Encryption
     context: ContextArguments
     lease: int
+    responses: int
 
 
 class ClaimedRun:
@@ -109,6 +134,8 @@ class ClaimedRun:
         self._renewal: asyncio.Task[None] | None = None
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
+        self._progress = Progress(None)
+        self._responses = found.responses
         self._is_started = False
         self._is_lost = False
 
@@ -118,20 +145,28 @@ class ClaimedRun:
         return tuple(call for call in self.pending if call.decision is None)
 
     async def resume(
-        self, *, session: Any = None, run_config: RunConfig | None = None, **kwargs: Any
+        self,
+        *,
+        session: Any = None,
+        run_config: RunConfig | None = None,
+        hooks: RunHooks[Any] | None = None,
+        **kwargs: Any,
     ) -> RunResult:
         """Resume the run: `Runner.run` with the stored state, decisions applied.
 
         If the run finishes, the stored state is deleted. If it pauses again, the new state is
         stored. If it raises or is cancelled, its current state is stored, so that finished tools do
-        not run again when the run is claimed the next time.
+        not run again when the run is claimed the next time. A run that has given its answer is not
+        cancelled any more: the cancellation waits until the answer is stored.
 
         Args:
             session: A wrapper around the session, such as an `EncryptedSession`; by default the
                 catalog's session. If the lease is lost, the catalog's session refuses to write, and
                 a run in a given session is cancelled.
             run_config: As in `Runner.run`.
-            **kwargs: Further arguments of `Runner.run`, such as `hooks` or `max_turns`.
+            hooks: As in `Runner.run`.
+            **kwargs: Further arguments of `Runner.run`, such as `error_handlers`. The SDK takes
+                `max_turns` from the state.
 
         Returns:
             The result.
@@ -139,26 +174,37 @@ class ClaimedRun:
         Raises:
             RunClaimedError: If the lease was lost. The state of the run is not stored.
             RuntimeError: If the run was resumed before.
+            TypeError: If `hooks` are not run hooks. The run has not started.
             ValueError: If the session has another id, or the history is encrypted and the session
                 is not an `EncryptedSession`. The run has not started.
         """
-        session = self._start(session)
-        run = Runner.run(self._agent, self.state, session=session, run_config=run_config, **kwargs)
+        session = self._start(session, hooks)
+        run = Runner.run(
+            self._agent,
+            self.state,
+            session=session,
+            run_config=self._progress.observed(run_config),
+            hooks=self._progress,
+            **kwargs,
+        )
         self._run = asyncio.ensure_future(run)
+        end = asyncio.ensure_future(self._end(self._run))
         try:
-            result = await self._run
-        except BaseException as error:
-            # A run that was not cancelled for want of the lease was cancelled by the caller.
-            cancelled = isinstance(error, asyncio.CancelledError) and not self._is_lost
-            await settle(self._keep())
-            if self._is_lost and not cancelled:
-                raise RunClaimedError(self.session_id) from error
+            return await asyncio.shield(end)
+        except asyncio.CancelledError:
+            # Once it has answered, nobody could tell whether the answer is in the history.
+            if not self._progress.is_answered:
+                self._run.cancel()
+            await settle(asyncio.wait({end}))
             raise
-        await settle(self._store_result(result))
-        return result
 
     def resume_streamed(
-        self, *, session: Any = None, run_config: RunConfig | None = None, **kwargs: Any
+        self,
+        *,
+        session: Any = None,
+        run_config: RunConfig | None = None,
+        hooks: RunHooks[Any] | None = None,
+        **kwargs: Any,
     ) -> RunResultStreaming:
         """As `resume`, with `Runner.run_streamed`. Read the events inside the claim's block.
 
@@ -168,6 +214,7 @@ class ClaimedRun:
         Args:
             session: As in `resume`.
             run_config: As in `Runner.run_streamed`.
+            hooks: As in `Runner.run_streamed`.
             **kwargs: Further arguments of `Runner.run_streamed`.
 
         Returns:
@@ -176,11 +223,17 @@ class ClaimedRun:
         Raises:
             RunClaimedError: If the lease was lost.
             RuntimeError: If the run was resumed before.
+            TypeError: As `resume`.
             ValueError: As `resume`.
         """
-        session = self._start(session)
+        session = self._start(session, hooks)
         self._stream = Runner.run_streamed(
-            self._agent, self.state, session=session, run_config=run_config, **kwargs
+            self._agent,
+            self.state,
+            session=session,
+            run_config=run_config,
+            hooks=self._progress,
+            **kwargs,
         )
         return self._stream
 
@@ -229,8 +282,9 @@ class ClaimedRun:
 
     # ---- inside ----
 
-    def _start(self, session: Any) -> Any:
+    def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Any:
         """Check the session, and that the run may be resumed."""
+        progress = Progress(hooks)
         details = Details.read(self._row.details)
         if session is not None and session.session_id != self.session_id:
             raise ValueError(
@@ -240,37 +294,65 @@ class ClaimedRun:
         if details.wrapped and not is_encrypted(session):
             raise ValueError(
                 "the history of the paused run is encrypted; pass an EncryptedSession around "
-                f"catalog.session({quoted(self.session_id)}) as session="
+                f"catalog.session({quoted(self.session_id)}, must_exist=True) as session="
             )
         if self._is_lost:
             raise RunClaimedError(self.session_id)
         if self._is_started:
             raise RuntimeError("a claim resumes its run once; claim the run again")
         self._is_started = True
+        self._progress = progress
         if session is not None:
             return session
 
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
 
-        store = _FencedStore(self._store.store, self.session_id, check)
-        catalog = self._catalog._sharing(store, **self._catalog._session_arguments)
-        return catalog.session(self.session_id, must_exist=True)
+        observed = _ObservedSession._in_store(
+            self.session_id,
+            _FencedStore(self._store.store, self.session_id, check),
+            must_exist=True,
+            **self._catalog._session_arguments,
+        )
+        observed.progress = progress
+        return observed
+
+    async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
+        """Wait for the end of a run, and store what follows from it."""
+        try:
+            result = await run
+        except BaseException as error:
+            await self._keep(self._continued)
+            if self._is_lost:
+                raise RunClaimedError(self.session_id) from error
+            raise
+        await self._store_result(result)
+        return result
 
     async def _store_result(self, result: RunResult | RunResultStreaming) -> None:
         if result.interruptions:
-            if not await self._replace(result.to_state(), result.last_agent.name):
+            state = result.to_state()
+            written = serialize(state, self._context)
+            interruptions = state.get_interruptions()
+            if not await self._replace(written, interruptions, result.last_agent.name):
                 raise nothing_paused(self.session_id)
         else:
             await self._store.finish(self.session_id, self._token)
 
-    async def _keep(self) -> None:
+    def _continued(self) -> dict[str, Any]:
+        return self._progress.continued(serialize(self.state, self._context), self._responses)
+
+    async def _keep(self, write: Callable[[], dict[str, Any]]) -> None:
         """Store the state of a run that raised; the caller raises what the run has raised.
 
         If the session was deleted or its history cleared in the meantime, nothing is stored.
         """
         try:
-            await self._replace(self.state, None)
+            written = write()
+            restored = await deserialize(
+                self.session_id, self._agent, json.dumps(written), self._context
+            )
+            await self._replace(written, restored.get_interruptions(), None)
         except RunClaimedError:
             self._is_lost = True
         except Exception:
@@ -280,11 +362,16 @@ class ClaimedRun:
                 quoted(self.session_id),
                 exc_info=True,
             )
+            if self._renewal is not None:
+                self._renewal.cancel()
+            with suppress(Exception):
+                await self._store.renew(self.session_id, self._token, 0)
 
-    async def _replace(self, state: RunState[Any, Any], agent: str | None) -> bool:
+    async def _replace(
+        self, written: dict[str, Any], interruptions: list[Any], agent: str | None
+    ) -> bool:
         """Store a state in place of the claimed one; give whether the run was not deleted."""
-        written = serialize(state, self._context)
-        calls = pending_as_stored(pending_calls(state.get_interruptions()), self._encryption)
+        calls = pending_as_stored(pending_calls(interruptions), self._encryption)
         encrypted = self._encryption.encrypt is not None
 
         def change(details: Details) -> Details:
@@ -307,8 +394,10 @@ class ClaimedRun:
         goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[
             "current_step"
         ]
-        if failed or (goes_on and not stream.interruptions):
-            await settle(self._keep())
+        if task is not None and task.cancelled() and self._progress.is_stored:
+            await settle(self._store.finish(self.session_id, self._token))
+        elif failed or (goes_on and not stream.interruptions):
+            await settle(self._keep(lambda: serialize(stream.to_state(), self._context)))
         else:
             await settle(self._store_result(stream))
 
@@ -366,13 +455,21 @@ async def claim_run(
         text = row.state or ""
         if Details.read(row.details).encrypted:
             text = encryption.decrypted(text)
+            if encryption.encrypt is None:
+                raise ValueError(
+                    "the paused run is stored encrypted, and its next state would not be; "
+                    "pass encrypt= to PausedRuns"
+                )
         state = await deserialize(session_id, agent, text, context)
         _apply(state, json.loads(row.decisions))
         writing = _writing(context, text)
-        serialize(state, writing)  # What cannot be stored again must not run.
+        written = serialize(state, writing)  # What cannot be stored again must not run.
         microseconds = lease // timedelta(microseconds=1)
         run = ClaimedRun(
-            Claimable(store, row, state, agent, catalog, encryption, writing, microseconds)
+            Claimable(
+                *(store, row, state, agent, catalog, encryption, writing, microseconds),
+                responses=len(written["model_responses"]),
+            )
         )
         if await run._claim(after_crash=after_crash, force=force):
             return run

@@ -65,7 +65,8 @@ class PausedRuns:
             bytes and returns bytes or text, such as `cryptography.fernet.Fernet(key).encrypt`.
             Required for sessions in an `EncryptedSession`. Names of tools and agents, call ids and
             decisions are not encrypted.
-        decrypt: The reverse function. Without it, encrypted pending calls have no arguments.
+        decrypt: The reverse function. Without it, encrypted pending calls have no arguments. An
+            encrypted run can be claimed only with both functions.
 
     Raises:
         TypeError: If `catalog` is not a `SessionCatalog`.
@@ -289,7 +290,7 @@ class PausedRuns:
             TypeError: If `lease` is not a timedelta.
             UserError: If the SDK cannot restore the state with this agent or context.
             ValueError: If `lease` is not positive, or the state is encrypted and there is no
-                `decrypt`.
+                `decrypt` or no `encrypt`.
         """
         from .claims import claim_run
         from .states import ContextArguments

@@ -1,0 +1,113 @@
+"""How far a resumed run has come.
+
+`Runner.run` brings the `RunState` that it was given up to date as far as the turn that was
+interrupted. If a later turn raises, the state lacks the turns in between, while their tools are
+marked as completed, and the SDK refuses to restore it. The turns that the state lacks are in the
+input of the last model call, and the last of them in what was added to the session after it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from agents import RunConfig, RunHooks
+from agents.lifecycle import RunHooksBase
+from agents.run_config import CallModelData, ModelInputData
+
+
+class Progress(RunHooks[Any]):
+    """Run hooks that remember what the model was asked last, and call the hooks of the caller.
+
+    Args:
+        hooks: The hooks of the caller, if any.
+
+    Attributes:
+        is_answered: Whether the final answer was given.
+
+    Raises:
+        TypeError: If `hooks` is something else.
+    """
+
+    def __init__(self, hooks: RunHooks[Any] | None) -> None:
+        if hooks is not None and not isinstance(hooks, RunHooksBase):
+            raise TypeError(f"hooks must be RunHooks, got {type(hooks).__name__}")
+        self.is_answered = False
+        self._model_calls = 0
+        self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
+        self._input: list[Any] = []
+        self._unfiltered: list[Any] | None = None
+        self._added: list[Any] = []
+        for event in vars(RunHooksBase):
+            if event.startswith("on_") and event not in vars(Progress):
+                setattr(self, event, getattr(self._hooks, event))
+
+    def observed(self, config: RunConfig | None) -> RunConfig | None:
+        """A run configuration with whose filter the input is remembered as it was before it."""
+        if config is None or config.call_model_input_filter is None:
+            return config
+        call_filter = config.call_model_input_filter
+
+        async def remember(data: CallModelData[Any]) -> ModelInputData:
+            unfiltered = list(data.model_data.input)
+            result = call_filter(data)
+            filtered = await result if inspect.isawaitable(result) else result
+            # Runs inside tools use the filter too, before the next model call of this run does.
+            self._unfiltered = unfiltered
+            return filtered
+
+        return replace(config, call_model_input_filter=remember)
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Remember items that were added to the session: those of a turn, when it ends."""
+        self._added += items
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the final answer was given and added to the session."""
+        return self.is_answered and bool(self._added)
+
+    def continued(self, written: dict[str, Any], responses: int) -> dict[str, Any]:
+        """The state of a run that raised, with the turns that it lacks.
+
+        Args:
+            written: The state as JSON.
+            responses: How many answers of the model the state had when the run was resumed.
+        """
+        turns = self._model_calls if self._added else self._model_calls - 1
+        if len(written["model_responses"]) >= responses + turns:
+            return written
+        items = [*self._input, *self._added]
+        outputs = {each.get("call_id") for each in items if "output" in each.get("type", "")}
+        invocations = {
+            # A handoff can leave out outputs, and those of a turn that did not end are lost.
+            call_id: {**each, "completed": each["completed"] and call_id in outputs}
+            for call_id, each in written["context"]["tool_invocations"].items()
+        }
+        return {
+            **written,
+            "context": {**written["context"], "tool_invocations": invocations},
+            "original_input": items,
+            "generated_items": [],
+            "session_items": [],
+            "generated_session_item_indexes": [],
+            "nested_history_owned_session_item_refs": [],
+            "last_processed_response": None,
+            "current_step": {"type": "next_step_run_again"},
+            "current_turn": written["current_turn"] + turns,
+            "current_turn_persisted_item_count": 0,
+        }
+
+    async def on_llm_start(
+        self, context: Any, agent: Any, system_prompt: Any, input_items: Any
+    ) -> None:
+        self._model_calls += 1
+        self._added = []
+        self._input = list(input_items) if self._unfiltered is None else self._unfiltered
+        await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
+
+    async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
+        self.is_answered = True
+        await self._hooks.on_agent_end(context, agent, output)

@@ -1,0 +1,195 @@
+"""Resumed runs that raise or are cancelled: what is stored, and that no tool runs again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from agents import RunConfig, RunHooks
+from agents.run_config import ModelInputData
+from agents.testing.model import ModelStep
+from sqlalchemy import event
+
+from agents_session_metadata import RunClaimedError
+from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
+
+
+async def test_the_state_at_the_time_of_an_error_is_stored(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    down = ModelStep.raise_error(RuntimeError("model down"))
+    agent = deployer.agent(deploys("c1"), down, down, "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    for _ in range(2):
+        async with paused.claim("chat", agent) as run:
+            with pytest.raises(RuntimeError, match="model down"):
+                await run.resume()
+        failed = await paused.get("chat")
+        assert (failed.pending, failed.claimed_until, failed.crashed) == ((), None, False)
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1"]
+    assert kinds(await paused.catalog.session("chat").get_items()) == [
+        "user",
+        "function_call c1",
+        "function_call_output c1",
+        "message",
+    ]
+
+
+async def test_a_cancelled_run_keeps_its_state(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    reached = asyncio.Event()
+
+    async def wait(*_):
+        reached.set()
+        await asyncio.Event().wait()
+
+    agent = deployer.agent(deploys("c1"), ModelStep.respond(wait), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+
+    task = asyncio.create_task(resume())
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1"]
+
+
+async def resumed(run, *, streamed, **arguments):
+    """Resume a claimed run and give its result."""
+    if not streamed:
+        return await run.resume(**arguments)
+    stream = run.resume_streamed(**arguments)
+    async for _ in stream.stream_events():
+        pass
+    return stream
+
+
+def last_two(data):
+    return ModelInputData(data.model_data.input[-2:], data.model_data.instructions)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("way", ["plain", "filter", "handoff"])
+async def test_an_error_in_a_later_turn_repeats_no_tool(engine, way, streamed):
+    paused, deployer = paused_runs(engine), Deployer()
+    down = ModelStep.raise_error(RuntimeError("model down"))
+    look = [call("look", "c2", target="x")], [call("look", "c3", target="y")]
+    last = deployer.agent(*look, down, down, "Done", name="last")
+    agent = deployer.agent(deploys("c1"), [call("transfer_to_last", "h1")], handoffs=[last])
+    if way != "handoff":
+        agent = deployer.agent(deploys("c1"), *look, down, down, "Done")
+    config = RunConfig(call_model_input_filter=last_two) if way == "filter" else None
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="model down"):
+            async with paused.claim("chat", agent) as run:
+                await resumed(run, streamed=streamed, run_config=config)
+        failed = await paused.get("chat")
+        assert (failed.pending, failed.claimed_until, failed.crashed) == ((), None, False)
+    async with paused.claim("chat", agent) as run:
+        result = await resumed(run, streamed=streamed, run_config=config)
+    assert result.final_output == "Done"
+    assert deployer.calls == ["deploy c1", "look x", "look y"]
+    history = kinds(await paused.catalog.session("chat").get_items())
+    assert history == [
+        "user",
+        *(f"function_call{end} c1" for end in ("", "_output")),
+        *(f"function_call{end} h1" for end in ("", "_output") if way == "handoff"),
+        *(f"function_call{end} {each}" for each in ("c2", "c3") for end in ("", "_output")),
+        "message",
+    ]
+    model = (last if way == "handoff" else agent).model
+    asked = kinds(model.calls[-1].input)
+    assert asked == (history[-3:-1] if way == "filter" else history[:-1])
+    assert await paused.get("chat") is None
+
+
+async def test_an_error_between_two_turns_repeats_no_tool(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    failing = [False, False, True]
+
+    def instructions(_context, _agent):
+        if failing and failing.pop(0):
+            raise ConnectionError
+        return "Deploy."
+
+    steps = deploys("c1"), [call("look", "c2", target="x")], "Done"
+    agent = deployer.agent(*steps, instructions=instructions)
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    with pytest.raises(ConnectionError):
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1", "look x"]
+
+
+async def test_a_state_that_cannot_be_restored_does_not_replace_another(engine, caplog):
+    paused, deployer = paused_runs(engine), Deployer()
+    failing = [False, False, True]
+
+    def instructions(_context, _agent):
+        if failing and failing.pop(0):
+            raise ConnectionError
+        return "Deploy."
+
+    steps = deploys("c1"), [call("look", "c2", target="x")], "Done"
+    agent = deployer.agent(*steps, instructions=instructions)
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    with pytest.raises(ConnectionError):
+        async with paused.claim("chat", agent) as run:
+            # What ends a turn is not seen in a session of the caller's own.
+            await run.resume(session=paused.catalog.session("chat"))
+    assert "could not be stored after an error" in caplog.text
+    assert (await paused.get("chat")).crashed
+    with pytest.raises(RunClaimedError, match="after_crash"):
+        async with paused.claim("chat", agent):
+            pass
+    async with paused.claim("chat", agent, after_crash=True, force=True) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1", "look x", "deploy c1"]
+
+
+@pytest.mark.parametrize(
+    "streamed", [False, pytest.param(True, marks=pytest.mark.not_on("sqlite-memory"))]
+)
+async def test_a_run_that_has_answered_is_finished_although_it_is_cancelled(engine, streamed):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done", "Done again")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    class Answered(RunHooks):
+        async def on_agent_end(self, context, agent, output):
+            # The next commit is that of the answer.
+            event.listen(engine.sync_engine, "commit", cancel, once=True)
+
+    def cancel(_connection):
+        loop.call_soon(task.cancel)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed, hooks=Answered())
+
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(resume())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await paused.get("chat") is None
+    assert kinds(await paused.catalog.session("chat").get_items()) == [
+        "user",
+        "function_call c1",
+        "function_call_output c1",
+        "message",
+    ]
