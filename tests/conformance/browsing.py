@@ -48,3 +48,11 @@ def edit_form(page: httpx2.Response) -> dict[str, str]:
         if "checkbox" not in field or "checked" in field:
             fields[name] = value
     return {name: unescape(value) for name, value in fields.items()}
+
+
+def sent(page: httpx2.Response, action: str, number: int = 0) -> dict[str, str]:
+    """The hidden fields of a form with this action, with line breaks as browsers send them."""
+    source = page.text.replace("\r\n", "\n").replace("\r", "\n")
+    form = source.split(f'action="{action}"')[number + 1].partition("</form>")[0]
+    fields = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', form)
+    return {name: re.sub(r"\r\n|\r|\n", "\r\n", unescape(value)) for name, value in fields}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import urlencode
 
+import pytest
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
@@ -11,7 +14,7 @@ from agents_session_metadata.web.reading import read_facets
 from agents_session_metadata.web.view import View
 from conformance import raw
 
-from .browsing import HOST, SCRIPT, client, edit_form, link, names, token
+from .browsing import HOST, SCRIPT, client, edit_form, link, names, sent, token
 
 
 async def test_facets_read_the_values_and_nothing_else(engine) -> None:
@@ -172,6 +175,50 @@ async def test_changes(engine) -> None:
         assert await catalog.get_session("a") is not None
         assert (await browser.post("/delete", data=form)).status_code == 303
         assert await catalog.get_session("a") is None
+
+
+@pytest.mark.parametrize("ids", [("a\n1", "a\r\n1", "a\r1"), ("a\u202e%41+", "a\\u202eA+")])
+async def test_forms_name_the_exact_session(engine, ids) -> None:
+    """Also if ids differ only in characters that pages or browsers change."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    for session_id in ids:
+        session = await catalog.create_session(session_id, metadata={"owner_id": session_id})
+        await session.add_items([raw.message("One"), raw.message("Two")])
+
+    async def read() -> dict[str, tuple[str | None, int]]:
+        found = await catalog.list_sessions({"forked_from": {"$exists": False}}, count_items=True)
+        return {
+            each.session_id: (each.metadata.get("title"), each.item_count)
+            for each in found.sessions
+        }
+
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers["Origin"] = HOST
+        expected = await read()
+        for session_id in ids:
+            at = {"id": session_id}
+            page = await browser.get("/session", params=at)
+            await browser.post("/edit", data={**sent(page, "/edit"), "title": "New"})
+            expected[session_id] = ("New", 2)
+            assert await read() == expected
+            for number in range(3):  # before either message, and all of it
+                await browser.post("/fork", data=sent(page, "/fork", number))
+            assert await catalog.count_sessions({"forked_from": session_id}) == 3
+            second = (await catalog.list_items(session_id)).items[1].item_id
+            asked = await browser.get("/rewind", params={**at, "before": second})
+            await browser.post("/rewind", data=sent(asked, "/rewind"))
+            expected[session_id] = ("New", 1)
+            assert await read() == expected
+            # The form of the filter keeps the values of facets.
+            listed = await browser.get("/", params={"owner_id": json.dumps(session_id)})
+            again = await browser.get("/", params=sent(listed, "/"))
+            listed = [each for each in ids if f"/session?{urlencode({'id': each})}" in again.text]
+            assert listed == [session_id]
+            await browser.post(
+                "/delete", data=sent(await browser.get("/delete", params=at), "/delete")
+            )
+            del expected[session_id]
+            assert await read() == expected
 
 
 async def test_a_form_changes_only_the_fields_that_were_edited(engine) -> None:

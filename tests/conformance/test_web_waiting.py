@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from urllib.parse import quote
 
 import pytest
 from agents import Runner
@@ -11,7 +13,7 @@ from agents.testing import function_call
 from agents_session_metadata import PausedRuns, SessionCatalog
 
 from .approving import Deployer, call, deploys
-from .browsing import HOST, SCRIPT, client, link, token
+from .browsing import HOST, SCRIPT, client, link, sent, token
 
 
 @pytest.fixture
@@ -118,6 +120,28 @@ async def test_a_page_that_shows_an_earlier_run_decides_nothing(catalog) -> None
         )
         assert (await browser.post("/approve", data=again)).status_code == 303
         assert not (await paused.get("a")).undecided
+
+
+async def test_forms_name_the_exact_call(catalog) -> None:
+    names = ["c\n1", "c\r\n1", "c\r1"]
+    for session_id in names:
+        await pause(catalog, session_id, *deploys(*names), status=session_id)
+    paused = PausedRuns(catalog)
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers.update({"Origin": HOST})
+        page = await browser.get("/waiting", params={"status": json.dumps(names[1])})
+        for number, (call_id, action) in enumerate(
+            zip(names, ("approve", "reject", "approve"), strict=True)
+        ):
+            answer = await browser.post(f"/{action}", data=sent(page, f"/{action}", number))
+            status = quote(json.dumps(names[1]), safe="")
+            assert answer.headers["location"].startswith(f"/waiting?status={status}#")
+            pending = (await paused.get(names[1])).pending
+            decided = {each.call_id: each.decision for each in pending}
+            assert decided[call_id].approve is (action == "approve")
+        assert None not in decided.values()
+    for other in (names[0], names[2]):
+        assert len((await paused.get(other)).undecided) == 3
 
 
 async def test_a_history_that_a_run_waits_for_is_not_cut(catalog) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
 from typing import Any, TypeAlias
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
@@ -51,7 +51,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=text.clean,
     )
-    names = "shown number short money seconds ago exact as_json title tags"
+    names = "encoded shown number short money seconds ago exact as_json title tags"
     found.filters.update({name: getattr(text, name) for name in names.split()})
     return found
 
@@ -99,13 +99,17 @@ class Call:
         query = f"?{urlencode(given, errors='replace')}" if given else ""
         return f"{self.root}{path}{query}"
 
+    def exact(self, name: str) -> str:
+        """A field of the form that the page has written with the filter `encoded`."""
+        return unquote(self.form.get(name, ""))
+
     def session_id(self) -> str:
         """The session that the address or the form names.
 
         Raises:
             Refused: If it names none.
         """
-        found = self.form.get("id") or self.query.get("id")
+        found = self.exact("id") or self.query.get("id")
         if not found:
             raise Refused(400, "The URL contains no session id.")
         return found

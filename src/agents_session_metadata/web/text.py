@@ -6,6 +6,7 @@ import json
 import re
 from datetime import datetime, timezone
 from typing import Any
+from urllib.parse import quote
 
 from agents_session_metadata import keys
 from agents_session_metadata.quoting import escaped
@@ -21,6 +22,11 @@ def clean(value: Any) -> Any:
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return _SAFE.sub(lambda found: escaped(found[0]), value.replace("\r\n", "\n"))
     return value
+
+
+def encoded(value: str) -> str:
+    """A text in a form that `Call.exact` reads: browsers change the line breaks of a field."""
+    return quote(value, safe="", errors="replace")
 
 
 def shown(value: Any, longest: int = 200) -> str:

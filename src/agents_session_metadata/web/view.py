@@ -190,7 +190,7 @@ def read_value(text: str) -> Any:
 
 
 def written_value(value: Any) -> str:
-    """The text that `read_value` reads as this value."""
-    if isinstance(value, str) and read_value(value) == value:
+    """The text that `read_value` reads as this value, also after a form changed line breaks."""
+    if isinstance(value, str) and value.isprintable() and read_value(value) == value:
         return value
     return json.dumps(value)

@@ -63,12 +63,12 @@ async def reject(call: Call) -> Response:
 
 
 async def _decide(call: Call, *, approve: bool, message: str | None) -> Response:
-    session_id, call_id = call.session_id(), call.form.get("call")
+    session_id, call_id = call.session_id(), call.exact("call")
     if not call_id:
         raise Refused(400, "The form names no call.")
     # Back to where the form was.
-    fields = call.form.items()
-    state = {name.removeprefix(_STATE): value for name, value in fields if name.startswith(_STATE)}
+    fields = [name for name in call.form if name.startswith(_STATE)]
+    state = {name.removeprefix(_STATE): call.exact(name) for name in fields}
     address = call.url("/waiting", **View.of(state).parameters())
     by = await call.decided_by()
     try:
