@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import pytest
 from agents import Agent, Runner, function_tool
+from agents.extensions.memory import EncryptedSession
 from agents.testing import ScriptedModel, assistant_message, function_call
 from chatkit.agents import AgentContext, stream_agent_response
 from chatkit.server import ChatKitServer
@@ -27,12 +28,15 @@ from chatkit.types import (
 from agents_session_metadata import (
     InvalidCursorError,
     InvalidMetadataError,
+    PausedRuns,
     SessionCatalog,
     SessionNotFoundError,
+    SessionPausedError,
     TablesMissingError,
 )
 from agents_session_metadata.chatkit import CatalogStore
 from conformance import raw
+from conformance.approving import Deployer, deploys
 from conformance.thread_items import NOW, assistant_item, user_item, widget
 
 TABLES = ("agent_sessions_metadata_thread_items", "agent_sessions_metadata_attachments")
@@ -364,6 +368,123 @@ async def test_a_message_that_was_sent_twice_stays(store, catalog):
     await session.add_items([raw.message("Where?")])
     assert len(await store.rewind_before(thread, third, ANNA)) == 1
     assert await history(catalog, thread_id) == ["Where?"]
+
+
+class PausingServer(Server):
+    """A server whose agent needs an approval. A widget asks for it, until a person has decided."""
+
+    def __init__(self, store, paused):
+        super().__init__(store)
+        self.paused = paused
+
+    async def respond(self, thread, input_user_message, context):
+        progress = widget(thread.id, "progress")
+        yield ThreadItemDoneEvent(item=progress)
+        session = self.store.session(thread, context)
+        result = Runner.run_streamed(
+            self.agent, input_user_message.content[0].text, session=session
+        )
+        agent_context = AgentContext(thread=thread, store=self.store, request_context=context)
+        async for event in stream_agent_response(agent_context, result):
+            yield event
+        if result.interruptions:
+            await self.paused.pause(session, result)
+        # It is the newest item of a thread with a paused run.
+        yield ThreadItemRemovedEvent(item_id=progress.id)
+        if result.interruptions:
+            yield ThreadItemDoneEvent(item=widget(thread.id, "approve"))
+
+    async def action(self, thread, action, sender, context):
+        yield ThreadItemRemovedEvent(item_id=sender.id)
+        await self.paused.decide(thread.id, "c1", approve=True)
+        async with self.paused.claim(thread.id, self.agent) as run:
+            await run.resume()
+
+
+async def test_a_retry_beside_a_paused_run_deletes_nothing(store, catalog):
+    paused = PausedRuns(catalog)
+    server = PausingServer(store, paused)
+
+    async def create():
+        pausing = [assistant_message("I would deploy", item_id="msg_1"), *deploys("c1")]
+        server.agent = Deployer().agent(pausing, "Done", "Done")
+        return await server.create("go")
+
+    async def state(thread_id):
+        run = await paused.get(thread_id)
+        return await server.items(thread_id), await catalog.list_items(thread_id), run
+
+    async def refused(thread_id):
+        before = await state(thread_id)
+        question = before[0][-1]["id"]
+        with pytest.raises(SessionPausedError):
+            await server.call("threads.retry_after_item", thread_id=thread_id, item_id=question)
+        assert await state(thread_id) == before
+        assert before[2] is not None
+
+    thread_id = await create()
+    kinds = ["widget", "assistant_message", "user_message"]
+    assert [item["type"] for item in await server.items(thread_id)] == kinds
+    await refused(thread_id)
+    # The user writes meanwhile, and an answer is removed by the request that has added it.
+    other = await create()
+    await store.add_thread_item(other, user_item(other, "u2"), ANNA)
+    await refused(other)
+    await store.add_thread_item(other, assistant_item(other, "a2"), ANNA)
+    before = await catalog.list_items(other)
+    await store.delete_thread_item(other, "a2", ANNA)
+    assert (await server.items(other))[0]["id"] == "u2"
+    assert await catalog.list_items(other) == before
+    # What is not the newest item does not rewind.
+    await asyncio.create_task(store.delete_thread_item(other, "msg_1", ANNA))
+    assert len(await server.items(other)) == 3
+    # A widget goes while its run is paused. When the run has ended, a retry is one again.
+    action = {"type": "approve", "payload": {}}
+    asked = {"thread_id": thread_id, "item_id": "approve", "action": action}
+    server.agent = Deployer().agent("Done", "Done")
+    events = await server.call("threads.custom_action", **asked)
+    assert not [event for event in events if event["type"] == "error"]
+    items, _, run = await state(thread_id)
+    assert ([item["type"] for item in items], run) == (kinds[1:], None)
+    question = items[-1]["id"]
+    await server.call("threads.retry_after_item", thread_id=thread_id, item_id=question)
+    assert await history(catalog, thread_id) == ["go", "Done"]
+
+
+async def test_a_retry_of_an_encrypted_answer_deletes_nothing(server, store, catalog):
+    thread_id = await new_thread(store)
+    thread = await store.load_thread(thread_id, ANNA)
+    session = EncryptedSession(thread_id, store.session(thread, ANNA), encryption_key="a key")
+    for number in (1, 2):
+        question, answer = f"u{number}", f"a{number}"
+        await store.add_thread_item(thread_id, user_item(thread_id, question, question), ANNA)
+        await session.add_items([raw.message(question), raw.message(answer, "assistant")])
+        await store.add_thread_item(thread_id, assistant_item(thread_id, answer), ANNA)
+
+    async def names():
+        return [item["id"] for item in await server.items(thread_id, order="asc")]
+
+    before = await catalog.list_items(thread_id)
+    for question in ("u2", "u1"):
+        with pytest.raises(ValueError, match="the history is encrypted"):
+            await server.call("threads.retry_after_item", thread_id=thread_id, item_id=question)
+    assert await names() == ["u1", "a1", "u2", "a2"]
+    # It is not certain that the message is in the history: another run may have written.
+    await store.add_thread_item(thread_id, user_item(thread_id, "u3"), ANNA)
+    third = await store.load_item(thread_id, "u3", ANNA)
+    assert await store.rewind_before(thread, third, ANNA) == []
+    await session.add_items([raw.message("u3")])
+    assert await store.rewind_before(thread, third, ANNA) == []
+    assert (await catalog.list_items(thread_id)).items[:-1] == before.items
+    # What the request has added goes, such as an answer that a guardrail refuses.
+    await store.add_thread_item(thread_id, assistant_item(thread_id, "a3"), ANNA)
+    await store.delete_thread_item(thread_id, "a3", ANNA)
+    # So does an older item, and an answer that is not in the history.
+    await asyncio.create_task(store.delete_thread_item(thread_id, "a1", ANNA))
+    for item in (user_item(thread_id, "u4"), widget(thread_id, "w4")):
+        await store.add_thread_item(thread_id, item, ANNA)
+    await server.call("threads.retry_after_item", thread_id=thread_id, item_id="u4")
+    assert await names() == ["u1", "u2", "a2", "u3", "u4", "msg_0"]
 
 
 async def test_a_rename_during_an_answer_stays(server, store, catalog):

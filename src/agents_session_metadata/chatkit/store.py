@@ -123,6 +123,7 @@ class CatalogStore(Attachments[TContext]):
         info = await catalog.get_session(thread_id, keys=[TITLE, CHATKIT], on_corrupt=_leave_out)
         if info is None:
             raise missing("thread", thread_id)
+        self._own_items.begin(thread_id)
         return self._thread(info)
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
@@ -305,6 +306,7 @@ class CatalogStore(Attachments[TContext]):
             found = await run_read(store, read_item(store, thread_id, item_id))
         if found is None:
             raise missing("item", item_id)
+        self._own_items.add(thread_id, item_id)
         return cast("ThreadItem", _item(thread_id, found.data))
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
@@ -313,8 +315,13 @@ class CatalogStore(Attachments[TContext]):
         When all items that answer the thread's last user message are deleted, as in a retry, the
         Agents SDK session is rewound to before that message. The history then contains neither the
         message nor its answer, nor items that other programs have added since. Deleting an item
-        during a run, such as a progress item, does not rewind the session, nor does deleting a user
-        message.
+        that the same request has added or loaded by its id, such as a progress item or a widget,
+        does not rewind the session while a run goes on, nor does deleting a user message.
+
+        A retry deletes the newest item first. If the session cannot be rewound, because a run is
+        paused or the answer in the history is encrypted, the newest item can only be deleted by a
+        request that has added it or loaded it by its id, and the session is not rewound. So a retry
+        is refused before anything is deleted.
 
         Args:
             thread_id: The thread's id.
@@ -323,7 +330,10 @@ class CatalogStore(Attachments[TContext]):
 
         Raises:
             NotFoundError: If there is no such thread.
-            ValueError: If the history is encrypted and would have to be rewound.
+            SessionPausedError: If a run is paused, and the item is the newest one, of an earlier
+                request.
+            ValueError: If the answer in the history is encrypted, and the item is the newest one,
+                of an earlier request. Or if rewinding would separate items that belong together.
         """
         store = self._within(context)._store
         if id_problem(thread_id) is not None:
@@ -345,7 +355,7 @@ class CatalogStore(Attachments[TContext]):
         retry deletes nothing that answers the user message, but the history already contains the
         message. It does nothing if the thread has an item after the message, or if it is not
         certain where the message is in the history: after compaction, if its text there is another
-        one, or if the same message was sent twice in a row.
+        one, if the same message was sent twice in a row, or if the history is encrypted.
 
         Args:
             thread: The thread.
@@ -357,7 +367,9 @@ class CatalogStore(Attachments[TContext]):
 
         Raises:
             NotFoundError: If there is no such thread, or it has no such user message.
-            ValueError: If the history is encrypted.
+            SessionPausedError: If a run is paused, and its history would have to be cut.
+            ValueError: If an earlier part of the history is encrypted, or if the cut would separate
+                items that belong together.
         """
         store = self._within(context)._store
         if id_problem(thread.id) is not None or id_problem(item.id) is not None:

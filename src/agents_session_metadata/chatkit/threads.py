@@ -51,21 +51,30 @@ class KnownThreads:
 
 
 class OwnItems:
-    """The items that each running task has added: a server answers each request in one task."""
+    """The items that each request has added, or loaded by their ids.
+
+    A server answers each request in one task, and begins with loading the thread.
+    """
 
     def __init__(self) -> None:
         self._items: weakref.WeakKeyDictionary[asyncio.Task[Any], set[tuple[str, str]]] = (
             weakref.WeakKeyDictionary()
         )
 
+    def begin(self, thread_id: str) -> None:
+        """Forget the items of a thread: a task may answer one request after the other."""
+        task = asyncio.current_task()
+        if task is not None and task in self._items:
+            self._items[task] = {each for each in self._items[task] if each[0] != thread_id}
+
     def add(self, thread_id: str, item_id: str) -> None:
-        """Note an item that the present task adds."""
+        """Note an item that the present task adds or loads."""
         task = asyncio.current_task()
         if task is not None:
             self._items.setdefault(task, set()).add((thread_id, item_id))
 
     def has(self, thread_id: str, item_id: str) -> bool:
-        """Whether the present task has added an item."""
+        """Whether the present task has added or loaded an item."""
         task = asyncio.current_task()
         return task is not None and (thread_id, item_id) in self._items.get(task, ())
 

@@ -8,7 +8,7 @@ JSON, are skipped; they are removed together with the items around them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -171,10 +171,7 @@ class Cut:
                 raise SessionChangedError(
                     session_id, f"the newest item is {newest}, expected {self.expect_last}"
                 )
-        if any(_is_encrypted(each.item) for each in readable):
-            raise ValueError(
-                "the history is encrypted, so its turns and pairs of items cannot be recognized"
-            )
+        check_not_encrypted(readable)
         if self.before is None:
             return self._checked(history, self._start_of_turns(history))
         for position, each in enumerate(history):
@@ -260,6 +257,18 @@ async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo
     if not is_text(session_id):
         raise SessionNotFoundError(session_id)
     return await store.database.write(rewinding(store, session_id, cut))
+
+
+def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
+    """Refuse to cut a history with encrypted items.
+
+    Raises:
+        ValueError: If an item is encrypted.
+    """
+    if any(_is_encrypted(each.item) for each in items):
+        raise ValueError(
+            "the history is encrypted, so its turns and pairs of items cannot be recognized"
+        )
 
 
 def _is_encrypted(item: Any) -> bool:

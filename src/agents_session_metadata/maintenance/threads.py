@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
-from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.messages import read_history
+from agents_session_metadata.storage.paused_rows import has_paused_run
 from agents_session_metadata.storage.thread_rows import USER_MESSAGE, ThreadItem, ThreadRows
 from agents_session_metadata.types import ItemInfo
 
-from .history import Cut, rewinding
+from .history import Cut, check_not_encrypted, rewinding
 from .pairs import is_user_message
 
 _ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
@@ -96,11 +97,19 @@ def deleting_item(
     takes an item that ends an answer, which may have been deleted before the others, or an answer
     in the history that somebody else has written.
 
+    A retry deletes items one by one, the newest first. If the history cannot be rewound, the first
+    of them is refused, so that all stay.
+
     Args:
         store: The store.
         session_id: The session.
         item_id: The item's id.
-        is_own: Whether whoever deletes the item has added it, in the same answer.
+        is_own: Whether whoever deletes the item has added it, or loaded it by its id, in the same
+            request. Whoever retries has not.
+
+    Raises:
+        SessionPausedError: If the item is the newest one, and the session has a paused run.
+        ValueError: If the item is the newest one, and the answer in the history is encrypted.
     """
     rows = rows_of(store)
 
@@ -109,6 +118,15 @@ def deleting_item(
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
             return
+        is_paused = has_paused_run(connection, store.database.tables, session_id)
+        newest = rows.read_newest(connection, session_id)
+        if not is_own and newest is not None and newest.position == item.position:
+            if is_paused:
+                raise SessionPausedError(session_id)
+            asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
+            if asked is not None:
+                end = asked.history_end or 0
+                check_not_encrypted(_history(store, connection, session_id, after=end))
         rows.delete_item(connection, session_id, item_id)
         question = rows.read_newest(connection, session_id, USER_MESSAGE)
         if question is None or question.position > item.position:
@@ -119,8 +137,9 @@ def deleting_item(
             if ended and not question.reopened:
                 rows.set_reopened(connection, session_id, question.item_id, reopened=True)
             return
-        if item.kind == USER_MESSAGE:
-            # Nothing that answers the message before it was deleted. See `rewinding_before`.
+        if is_paused or item.kind == USER_MESSAGE:
+            # A paused run needs its history. And nothing that answers the message before a user
+            # message was deleted; see `rewinding_before`.
             return
         history = _history(store, connection, session_id)
         first = _find(question, history, guess=True)
@@ -139,10 +158,14 @@ def rewinding_before(
 
     It removes nothing if the thread has an item after the message, or if it is not certain where
     the message is. After the same message twice in a row, as from a double click, it may be that
-    only the first of them is in the history, with an answer on its way.
+    only the first of them is in the history, with an answer on its way. Where a message is in an
+    encrypted history is never certain: another run may have added what is behind its end.
 
     Raises:
         LookupError: If the thread has no such user message.
+        SessionPausedError: If the session has a paused run, which needs what would be removed.
+        ValueError: If the history is partly encrypted, or the cut would separate items that belong
+            together.
     """
     rows = rows_of(store)
 
@@ -226,9 +249,11 @@ def _field(item: object, name: str) -> object:
     return item.get(name) if isinstance(item, dict) else None
 
 
-def _history(store: ScopedStore, connection: Connection, session_id: str) -> list[ItemInfo]:
+def _history(
+    store: ScopedStore, connection: Connection, session_id: str, after: int | None = None
+) -> list[ItemInfo]:
     database = store.database
-    return read_history(connection, database.tables, database.dialect, session_id)
+    return read_history(connection, database.tables, database.dialect, session_id, after)
 
 
 def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:

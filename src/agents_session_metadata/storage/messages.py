@@ -89,12 +89,24 @@ def has_items(connection: Connection, tables: SessionTables, session_id: str) ->
 
 
 def read_history(
-    connection: Connection, tables: SessionTables, dialect: Dialect, session_id: str
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    session_id: str,
+    after: int | None = None,
 ) -> list[ItemInfo]:
-    """All items of a session in the order of their ids; unreadable ones are `UNREADABLE`."""
+    """All items of a session in the order of their ids; unreadable ones are `UNREADABLE`.
+
+    With `after`, only those behind this id.
+    """
     messages = tables.messages
     own = messages.c.session_id == bindparam("of_session")
-    rows = connection.execute(_selected(messages, dialect).where(own), {"of_session": session_id})
+    parameters: dict[str, Any] = {"of_session": session_id}
+    if after is not None:
+        last: Any = bindparam("after_item", type_=BigInteger)
+        own = own & (messages.c.id > last)
+        parameters["after_item"] = after
+    rows = connection.execute(_selected(messages, dialect).where(own), parameters)
     # Sorted here, so that no database walks through the ids of all sessions.
     return sorted(_items(rows, dialect, session_id), key=attrgetter("item_id"))
 
