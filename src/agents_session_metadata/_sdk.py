@@ -37,6 +37,8 @@ from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from agents.memory.session_settings import resolve_session_limit
+from agents.run_state import RunState
+from agents.usage import Usage
 from sqlalchemy import Connection, event, select
 from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -121,6 +123,14 @@ def sdk_store(
             SQLAlchemySession._get_table_init_lock, engine, names.sessions, names.messages
         ),
     )
+
+
+def usage_of(state: RunState[Any, Any]) -> Usage | None:
+    """The usage of a run that is about to be resumed, which grows with it.
+
+    If a release of the SDK keeps it elsewhere, it is unknown, and nothing else fails.
+    """
+    return getattr(getattr(state, "_context", None), "usage", None)
 
 
 def check_on_clear(on_clear: str) -> None:

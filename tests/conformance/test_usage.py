@@ -20,6 +20,7 @@ from scaling import scale
 from agents_session_metadata import (
     MetadataLimits,
     ModelPrice,
+    PausedRuns,
     SessionCatalog,
     SessionTracker,
     TablesMissingError,
@@ -27,6 +28,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.runs import tracking
 from conformance import raw
+from conformance.approving import Deployer, call, deploys
 from conformance.running import USAGE, agent, calls, count_writes
 
 TABLE = "agent_sessions_metadata_usage"
@@ -230,6 +232,61 @@ async def test_agents_as_tools(session, catalog):
         await Runner.run(outer, "hello", hooks=hooks)
     rows = await catalog.usage(by=("agent",))
     assert [(row.agent, row.requests) for row in rows] == [("inner", 1), ("outer", 2)]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_agents_that_are_interrupted_inside_tools(session, catalog, streamed):
+    paused = PausedRuns(catalog)
+
+    def asking(*inner_steps, outer):
+        inner = agent("inner", *inner_steps, usage=FULL, tools=Deployer().tools)
+        tools = [*Deployer().tools, inner.as_tool("ask", "Asks.")]
+        return agent("outer", *outer, tools=tools)
+
+    async def check(used):
+        counted = [used.requests, used.input_tokens, used.output_tokens, used.total_tokens]
+        [row] = await catalog.usage(by=())
+        assert [row.requests, row.input_tokens, row.output_tokens, row.total_tokens] == counted
+        stored = await session.get_metadata(["requests", "total_tokens"])
+        assert stored == {"requests": counted[0], "total_tokens": counted[3]}
+
+    both = [call("ask", "ask", input="what?"), *deploys("own")]
+    async with SessionTracker(session) as hooks:
+        one = asking(deploys("c1"), outer=[both])
+        result = await Runner.run(one, "go", session=session, hooks=hooks)
+    await check(result.context_wrapper.usage)
+    await paused.pause(session, result)
+    # The agent in the tool is interrupted again, then answers; then the other tool runs.
+    again = asking(deploys("c2"), outer=[])
+    found = asking([call("look", "c3", target="x")], "found", outer=[])
+    done = asking(outer=["done"])
+    for approved, each, requests in (("c1", again, 3), ("c2", found, 5), ("own", done, 6)):
+        await paused.decide("chat", approved, approve=True)
+        tracker = SessionTracker(session)
+        async with tracker, paused.claim("chat", each) as run:
+            if streamed:
+                result = run.resume_streamed(hooks=tracker)
+                async for _ in result.stream_events():
+                    pass
+            else:
+                result = await run.resume(hooks=tracker)
+        assert result.context_wrapper.usage.requests == requests
+        await check(result.context_wrapper.usage)
+    rows = await catalog.usage(by=("agent",))
+    assert [(row.agent, row.requests) for row in rows] == [("outer", 6)]
+    assert (await session.get_metadata(["runs"])) == {"runs": 4}
+
+
+async def test_a_resumed_run_that_does_nothing_is_not_counted(session, catalog):
+    paused = PausedRuns(catalog)
+    one = agent("outer", deploys("c1"), tools=Deployer().tools)
+    await paused.pause(session, await Runner.run(one, "go", session=session))
+    tracker = SessionTracker(session)
+    with pytest.raises(TypeError):
+        async with tracker, paused.claim("chat", one) as run:
+            await run.resume(hooks=tracker, nonsense=True)
+    assert (await session.get_metadata(["runs", "error_count"])) == {"runs": 0, "error_count": 1}
+    assert await catalog.usage() == []
 
 
 async def test_the_model_of_a_run_config(session, catalog):

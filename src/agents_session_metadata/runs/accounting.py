@@ -31,6 +31,7 @@ class _Run:
         counted: What has been counted of it.
         calling: Agent and model of a call that has not ended.
         caller: The agent that last used a tool.
+        is_heard: Whether a hook was called for it.
     """
 
     usage: Usage
@@ -38,6 +39,12 @@ class _Run:
     counted: Tokens
     calling: tuple[str, str | None] | None = None
     caller: str | None = None
+    is_heard: bool = False
+
+    @property
+    def used(self) -> Tokens:
+        """What it has used since it was first seen."""
+        return Tokens.of(self.usage).minus(self.started)
 
 
 class Accounts:
@@ -59,15 +66,26 @@ class Accounts:
         """The models of calls that were counted and have no price."""
 
     def __len__(self) -> int:
-        return len(self._runs)
+        # A resumed run may fail before it does anything.
+        return sum(run.is_heard or run.used != _NOTHING for run in self._runs.values())
 
     def see(self, usage: Usage) -> bool:
-        """Remember a run; give whether it is new."""
-        if id(usage) in self._runs:
-            return False
+        """Remember a run; give whether this is its first hook."""
+        run = self._remember(usage)
+        is_first, run.is_heard = not run.is_heard, True
+        return is_first
+
+    def resumes(self, usage: Usage, name: str | None) -> None:
+        """A run of an agent is about to go on.
+
+        The SDK does not tell hooks that a tool goes on. If an agent was interrupted inside one, the
+        first hook comes when the tool has ended, or none comes if it is interrupted again.
+        """
+        self._remember(usage).caller = name
+
+    def _remember(self, usage: Usage) -> _Run:
         now = Tokens.of(usage)
-        self._runs[id(usage)] = _Run(usage, now, now)
-        return True
+        return self._runs.setdefault(id(usage), _Run(usage, now, now))
 
     def model_of(self, agent: Any) -> str | None:
         """The model that calls of an agent are counted under."""
@@ -102,8 +120,8 @@ class Accounts:
         """The number of runs, and what they have used."""
         total = _NOTHING
         for run in self._runs.values():
-            total = total.plus(Tokens.of(run.usage).minus(run.started))
-        return len(self._runs), total
+            total = total.plus(run.used)
+        return len(self), total
 
     def count_all(self) -> None:
         """Count what no hook has told of."""

@@ -29,6 +29,7 @@ from agents.items import TResponseInputItem
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError
 from agents_session_metadata.quoting import quoted
@@ -41,6 +42,7 @@ from .paused_store import PausedStore, check_claim, check_history, nothing_pause
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
 from .states import ContextArguments, deserialize, is_encrypted, pending_calls, serialize
+from .tracking import SessionTracker
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -283,7 +285,7 @@ class ClaimedRun:
     # ---- inside ----
 
     def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Any:
-        """Check the session, and that the run may be resumed."""
+        """Check the session, and that the run may be resumed; give the session."""
         progress = Progress(hooks)
         details = Details.read(self._row.details)
         if session is not None and session.session_id != self.session_id:
@@ -302,6 +304,9 @@ class ClaimedRun:
             raise RuntimeError("a claim resumes its run once; claim the run again")
         self._is_started = True
         self._progress = progress
+        usage = usage_of(self.state)
+        if isinstance(hooks, SessionTracker) and usage is not None:
+            hooks._resumes(usage, details.agent)
         if session is not None:
             return session
 

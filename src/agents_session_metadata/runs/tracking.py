@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agents import RunHooks
 from agents.tracing import get_current_trace
+from agents.usage import Usage
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
@@ -222,9 +223,17 @@ class SessionTracker(RunHooks[Any]):
         call = self._open.pop((id(context.usage), _call_id(context, tool)), None)
         if call is not None:
             call.milliseconds = self._milliseconds_of(call)
-            self._accounts.tool_ends(context.usage, _storable(agent.name))
+        # Also of a tool that began before the run was resumed.
+        self._accounts.tool_ends(context.usage, _storable(agent.name))
         if self._hooks is not None:
             await self._hooks.on_tool_end(context, agent, tool, result)
+
+    def _resumes(self, usage: Usage, agent: str | None) -> None:
+        """A paused run of an agent is about to go on with these hooks."""
+        if self._open_blocks:
+            self._accounts.resumes(usage, None if agent is None else _storable(agent))
+        if isinstance(self._hooks, SessionTracker):
+            self._hooks._resumes(usage, agent)
 
     def _sees(self, context: Any) -> bool:
         """Remember a run by its usage, which nested runs share; give whether it is recorded."""
