@@ -25,7 +25,6 @@ from datetime import timedelta
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
-from agents.items import TResponseInputItem
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,11 +32,10 @@ from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
+from .claimed_session import claimed_session
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
@@ -50,44 +48,6 @@ _ROUNDS = 10
 """How often a run may be changed by others while one caller wants to claim it."""
 _RENEWALS = 3
 """Renewals within one lease."""
-
-
-class _FencedStore(ScopedStore):
-    """A store that refuses to write to the claimed session once the lease is lost."""
-
-    def __init__(
-        self, store: ScopedStore, session_id: str, check: Callable[[Connection], None]
-    ) -> None:
-        super().__init__(store.database, store.limits, store.scope)
-        self._session_id = session_id
-        self._check = check
-
-    @property
-    def is_restricted(self) -> bool:
-        """It is."""
-        return True
-
-    def admits(self, connection: Connection, session_id: str) -> bool:
-        """As in the plain store, if the lease is still held."""
-        if session_id == self._session_id:
-            self._check(connection)
-        return super().admits(connection, session_id)
-
-
-class _ObservedSession(SQLAlchemyMetadataSession):
-    """A session that tells what was added to it."""
-
-    progress: Progress
-
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """As in the session, also when the caller is cancelled."""
-        adding = super().add_items(items)
-
-        async def add() -> None:
-            await adding
-            self.progress.add(items)
-
-        await settle(add())
 
 
 @dataclass(frozen=True)
@@ -313,14 +273,13 @@ class ClaimedRun:
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
 
-        observed = _ObservedSession._in_store(
+        return claimed_session(
+            self._store.store,
             self.session_id,
-            _FencedStore(self._store.store, self.session_id, check),
-            must_exist=True,
+            check,
+            self._progress,
             **self._catalog._session_arguments,
         )
-        observed.progress = progress
-        return observed
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""

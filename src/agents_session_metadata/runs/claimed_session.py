@@ -1,0 +1,73 @@
+"""The session of a claimed run: it writes only while the lease is held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agents.items import TResponseInputItem
+from sqlalchemy import Connection
+
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.session import SQLAlchemyMetadataSession
+from agents_session_metadata.storage.database import settle
+
+from .progress import Progress
+
+
+class _FencedStore(ScopedStore):
+    """A store that refuses to write to the claimed session once the lease is lost."""
+
+    def __init__(
+        self, store: ScopedStore, session_id: str, check: Callable[[Connection], None]
+    ) -> None:
+        super().__init__(store.database, store.limits, store.scope)
+        self._session_id = session_id
+        self._check = check
+
+    @property
+    def is_restricted(self) -> bool:
+        """It is."""
+        return True
+
+    def admits(self, connection: Connection, session_id: str) -> bool:
+        """As in the plain store, if the lease is still held."""
+        if session_id == self._session_id:
+            self._check(connection)
+        return super().admits(connection, session_id)
+
+
+class _ClaimedSession(SQLAlchemyMetadataSession):
+    progress: Progress
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """As in the session; what was added is remembered, also when the caller is cancelled."""
+        adding = super().add_items(items)
+
+        async def add() -> None:
+            await adding
+            self.progress.add(items)
+
+        await settle(add())
+
+
+def claimed_session(
+    store: ScopedStore,
+    session_id: str,
+    check: Callable[[Connection], None],
+    progress: Progress,
+    **arguments: Any,
+) -> SQLAlchemyMetadataSession:
+    """The session of a claimed run, which must exist.
+
+    Args:
+        store: The store of the catalog.
+        session_id: Its id.
+        check: Raises if the lease is lost.
+        progress: What is told of the items that the run adds.
+        **arguments: The settings of the catalog's sessions.
+    """
+    fenced = _FencedStore(store, session_id, check)
+    session = _ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
+    session.progress = progress
+    return session
