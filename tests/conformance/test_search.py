@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 
@@ -12,7 +16,10 @@ from agents_session_metadata import (
     SessionCatalog,
     TextIndexMissingError,
 )
+from agents_session_metadata.query import search
+from agents_session_metadata.query.cursors import seal
 from agents_session_metadata.storage.word_index import STEP
+from agents_session_metadata.words import parse_query
 from conformance import raw
 
 
@@ -191,6 +198,97 @@ async def test_scope_filter_and_pages(catalog):
         await mine.create_index("$text")
     with pytest.raises(ScopeError):
         await mine.refresh_index("$text")
+
+
+TIME = "2026-01-01T00:00:00Z"
+
+
+@pytest.fixture
+async def walked(catalog, monkeypatch):
+    """The catalog of one owner, whose pages walk past two entries of a word, of any owner.
+
+    Every message has the same time. In the order of hits, each of these sessions is followed by
+    one of another owner.
+    """
+    for name in ("FEW", "FEWER", "RARE_WORD"):
+        monkeypatch.setattr(search, name, 1)
+    monkeypatch.setattr(search, "WALKS", (2,))
+    await catalog.import_sessions(
+        {
+            "format": 1,
+            "session_id": f"{name}-{owner}",
+            "created_at": TIME,
+            "updated_at": TIME,
+            "metadata": {"owner_id": owner},
+            "items": [{"created_at": TIME, "item": raw.message("word")}] * items,
+        }
+        for name, owner, items in [
+            *(("a", "mine", 1), ("b", "theirs", 1), ("c", "mine", 1)),
+            *(("d", "theirs", 2), ("e", "mine", 1)),
+        ]
+    )
+    return catalog.scoped({"owner_id": "mine"})
+
+
+def forged(catalog, query, body) -> str:
+    """A cursor as somebody makes it who has read the source: its digest has no secret in it."""
+    question = ["search", parse_query(query).encoded(), catalog._condition(None).encoded()]
+    return seal(json.dumps(body, separators=(",", ":")).encode(), question)
+
+
+def position(cursor) -> list:
+    return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))[17:])
+
+
+async def test_a_cursor_does_not_tell_where_a_page_ended(walked, catalog):
+    page = await walked.search("word")
+    assert [hit.session_id for hit in page.hits] == ["e-mine"]
+    [hidden] = position(page.next_cursor)
+    assert page.next_cursor == forged(walked, "word", [hidden])
+    # The page goes on from there although the message is gone, and repeats no hit.
+    await catalog.delete_session("d-theirs")
+    found, cursor = [], page.next_cursor
+    while cursor is not None:
+        page = await walked.search("word", cursor=cursor)
+        found += [hit.session_id for hit in page.hits]
+        cursor = page.next_cursor
+    assert found == ["c-mine", "a-mine"]
+    data = bytearray(base64.b64decode(hidden))
+    for place in (0, len(data) - 1):
+        data[place] ^= 1
+        with pytest.raises(InvalidCursorError):
+            await walked.search(
+                "word", cursor=forged(walked, "word", [base64.b64encode(data).decode()])
+            )
+    await catalog.drop_index("$text")
+    await catalog.create_index("$text")
+    with pytest.raises(InvalidCursorError):
+        await walked.search("word", cursor=forged(walked, "word", [hidden]))
+
+
+async def test_a_forged_cursor_tells_nothing_of_others(catalog):
+    times = [f"2026-01-01T00:00:0{second}Z" for second in range(3)]
+    for owner, own in (("mine", times), ("theirs", times[:2])):
+        record = {"format": 1, "session_id": owner, "metadata": {"owner_id": owner}}
+        items = [{"created_at": time, "item": raw.message("word")} for time in own]
+        record |= {"created_at": TIME, "updated_at": TIME, "items": items}
+        await catalog.import_sessions([record])
+    mine = catalog.scoped({"owner_id": "mine"})
+    item_ids = [item.item_id for item in (await catalog.list_items("theirs")).items]
+    digest = hashlib.sha256(b"theirs").hexdigest()[:32]
+    cursor = (await mine.search("word", limit=1)).next_cursor
+    while cursor is not None:
+        time, _, _ = position(cursor)
+        pages = [
+            await mine.search("word", cursor=forged(mine, "word", [time, "theirs", item_id]))
+            for item_id in (*item_ids, 999)
+        ]
+        assert pages[1:] == pages[:-1]
+        for item_id in (*item_ids, 999):
+            for body in ([time, None, item_id, digest], [time, None, item_id], [digest]):
+                with pytest.raises(InvalidCursorError):
+                    await mine.search("word", cursor=forged(mine, "word", body))
+        cursor = (await mine.search("word", limit=1, cursor=cursor)).next_cursor
 
 
 async def test_an_index_is_created_and_dropped(engine):

@@ -62,7 +62,8 @@ class Searching(CatalogPart):
             A page of hits.
 
         Raises:
-            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidCursorError: If the cursor is damaged or belongs to another question, or,
+                for some cursors, if the index was dropped and created again.
             InvalidFilterError: If the filter is invalid.
             InvalidSearchError: If all terms of the query are excluded, or it has too many terms.
             TextIndexMissingError: If the text index does not exist.

@@ -10,11 +10,10 @@ comes from outside the scope.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -26,6 +25,7 @@ from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import WordQuery, text_of_item
 
 from .logic import NO_DRIVER, Condition, best_of
+from .places import HiddenPlace, Place
 from .queries import Queries
 from .search_statements import SearchBuilder, Shape, prefix_parameters
 
@@ -49,26 +49,6 @@ _Texts = dict[tuple[str, int], Any]
 """Role, text and time of messages and titles, by session and item."""
 
 
-class Place(NamedTuple):
-    """A place in the order of hits.
-
-    Attributes:
-        time: The time as the database stores it.
-        session_id: The session. None if the caller must not know it, or it is not known.
-        item_id: The item, or `TITLE_ITEM`.
-        digest: Of the session's id, if that is None.
-    """
-
-    time: Any
-    session_id: str | None
-    item_id: int
-    digest: str = ""
-
-    def hidden(self) -> Place:
-        """The place, for a caller to whom the session may not belong."""
-        return Place(self.time, None, self.item_id, _digest(self.session_id or ""))
-
-
 @dataclass(frozen=True)
 class Found:
     """What a search found.
@@ -80,7 +60,7 @@ class Found:
     """
 
     hits: list[SearchHit]
-    next: Place | None
+    next: Place | HiddenPlace | None
     complete: bool
 
 
@@ -103,15 +83,18 @@ class Search:
         self._condition = condition
         self._query = query
 
-    def run(self, limit: int, after: Place | None) -> Found:
+    def run(self, limit: int, after: Place | HiddenPlace | None) -> Found:
         """Read a page.
 
         Raises:
+            InvalidCursorError: If the place is not one that a search in this index has hidden.
             TextIndexMissingError: If there is no index.
         """
         is_narrow = best_of(self._condition.conjunction("c"))[1].rank < NO_DRIVER
         ids = self._few_sessions(min(FEW, FEWER)) if is_narrow else None
-        complete, entries = self._state(ids)
+        complete, entries, key = self._state(ids)
+        if isinstance(after, HiddenPlace):
+            after = after.revealed(key, self._dialect)
         is_rare = is_narrow and entries < RARE_WORD
         if ids is None and is_narrow and not is_rare:
             ids = self._few_sessions(FEW)
@@ -119,8 +102,6 @@ class Search:
             complete = complete or (ids is not None and self._state(ids)[0])
         if ids == []:
             return Found([], None, complete)
-        if after is not None and after.session_id is None:
-            after = self._revealed(after)
         found: list[tuple[Place, SearchHit]] = []
         checked, last = 0, after
         for places, texts, reached in self._candidates(ids, limit + 1, after, is_rare=is_rare):
@@ -130,9 +111,9 @@ class Search:
                 hits = [hit for _, hit in found[:limit]]
                 return Found(hits, found[limit - 1][0], complete)
             if places and checked >= CHECKED:
-                return Found([hit for _, hit in found], places[-1].hidden(), complete)
+                return Found([hit for _, hit in found], places[-1].hidden(key), complete)
             last = reached
-        return Found([hit for _, hit in found], last and last.hidden(), complete)
+        return Found([hit for _, hit in found], last and last.hidden(key), complete)
 
     def _execute(
         self, kind: tuple[Any, ...], build: Callable[[SearchBuilder], Any], parameters: Any
@@ -140,10 +121,10 @@ class Search:
         query = self._queries.built(kind, self._condition, SearchBuilder, build, parameters)
         return self._connection.execute(*query)
 
-    def _state(self, ids: list[str] | None) -> tuple[bool, int]:
-        """Whether the index is complete and nothing waits; and the entries of the first word.
+    def _state(self, ids: list[str] | None) -> tuple[bool, int, str]:
+        """Whether the index is complete and nothing waits; entries of the first word; and the key.
 
-        They are counted up to a limit, and only if the sessions are not known.
+        Entries are counted up to a limit, and only if the sessions are not known.
         """
         count = self._some(ids)
         words = self._query.words
@@ -158,7 +139,8 @@ class Search:
         ).first()
         if found is None or found[0] == DROPPING:
             raise TextIndexMissingError
-        return found[0] == COMPLETE and not found[1], found[2] if counted else RARE_WORD
+        complete = found[0] == COMPLETE and not found[1]
+        return complete, found[3] if counted else RARE_WORD, found[2]
 
     def _some(self, values: Sequence[Any] | None) -> int | None:
         """The number of values, as far as it changes a statement."""
@@ -232,13 +214,9 @@ class Search:
         for number, each in enumerate(prefixes):
             parameters |= prefix_parameters(each, f"_{number}")
         parameters |= prefix_parameters(prefix) if word is None else {"word": word}
-        begins = 0
         if after is not None:
-            begins = 2 if after.session_id is None else 1
-            parameters["after_time"] = after.time
-            if after.session_id is not None:
-                parameters |= {"after_id": after.session_id, "after_item": after.item_id}
-        return Shape(word is None, len(words), len(prefixes), begins), parameters
+            parameters |= {f"after_{name}": value for name, value in after._asdict().items()}
+        return Shape(word is None, len(words), len(prefixes), after is not None), parameters
 
     def _sorted(
         self,
@@ -282,15 +260,6 @@ class Search:
         ).first()
         return found, texts, None if last is None else _place(last)
 
-    def _revealed(self, place: Place) -> Place:
-        """A place with its session, if that still has something there."""
-        there = {"word": b"", "after_time": place.time, "after_item": place.item_id}
-        found = self._execute(("search place",), lambda build: build.revealed(), there)
-        for session_id in found.scalars():
-            if _digest(session_id) == place.digest:
-                return place._replace(session_id=session_id)
-        return place
-
     # ---- texts ----
 
     def _read(self, rows: Any) -> tuple[list[Place], _Texts]:
@@ -330,7 +299,7 @@ class Search:
         """Compare texts with the query."""
         found = []
         for place in places:
-            session_id = place.session_id or ""
+            session_id = place.session_id
             role, text, at = texts.get((session_id, place.item_id), ("", None, None))
             match = None if text is None else self._query.match(text)
             if match is not None:
@@ -345,10 +314,6 @@ class Search:
 
 def _place(row: Any) -> Place:
     return Place(row[1], row[0], int(row[2]))
-
-
-def _digest(session_id: str) -> str:
-    return hashlib.sha256(session_id.encode()).hexdigest()[:32]
 
 
 def _json(stored: Any) -> Any:

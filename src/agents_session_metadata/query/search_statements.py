@@ -43,13 +43,13 @@ class Shape:
         by_prefix: Whether the entries are those of a prefix, not of a word.
         words: The number of other words that a text must have.
         prefixes: The number of other prefixes.
-        after: 0 to begin, 1 after a place, 2 after a place whose session is not known.
+        after: Whether to begin after a place.
     """
 
     by_prefix: bool
     words: int
     prefixes: int
-    after: int
+    after: bool
 
 
 class SearchBuilder(Builder):
@@ -60,7 +60,7 @@ class SearchBuilder(Builder):
         self._words, self._queue, self._state = self._tables.group(WORDS).tables
 
     def state(self, sessions: int | None, *, counted: bool) -> Statement:
-        """The state of the index, and whether something waits to be indexed.
+        """The state of the index, whether something waits to be indexed, and the index's token.
 
         Args:
             sessions: The number of sessions to search in, if they are few.
@@ -81,7 +81,7 @@ class SearchBuilder(Builder):
             waiting = exists().where(self._dialect.one_of(queue.c.session_id, "ids", sessions))
         else:
             waiting = false()
-        columns: list[Any] = [self._state.c.state, waiting.label("waiting")]
+        columns: list[Any] = [self._state.c.state, waiting.label("waiting"), self._state.c.token]
         if counted:
             columns.append(self._count(self._words.c.word == bytes_of_call("word")))
         return select(*columns).where(self._state.c.key == literal_column(f"'{TEXT}'"))
@@ -95,15 +95,6 @@ class SearchBuilder(Builder):
     def count_of_prefix(self) -> Statement:
         """How many entries a prefix has, up to a limit."""
         return select(self._count(_begins(self._words.c.word, "")))
-
-    def revealed(self) -> Statement:
-        """The sessions that have a text of some time and item."""
-        words = self._words
-        return select(words.c.session_id).where(
-            words.c.word == bytes_of_call("word"),
-            words.c.created_at == self._after_time(),
-            words.c.item_id == bindparam("after_item", type_=BigInteger),
-        )
 
     def sorted(self, shape: Shape, sessions: int | None) -> Statement:
         """The first places of all entries, with their texts.
@@ -212,16 +203,12 @@ class SearchBuilder(Builder):
         """What comes after a place: `a <= x AND (a < x OR …)`, which every index can follow."""
         if not shape.after:
             return statement
-        time, created_at = self._after_time(), rows.c.created_at
-        if shape.after == 2:
-            return statement.where(created_at <= time)
-        own_id, session_id = self._id(rows), bindparam("after_id", type_=String)
-        item = rows.c.item_id < bindparam("after_item", type_=BigInteger)
+        time = bindparam("after_time", type_=self._dialect.stored_time_type())
+        own_id, session_id = self._id(rows), bindparam("after_session_id", type_=String)
+        item = rows.c.item_id < bindparam("after_item_id", type_=BigInteger)
+        created_at = rows.c.created_at
         later = (own_id <= session_id) & ((own_id < session_id) | item)
         return statement.where(created_at <= time, (created_at < time) | later)
-
-    def _after_time(self) -> Any:
-        return bindparam("after_time", type_=self._dialect.stored_time_type())
 
 
 def prefix_parameters(prefix: bytes, name: str = "") -> dict[str, bytes]:

@@ -109,7 +109,7 @@ def _define(
         Column("key", types.key, primary_key=True),
         # FILLING, COMPLETE or DROPPING.
         Column("state", Integer, nullable=False),
-        # Of whoever has changed the state last.
+        # Of whoever has created the index, or dropped it. The key of hidden places in cursors.
         Column("token", types.key, nullable=False),
         # Items up to this one were there before the triggers; NULL before there are triggers.
         Column("last_item", BigInteger, nullable=True),
