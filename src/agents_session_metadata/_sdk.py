@@ -5,7 +5,7 @@
 | member | because |
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
-| `_lock_session` | every writer of the SDK passes here: checks scope and `must_exist` |
+| `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"`, and the session's row is checked to be gone |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
@@ -240,13 +240,19 @@ def _turns_on(engine: AsyncEngine) -> threading.Lock | None:
     return SQLAlchemySession._sqlite_connection_locks.get(id(owner_of(engine).sync_engine))
 
 
-def _with_transactions(engine: AsyncEngine) -> AsyncEngine:
-    """The engine, or one with the same connections if this one commits each statement."""
+def _writing(engine: AsyncEngine) -> dict[str, Any]:
+    """The execution options of a connection that writes history.
+
+    What is read after a lock must be current, as when metadata is written. A snapshot from before
+    the lock would show a former owner of the session, so the level of the engine does not count
+    where the dialect has one for writing. An engine that commits each statement gets transactions.
+    """
+    dialect = dialect_of(engine.dialect)
+    if dialect.write_isolation is not None:
+        return {"isolation_level": dialect.write_isolation}
     level = engine.get_execution_options().get("isolation_level")
     level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
-    if level != "AUTOCOMMIT":
-        return engine
-    return engine.execution_options(isolation_level=dialect_of(engine.dialect).usual_isolation)
+    return {"isolation_level": dialect.usual_isolation} if level == "AUTOCOMMIT" else {}
 
 
 class StoredSession(SQLAlchemySession):
@@ -302,7 +308,7 @@ class StoredSession(SQLAlchemySession):
             )
         self._connection_lock = _turns_on(engine)
         self._session_factory = async_sessionmaker(
-            _with_transactions(engine), expire_on_commit=False, sync_session_class=_CheckedSession
+            engine, expire_on_commit=False, sync_session_class=_CheckedSession
         )
         # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
         tables = database.tables
@@ -332,13 +338,15 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        if create:
-            return await (await sess.connection()).run_sync(self._enter)
-        if not await super()._lock_session(sess):
-            return False
-        if not self._store.is_restricted:
-            return True
-        return await (await sess.connection()).run_sync(self._store.admits, self.session_id)
+        return await self._locked(sess, self._enter if create else self._lock)
+
+    async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
+        """Run work that begins with a lock, at the beginning of a transaction."""
+        connection = await sess.connection(execution_options=_writing(self._engine))
+        return await connection.run_sync(work)
+
+    def _lock(self, connection: Connection) -> bool:
+        return self._store.lock(connection, self.session_id)
 
     def _enter(self, connection: Connection) -> bool:
         """Lock the session, and create it unless it must exist; return True."""
@@ -400,7 +408,7 @@ class StoredSession(SQLAlchemySession):
 
         async def in_transaction() -> None:
             async with self._session() as sess, sess.begin():
-                await (await sess.connection()).run_sync(write)
+                await self._locked(sess, write)
 
         await settle(self._run_sqlite_write_with_retry(in_transaction))
 

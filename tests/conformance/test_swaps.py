@@ -7,6 +7,7 @@ import contextlib
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -90,6 +91,49 @@ async def test_an_engine_that_commits_each_statement(shared_database: Database, 
     engine = shared_database.engine(isolation_level="AUTOCOMMIT")
     session = await my_session(engine)
     await check_write(engine, shared_database, session, method)
+
+
+@pytest.mark.not_on("sqlite")  # Its writers do not wait for one session.
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_a_session_that_leaves_the_scope_while_a_write_waits(
+    shared_database: Database, level
+):
+    """A snapshot from before the wait would show the former owner."""
+    engine = shared_database.engine(isolation_level=level)
+    session = await my_session(engine)
+    everyone, mine = SessionCatalog(engine), SessionCatalog(engine).scoped(MINE)
+    is_locked, is_awaited = threading.Event(), threading.Event()
+    event.listen(engine.sync_engine, "before_cursor_execute", lambda *_: is_awaited.set())
+
+    def give_away(metadata) -> None:
+        is_awaited.clear()
+        is_locked.set()
+        assert is_awaited.wait(10)
+        time.sleep(0.1)  # Until the statement waits.
+        metadata.update(THEIRS)
+
+    async def hand_over() -> None:
+        other = shared_database.engine()
+        await SessionCatalog(other).edit_metadata("chat", give_away)
+        await other.dispose()
+
+    items = [raw.message("more")]
+    for write, is_refused in (
+        (lambda: session.add_items(items), True),
+        (lambda: mine.session("chat", must_exist=True).add_items(items), True),
+        (lambda: session._atomic_replace_items(items), True),
+        (session.pop_item, False),
+        (session.clear_session, False),
+    ):
+        await everyone.set_metadata("chat", MINE)
+        thread = threading.Thread(target=lambda: asyncio.run(hand_over()))
+        is_locked.clear()
+        thread.start()
+        assert await asyncio.to_thread(is_locked.wait, 10)
+        with pytest.raises(SessionNotFoundError) if is_refused else contextlib.nullcontext():
+            assert await write() is None
+        await asyncio.to_thread(thread.join)
+    assert await everyone.session("chat").get_items() == [raw.message("mine")]
 
 
 @pytest.mark.only_on("sqlite")
