@@ -36,7 +36,7 @@ SAFE = re.compile(
     |CREATE[ ]TRIGGER[ ](IF[ ]NOT[ ]EXISTS[ ])?{_OURS}[ ](AFTER|BEFORE)[ ].*
     |CREATE[ ]OR[ ]REPLACE[ ]FUNCTION[ ]{_OURS}\(\)[ ]RETURNS[ ]trigger[ ].*
     |REVOKE[ ]ALL[ ]ON[ ]FUNCTION[ ]{_OURS}\(\)[ ]FROM[ ]PUBLIC
-    |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}
+    |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}([ ]ON[ ]{_NAME})?
     |DO[ ][$]body[$][ ]BEGIN[ ]DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}[ ]ON[ ]{_NAME};
         [ ]DROP[ ]FUNCTION[ ]IF[ ]EXISTS[ ]{_OURS}\(\)[ ]CASCADE;[ ]END[ ][$]body[$]
     |ALTER[ ]TABLE[ ]{_NAME}[ ]ADD[ ](CONSTRAINT[ ]{_NAME}[ ])?FOREIGN[ ]KEY[ ]?\([^;]*

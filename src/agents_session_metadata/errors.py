@@ -275,12 +275,13 @@ class TablesMismatchError(TablesMissingError):
 
     An empty sessions table would hide all sessions, and each new session would delete what an
     earlier one with its id has left. An empty metadata table would hide what retention spares. So
-    nothing is created or written, even with `create_tables=True`. To use a second metadata table
-    beside the sessions, create its tables with `agent-sessions ddl` or by a migration.
+    nothing is created or written, even with `create_tables=True`. If all tables were renamed,
+    `agent-sessions doctor` prints statements that replace their triggers. To use a second metadata
+    table beside the sessions, create its tables with `agent-sessions ddl` or by a migration.
 
     Attributes:
-        tables: The name of the table that is missing, to which the others do not refer, or that
-            seems to be a copy.
+        tables: The name of the table that is missing, to which the others do not refer, that seems
+            to be a copy, or whose triggers have other names or are on another table.
     """
 
     def __init__(self, table: str, problem: str, more: str | None = None) -> None:

@@ -158,10 +158,7 @@ class Dialect:
         raise NotImplementedError
 
     def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
-        """Locks the rows of several sessions in the order of their ids, and selects the ids found.
-
-        `list_parameters` binds the ids.
-        """
+        """Locks the sessions of `list_parameters` in the order of their ids, and selects these."""
         return (
             select(sessions.c.session_id)
             .where(self.one_of(sessions.c.session_id, name, count))
@@ -371,12 +368,16 @@ class Dialect:
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
-    def existing_triggers(self, connection: Connection, *tables: Table) -> set[str]:
-        """Returns the names of the triggers on tables."""
-        return {name for table in tables for name in self.triggers_of(connection, table)}
+    def existing_triggers(self, connection: Connection, *tables: Table) -> dict[str, str]:
+        """Returns the triggers on tables: what they run, by name."""
+        return {name: body for one in tables for name, body in self.triggers_of(connection, one)}
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        """Returns the names of the triggers on a table."""
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+        """Returns the triggers on a table, each with what it runs."""
+        raise NotImplementedError
+
+    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
+        """Returns names that tables beside the sessions do not share, each with its table."""
         raise NotImplementedError
 
     def create_trigger(self, connection: Connection, statement: str) -> None:

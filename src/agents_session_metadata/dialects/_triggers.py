@@ -110,6 +110,10 @@ class TriggerSQL:
         """The statement that drops a trigger of a table, if it exists. All names are quoted."""
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
 
+    def drop_from(self, schema: str, name: str, table: str) -> str:
+        """As `drop`, but also if triggers of other tables run the same function."""
+        return self.drop(schema, name, table)
+
 
 class MySQLTriggerSQL(TriggerSQL):
     """The SQL of triggers on MySQL and MariaDB."""
@@ -204,6 +208,9 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         # The trigger of a table that was moved to another schema runs a function that was not.
         trigger = f"DROP TRIGGER IF EXISTS {name} ON {table}"
         return f"DO {_quoted_block(trigger, f'DROP FUNCTION IF EXISTS {schema}{name}() CASCADE')}"
+
+    def drop_from(self, schema: str, name: str, table: str) -> str:
+        return f"DROP TRIGGER IF EXISTS {name} ON {table}"
 
 
 def _quoted_block(*statements: str) -> str:

@@ -297,13 +297,24 @@ class MySQL(Dialect):
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        schema = connection.schema_for_object(table)
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
         query = (
-            "SELECT trigger_name FROM information_schema.triggers WHERE event_object_table = :name"
+            "SELECT trigger_name, action_statement FROM information_schema.triggers"
+            " WHERE event_object_table = :name"
             " AND event_object_schema = coalesce(:schema, database())"
         )
-        return connection.scalars(text(query), {"name": table.name, "schema": schema})
+        names = {"name": table.name, "schema": connection.schema_for_object(table)}
+        return [(row[0], row[1]) for row in connection.execute(text(query), names)]
+
+    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
+        query = (
+            "SELECT constraint_name, table_name FROM information_schema.referential_constraints"
+            " WHERE constraint_schema = coalesce(:schema, database())"
+            " UNION ALL SELECT trigger_name, event_object_table FROM information_schema.triggers"
+            " WHERE trigger_schema = coalesce(:schema, database())"
+        )
+        schema = {"schema": connection.schema_for_object(sessions)}
+        return {(row[0], row[1]) for row in connection.execute(text(query), schema)}
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]

@@ -251,9 +251,29 @@ class PostgreSQL(Dialect):
         )
         return f"{found}."
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        query = "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name)"
-        return connection.scalars(text(query), {"name": _name_value(connection, table)})
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+        query = (
+            "SELECT t.tgname, p.prosrc FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
+            " WHERE t.tgrelid = to_regclass(:name) AND NOT t.tgisinternal"
+        )
+        name = {"name": _name_value(connection, table)}
+        return [(row[0], row[1]) for row in connection.execute(text(query), name)]
+
+    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
+        # Triggers of different tables can have the same name, but their functions cannot.
+        query = (
+            "WITH own AS (SELECT to_regnamespace(coalesce(:schema, quote_ident(current_schema())))"
+            " AS schema) SELECT c.relname, coalesce(t.relname, c.relname) FROM own"
+            " JOIN pg_class c ON c.relnamespace = own.schema"
+            " LEFT JOIN pg_index i ON i.indexrelid = c.oid"
+            " LEFT JOIN pg_class t ON t.oid = i.indrelid"
+            " UNION SELECT p.proname, t.relname FROM own"
+            " JOIN pg_proc p ON p.pronamespace = own.schema JOIN pg_trigger g ON g.tgfoid = p.oid"
+            " JOIN pg_class t ON t.oid = g.tgrelid WHERE g.tgparentid = 0"
+        )
+        schema = connection.schema_for_object(sessions)
+        quoted = schema and connection.dialect.identifier_preparer.quote(schema)
+        return {(row[0], row[1]) for row in connection.execute(text(query), {"schema": quoted})}
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]

@@ -19,7 +19,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     event,
     func,
     literal_column,
@@ -29,7 +28,6 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy import table as table_clause
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -287,10 +285,17 @@ class SQLite(Dialect):
 
         return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
-        schema = connection.schema_for_object(table)
-        names = table_clause("sqlite_master", column("name"), column("type"), schema=schema)
-        return connection.scalars(select(names.c.name).where(names.c.type == "trigger"))
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+        query = (
+            f"SELECT name, sql FROM {self.schema_of(connection, table)}sqlite_master"  # noqa: S608  # a name
+            " WHERE type = 'trigger' AND tbl_name = :name COLLATE NOCASE"
+        )
+        return [(row[0], row[1]) for row in connection.execute(text(query), {"name": table.name})]
+
+    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
+        schema = self.schema_of(connection, sessions)
+        query = f"SELECT name, tbl_name FROM {schema}sqlite_master"  # noqa: S608  # a name
+        return {(row[0], row[1]) for row in connection.execute(text(query))}
 
     def session_links(
         self, connection: Connection, sessions: Table, children: Sequence[Table]

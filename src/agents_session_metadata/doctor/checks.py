@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlalchemy.schema import CreateColumn
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.belonging import destroys, renamed_elements, written_tables
 from agents_session_metadata.storage.definitions import CreateTrigger
+from agents_session_metadata.storage.renames import RenamedTrigger, names_of, taken
 from agents_session_metadata.storage.tables import DropTrigger
 
 from .contents import Contents
@@ -25,6 +26,8 @@ REFILLED = (
     "create_tables=True, or agent-sessions count --create-tables, creates the table and fills it"
 )
 """How the table of elements is filled: its rows follow from the lists, but not by SQL."""
+
+_RENAMED = "the tables had other names when it was created"
 
 CLOCK_TOLERANCE = 5.0
 """Seconds by which clocks may differ without a warning."""
@@ -54,6 +57,7 @@ def check(inspection: Inspection) -> list[Finding]:
         _foreign_keys,
         _indexes,
         _triggers,
+        _renamed_triggers,
         _left_triggers,
         lambda inspection: Contents(inspection).check(inspection.connection),
         _times,
@@ -102,12 +106,27 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
             problem += "; if it was renamed or dropped, restore it instead"
         elif table not in inspection.core:
             problem += "; once it exists, run agent-sessions index create for each index"
+        for other in _renamed_to(inspection, table):
+            problem += f"; {other} has an index or a foreign key of it and may be this table"
         parents = [constraint.referred_table for constraint in table.foreign_key_constraints]
         refused = [each.name for each in parents if not inspection.is_referable(each)]
         if refused:
             problem += f", and no foreign key may refer to {refused[0]}; repair that table first"
         repair = () if refused else inspection.create_table(table)
         yield Finding("error", "tables", problem, repair)
+
+
+def _renamed_to(inspection: Inspection, table: Table) -> list[str]:
+    """Other tables that have a name of a missing table, and may be this table renamed."""
+    plain = next(
+        each
+        for group in inspection.tables.groups
+        for each in group.tables
+        if each.name == table.name
+    )
+    names = dict.fromkeys(names_of(plain), table.name)
+    found = taken(inspection.connection, inspection.tables, names)
+    return sorted({other for *_, other in found})
 
 
 def _primary_keys(inspection: Inspection) -> Iterator[Finding]:
@@ -339,7 +358,13 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
     for trigger in (each for group in inspection.groups for each in group.triggers):
         create: Statements = (inspection.sql(trigger),)
         problem = trigger_problem(inspection, trigger.name, create)
+        others = [each for each in inspection.renamed_triggers if each.own == trigger.name]
+        if problem is None and not others:
+            continue
+        drops = tuple(map(inspection.drop_renamed, others))
         if problem is None:
+            problem = f"{_listed(others)} does the same as trigger {trigger.name}; {_RENAMED}"
+            yield Finding("error", "triggers", problem, drops)
             continue
         if not _has_tables(inspection, trigger):
             problem += f"; doctor prints it once {trigger.emptied.name} exists"
@@ -364,6 +389,10 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
                     f" {trigger.emptied.name} are lost {when}"
                 )
             create = (inspection.sql(DropTrigger(trigger)), *create)
+        elif others:
+            # It does what the one that is dropped did: nothing more is deleted than before.
+            problem += f", and {_listed(others)} is in its place; {_RENAMED}"
+            create = (*drops, *create)
         elif destroys(inspection.connection, trigger):
             problem += (
                 f"; doctor prints it once every row of {trigger.emptied.name} has its session row,"
@@ -372,6 +401,20 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             yield Finding("error", "triggers", problem)
             continue
         yield Finding(level, "triggers", problem, create)
+
+
+def _listed(triggers: Sequence[RenamedTrigger]) -> str:
+    return ", ".join(f"{each.name} on {each.table.name}" for each in triggers)
+
+
+def _renamed_triggers(inspection: Inspection) -> Iterator[Finding]:
+    """Triggers that maintain the index of tables under the names that these had before."""
+    ending = {trigger.name for trigger in inspection.tables.triggers}
+    found = [each for each in inspection.renamed_triggers if each.own not in ending]
+    if found:
+        problem = f"triggers write to an index under other names: {_listed(found)}; {_RENAMED}"
+        repair = tuple(map(inspection.drop_renamed, found))
+        yield Finding("error", "triggers", problem, repair)
 
 
 def _left_triggers(inspection: Inspection) -> Iterator[Finding]:

@@ -17,15 +17,22 @@ from agents_session_metadata.storage.belonging import (
     renamed,
     written_tables,
 )
+from agents_session_metadata.storage.renames import BOTH, taken, trigger_tables
 
 from .columns import kind_of
 from .findings import Finding
 from .inspection import Inspection
 
+_ADVICE = (
+    "these are probably not the names of tables that belong together, or the table was renamed,"
+    " moved or replaced; check --sessions-table, --messages-table and --metadata-table, and"
+    " give a table its name and schema back. doctor prints no statements for these names"
+)
+
 
 def check_reliable(inspection: Inspection) -> list[Finding]:
     """What keeps the other checks from being reliable; the first kind of it."""
-    for check in (_restricted, _misspelled, _names, _inherited, _not_text):
+    for check in (_restricted, _misspelled, _names, _in_use, _inherited, _not_text):
         if found := [*check(inspection)]:
             return found
     return []
@@ -57,11 +64,6 @@ def _misspelled(inspection: Inspection) -> Iterator[Finding]:
 
 def _names(inspection: Inspection) -> Iterator[Finding]:
     """Signs that the tables do not belong together: a typo, or a table that was renamed."""
-    advice = (
-        "these are probably not the names of tables that belong together, or the table was renamed,"
-        " moved or replaced; check --sessions-table, --messages-table and --metadata-table, and"
-        " give a table its name and schema back. doctor prints no statements for these names"
-    )
     sessions, messages, metadata, elements = inspection.core
     identity = {
         sessions: ("session_id",),
@@ -73,7 +75,7 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
         lacking = [name for name in columns if not inspection.has(table, name)]
         if lacking and table in inspection.present:
             problem = f"{table.name} has no column {' and no '.join(lacking)}"
-            yield Finding("error", "names", f"{problem}: {advice}")
+            yield Finding("error", "names", f"{problem}: {_ADVICE}")
     for constraint in inspection.links:
         child, parent = constraint.table, constraint.referred_table
         every = inspection.foreign_keys.get(child.name, ())
@@ -82,23 +84,34 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
             for key in keys:
                 elsewhere = f"leads to {key['referred_table']}, not to {parent.name}"
                 problem = f"the foreign key of {child.name} {elsewhere}"
-                yield Finding("error", "names", f"{problem}: {advice}")
+                yield Finding("error", "names", f"{problem}: {_ADVICE}")
     connection, tables = inspection.connection, inspection.tables
     for table in written_tables(tables):
         is_there = table.name in inspection.existing
         lost = None if is_there else renamed(connection, tables, table)
         if lost is not None:
             more = intended(tables, table)
-            problem = f"{lost}: {advice}" + (f"; {more}" if more else "")
+            problem = f"{lost}: {_ADVICE}" + (f"; {more}" if more else "")
             yield Finding("error", "names", problem)
     for _, problem in copies(connection, tables):
-        yield Finding("error", "names", f"{problem}: {advice}; {LINKED}")
+        yield Finding("error", "names", f"{problem}: {_ADVICE}; {LINKED}")
     for parent, children in ((sessions, (messages, metadata)), (metadata, (elements,))):
         if not inspection.is_filled(parent):
             state = "is empty" if parent.name in inspection.existing else "is missing"
             for child in filter(inspection.is_filled, children):
                 problem = f"{parent.name} {state}, and {child.name} has rows"
-                yield Finding("error", "names", f"{problem}: {advice}")
+                yield Finding("error", "names", f"{problem}: {_ADVICE}")
+
+
+def _in_use(inspection: Inspection) -> Iterator[Finding]:
+    """Names of triggers that other tables have, which probably had the names of these."""
+    connection, tables = inspection.connection, inspection.tables
+    in_use: dict[tuple[str, str], list[str]] = {}
+    for name, own, other in taken(connection, tables, trigger_tables(tables)):
+        in_use.setdefault((own, other), []).append(name)
+    for (own, other), names in in_use.items():
+        problem = f"triggers of {own} are on {other}, where they may be in use: {', '.join(names)}"
+        yield Finding("error", "names", f"{problem}: {_ADVICE}; {BOTH}")
 
 
 def _inherited(inspection: Inspection) -> Iterator[Finding]:

@@ -2,9 +2,10 @@
 
 A printed statement may add a table, an index, a default, a foreign key, a primary key where there
 is none, or a trigger; widen a column; replace a trigger of this package, revoke the privilege to
-execute its function, or drop one whose tables are gone; add or delete rows of a table that this
-package derives from others; and mark an index as not complete. No other kind of statement is
-printed. An empty result means that no such statement helps: the problem is then explained in words.
+execute its function, or drop one whose tables are gone or renamed; add or delete rows of a table
+that this package derives from others; and mark an index as not complete. No other kind of statement
+is printed. An empty result means that no such statement helps: the problem is then explained in
+words.
 """
 
 # Some databases need less of what a method is passed.
@@ -39,7 +40,8 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.creation import existing_tables, types_beside
+from agents_session_metadata.storage.creation import avoid_names, existing_tables, types_beside
+from agents_session_metadata.storage.renames import RenamedTrigger, renamed_triggers
 from agents_session_metadata.storage.tables import (
     CORE,
     CREATE_TYPES,
@@ -47,7 +49,6 @@ from agents_session_metadata.storage.tables import (
     TableGroup,
     TableNames,
     build_tables,
-    derived_name,
     query_tables,
 )
 from agents_session_metadata.storage.words import WORDS
@@ -126,15 +127,9 @@ class Inspection:
 
     def _avoid_taken_names(self) -> None:
         """Give other names to indexes and constraints whose name something else has."""
-        names = self.taken_names()
+        names = {name for name, _ in self.ways.taken_names(self.connection, self.tables.sessions)}
         for table in self.wanted:
-            taken = names | {each["name"] for each in self.indexes.get(table.name, ())}
-            every: list[Any] = [*table.indexes, *table.constraints]
-            for each in every:
-                own, number = each.name, 1
-                while each.name is not None and each.name in taken:
-                    number += 1
-                    each.name = derived_name(str(own), f"_{number}")
+            avoid_names(table, names | {each["name"] for each in self.indexes.get(table.name, ())})
 
     @property
     def core(self) -> tuple[Table, ...]:
@@ -391,10 +386,6 @@ class Inspection:
             if not any(name.endswith(partial) for name in each.get("dialect_options", ()))
         ]
 
-    def taken_names(self) -> set[str]:
-        """Names that indexes and constraints of all tables share."""
-        raise NotImplementedError
-
     def on_delete(self, table: Table, key: Mapping[str, Any]) -> str:
         """What deleting a parent does to the rows of a foreign key, in upper case."""
         return (key.get("options", {}).get("ondelete") or "").upper()
@@ -464,8 +455,19 @@ class Inspection:
 
     @cached_property
     def triggers(self) -> dict[str, str]:
-        """What the triggers run, by name; nothing for those that are switched off."""
+        """What the triggers on the core tables run, by name; nothing for those switched off."""
         raise NotImplementedError
+
+    @cached_property
+    def renamed_triggers(self) -> list[RenamedTrigger]:
+        """The triggers on the core tables that were created under other names."""
+        return renamed_triggers(self.connection, self.tables)
+
+    def drop_renamed(self, trigger: RenamedTrigger) -> str:
+        """Drop such a trigger, but not from other tables."""
+        schema = self.ways.schema_of(self.connection, trigger.table)
+        name, table = self.quote(trigger.name), self.name_of(trigger.table)
+        return self.ways.triggers.drop_from(schema, name, table)
 
     @cached_property
     def open_triggers(self) -> Collection[str]:

@@ -76,13 +76,6 @@ class MySQLInspection(Inspection):
             if row.length is not None
         }
 
-    def taken_names(self) -> set[str]:
-        query = (
-            "SELECT constraint_name FROM information_schema.referential_constraints"
-            " WHERE constraint_schema = coalesce(:schema, database())"
-        )
-        return {name for (name,) in self.rows(query, schema=self.schema)}
-
     @cached_property
     def triggers(self) -> dict[str, str]:
         query = (
@@ -92,9 +85,11 @@ class MySQLInspection(Inspection):
         )
         found = self.rows(query, schema=self.schema)
         users = self._users
+        core = {table.name for table in self.core} & self.existing
         return {
-            name: body if table in self.existing and (not users or definer in users) else ""
+            name: body if not users or definer in users else ""
             for name, body, table, definer in found
+            if table in core
         }
 
     @cached_property

@@ -48,15 +48,6 @@ class PostgreSQLInspection(Inspection):
                 found[table.name, column] = TextColumn(room, collation, is_exact=is_exact)
         return found
 
-    def taken_names(self) -> set[str]:
-        query = (
-            "SELECT relname FROM pg_class"
-            " WHERE relnamespace ="
-            " to_regnamespace(coalesce(:schema, quote_ident(current_schema())))"
-        )
-        schema = self.schema and self.quote(self.schema)
-        return {name for (name,) in self.rows(query, schema=schema)}
-
     @cached_property
     def triggers(self) -> dict[str, str]:
         return dict(

@@ -55,13 +55,10 @@ class SQLiteInspection(Inspection):
         query = f"SELECT name FROM {self.master} WHERE name = :name COLLATE NOCASE"  # noqa: S608  # a name
         return str(self.scalar(query, name=name) or name)
 
-    def taken_names(self) -> set[str]:
-        return {name for (name,) in self.rows(f"SELECT name FROM {self.master}")}  # noqa: S608  # a name
-
     @cached_property
     def triggers(self) -> dict[str, str]:
-        query = f"SELECT name, sql FROM {self.master} WHERE type = 'trigger'"  # noqa: S608  # a name
-        return {name: sql.partition(name)[2].lstrip('"') for name, sql in self.rows(query)}
+        found = self.ways.existing_triggers(self.connection, *self.tables.tables)
+        return {name: sql.partition(name)[2].lstrip('"') for name, sql in found.items()}
 
     def leads_to(self, key: Mapping[str, Any], parent: Table) -> bool:
         return str(key["referred_table"]).lower() == parent.name.lower()

@@ -33,9 +33,10 @@ from agents_session_metadata.storage.activity import (
     UPDATED_AT,
     expected_entries,
 )
-from agents_session_metadata.storage.activity_triggers import Target, row_triggers
+from agents_session_metadata.storage.activity_check import activity_triggers
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
+from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
@@ -211,8 +212,14 @@ class _Index:
     def create_triggers(self, connection: Connection) -> None:
         """Create the triggers that are missing; replace what has the keys of the indexes in it."""
         existing = self._dialect.existing_triggers(connection, *self._tables.tables)
+        triggers = self._triggers(connection)
+        check_triggers(
+            connection,
+            self._tables,
+            [each.plain for each in triggers if each.plain not in existing],
+        )
         with self._dialect.brief_waits(connection):
-            for trigger in self._triggers(connection):
+            for trigger in triggers:
                 *functions, create = self._dialect.triggers.create(trigger)
                 for function in functions:
                     connection.exec_driver_sql(function)
@@ -313,6 +320,4 @@ class _Index:
 
     def _triggers(self, connection: Connection) -> list[Any]:
         keys = connection.scalars(select(self._indexes.c.key)).all()
-        schema = self._dialect.schema_of(connection, self._entries)
-        target = Target(schema, self._tables.tables, self._indexes, self._entries)
-        return row_triggers(connection, target, keys)
+        return activity_triggers(connection, self._tables, keys)

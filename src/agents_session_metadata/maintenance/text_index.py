@@ -19,6 +19,7 @@ from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAll
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
+from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
     TEXT,
@@ -196,6 +197,7 @@ class _TextIndex:
         # No writer is between two tables while triggers appear on one after the other.
         self._dialect.lock_tables(connection, self._index.indexed)
         missing = self._missing(connection)
+        check_triggers(connection, tables, [trigger.plain for trigger in missing])
         with self._dialect.brief_waits(connection):
             for trigger in missing:
                 for statement in self._dialect.triggers.create(trigger):

@@ -28,7 +28,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 
-from .activity_triggers import DropMaintenance, trigger_names
+from .activity_triggers import cleanup
 from .definitions import (
     ColumnTypes,
     GroupDefinition,
@@ -95,11 +95,8 @@ def _define(
 
 
 def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
-    cleanup = tuple(
-        DropMaintenance(table, name) for table, name in trigger_names(core.tables, entries)
-    )
-    restarts = {entries: restarting(indexes)}
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup, restarts=restarts)
+    drops, restarts = cleanup(core.tables, entries), {entries: restarting(indexes)}
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=drops, restarts=restarts)
 
 
 def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:

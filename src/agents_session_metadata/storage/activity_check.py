@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, and_, delete, exists, func, select
@@ -65,8 +66,14 @@ def compare(connection: Connection, tables: SessionTables, key: str) -> Differen
 
 def needed_triggers(connection: Connection, tables: SessionTables) -> list[RowTrigger]:
     """The triggers that the indexes need; none if there is no index."""
+    keys = connection.scalars(select(tables.group(ACTIVITY)["_indexes"].c.key)).all()
+    return activity_triggers(connection, tables, keys) if keys else []
+
+
+def activity_triggers(
+    connection: Connection, tables: SessionTables, keys: Iterable[str]
+) -> list[RowTrigger]:
+    """The triggers for an index of these keys."""
     indexes, entries = tables.group(ACTIVITY).tables
-    keys = connection.scalars(select(indexes.c.key)).all()
     schema = dialect_of(connection.dialect).schema_of(connection, entries)
-    target = Target(schema, tables.tables, indexes, entries)
-    return row_triggers(connection, target, keys) if keys else []
+    return row_triggers(connection, Target(schema, tables.tables, indexes, entries), keys)

@@ -6,7 +6,7 @@ entries, indexed or not. What is missing is told by the state of the index alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,18 +40,25 @@ _NAMES = (
 """The ends of the names of all triggers on any database, and their tables among the core tables."""
 
 
-def trigger_names(core: Sequence[Table], entries: Table) -> Iterator[tuple[Table, str]]:
-    """The names of all triggers that some database has, each with its table."""
-    for place, suffix in _NAMES:
-        yield core[place], derived_name(entries.name, suffix)
+def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropMaintenance, ...]:
+    """Drops all triggers that some database has."""
+    return tuple(DropMaintenance(core[place], entries, suffix) for place, suffix in _NAMES)
 
 
 class DropMaintenance(DDLElement):
-    """Drops a trigger that maintains an index, if it exists."""
+    """Drops a trigger that maintains an index, if it exists.
 
-    def __init__(self, table: Table, name: str) -> None:
+    Args:
+        table: The table that it is on.
+        filled: The table of the index after which it is named.
+        suffix: The end of its name.
+    """
+
+    def __init__(self, table: Table, filled: Table, suffix: str) -> None:
         self.table = table
-        self.name = name
+        self.filled = filled
+        self.suffix = suffix
+        self.name = derived_name(filled.name, suffix)
 
 
 @compiles(DropMaintenance)

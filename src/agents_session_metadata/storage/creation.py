@@ -41,6 +41,7 @@ from .tables import (
     TableNames,
     build_tables,
     create_tables,
+    derived_name,
     element_rows,
     query_tables,
     renamed,
@@ -48,6 +49,8 @@ from .tables import (
 
 _LISTS_AT_ONCE = 100
 """Lists that are read at a time: values of the greatest size still fit into memory."""
+_ASIDE = "_new"
+"""The end of the name of a table of elements that is not filled yet."""
 
 
 def find_missing(
@@ -107,6 +110,7 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     existing = {each.name for each in existing_tables(connection, plain, some)}
     if names.sessions in existing:
         tables = build_tables(MetaData(), names, types_beside(connection, plain.sessions))
+        _avoid_others(connection, tables.group(group).tables, existing)
     else:
         tables = create_tables(names)
     wanted = tables.group(group)
@@ -137,6 +141,25 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
             pass
     for trigger in _missing_triggers(connection, wanted):
         connection.execute(trigger)
+
+
+def _avoid_others(connection: Connection, some: Sequence[Table], existing: Container[str]) -> None:
+    """Let tables that are to be created use no name of another table, such as an archived one."""
+    names = dialect_of(connection.dialect).taken_names(connection, some[0])
+    for each in some:
+        if each.name not in existing:
+            own = {each.name.lower(), derived_name(each.name, _ASIDE).lower()}
+            avoid_names(each, {name for name, table in names if table.lower() not in own})
+
+
+def avoid_names(table: Table, taken: Container[str | None]) -> None:
+    """Give other names to the indexes and constraints of a table whose names are in use."""
+    every: list[Any] = [*table.indexes, *table.constraints]
+    for each in every:
+        own, number = each.name, 1
+        while each.name is not None and each.name in taken:
+            number += 1
+            each.name = derived_name(str(own), f"_{number}")
 
 
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
@@ -209,7 +232,7 @@ def _create_elements_aside(connection: Connection, tables: SessionTables) -> Non
     """
     dialect = dialect_of(connection.dialect)
     schema = connection.schema_for_object(tables.elements)
-    aside = renamed(tables.elements, "_new", tables)
+    aside = renamed(tables.elements, _ASIDE, tables)
     connection.execute(CreateTable(aside, if_not_exists=True))
     present: set[str | None] = set()
     with suppress(NoSuchTableError):  # named meanwhile, of which the next statement tells
@@ -255,7 +278,8 @@ def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateT
     dialect = dialect_of(connection.dialect)
     if not group.triggers or not dialect.uses_triggers:
         return []
-    found = dialect.existing_triggers(connection, group.triggers[0].table)
+    on = dict.fromkeys(trigger.table for trigger in group.triggers)
+    found = dialect.existing_triggers(connection, *on)
     return [
         trigger
         for trigger in group.triggers

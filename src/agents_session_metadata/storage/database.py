@@ -30,6 +30,7 @@ from agents_session_metadata.errors import TablesMissingError
 from .belonging import check_beside, check_copies, check_links, check_not_renamed
 from .creation import create_missing, find_missing, groups_in_use
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
+from .renames import check_names
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import WordIndex
 
@@ -387,6 +388,7 @@ class Database(Generic[Q]):
             if missing:
                 check_not_renamed(connection, self.tables, missing)
                 check_copies(connection, self.tables)
+                check_names(connection, self.tables, group, missing)
                 if not self.create_tables:
                     tables = {table.name for table in self.tables.group(group).tables}
                     raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))

@@ -122,10 +122,7 @@ def _define(
 
 
 def _group(core: TableGroup, words: Table, queue: Table, state: Table) -> TableGroup:
-    cleanup = tuple(
-        DropMaintenance(core.tables[place], derived_name(words.name, suffix))
-        for place, suffix in _NAMES
-    )
+    cleanup = tuple(DropMaintenance(core.tables[place], words, suffix) for place, suffix in _NAMES)
     restart = restarting(
         state, last_item=null(), item_id=literal_column("0"), session_id=literal_column("''")
     )
