@@ -342,6 +342,20 @@ async def test_times_that_are_none_are_found(filled, shared_database):
             )
 
 
+@pytest.mark.only_on("sqlite")
+async def test_search_keys_that_are_text_are_rewritten(filled, shared_database):
+    engine = filled.engine
+    for table in (ELEMENTS, "agent_sessions_metadata"):
+        before = await raw.execute(engine, f"SELECT * FROM {table} ORDER BY 1, 2, 3")
+        as_text = "CAST(search_key || x'ff' AS TEXT), search_rest = CAST(search_rest AS TEXT)"
+        await raw.execute(engine, f"UPDATE {table} SET search_key = {as_text}")
+        found = await explained(engine, "elements" if table == ELEMENTS else "search keys")
+        assert all(REWRITE in each.problem for each in found)
+        assert (await rewrite_search_keys(engine)).skipped == 0
+        assert await raw.execute(engine, f"SELECT * FROM {table} ORDER BY 1, 2, 3") == before
+    assert await problems(engine) == []
+
+
 @pytest.mark.only_on("postgresql", "mariadb")
 async def test_missing_times_are_found(filled, shared_database):
     engine = filled.engine

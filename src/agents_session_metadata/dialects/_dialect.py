@@ -245,7 +245,7 @@ class Dialect:
         """The stored text of an item, or its bytes if the text need not be UTF-8."""
         return column
 
-    def not_a_text(self, column: ColumnElement[str]) -> ColumnElement[bool] | None:
+    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
         """The condition that a stored text has another type; None if the database ensures it."""
         return None
 

@@ -204,7 +204,7 @@ class SQLite(Dialect):
     def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         return type_coerce(cast(column, LargeBinary), NullType())
 
-    def not_a_text(self, column: ColumnElement[str]) -> ColumnElement[bool] | None:
+    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
         return not_(_has_type(column, "text"))
 
     def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
