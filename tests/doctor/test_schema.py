@@ -78,8 +78,8 @@ async def test_a_missing_column_is_explained(filled, column, words):
 
 async def test_a_missing_column_of_derived_rows_is_explained(filled):
     await drop_column(filled.engine, "agent_sessions_metadata_elements", "search_rest")
-    (finding,) = await explained(filled.engine, "columns", ["error"])
-    assert "all rows of this table follow from the metadata" in finding.problem
+    (finding,) = await explained(filled.engine, "names", ["error"])
+    assert "_elements, all its rows follow from the metadata" in finding.problem
 
 
 ALTERED = {

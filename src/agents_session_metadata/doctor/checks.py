@@ -11,21 +11,19 @@ from sqlalchemy import Column, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.schema import CreateColumn
 
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.belonging import destroys, renamed_elements, written_tables
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.renames import RenamedTrigger, names_of, taken
 from agents_session_metadata.storage.tables import DropTrigger
+from agents_session_metadata.storage.words import WORDS
 
 from .contents import Contents
 from .findings import Finding, Level
-from .identity import check_reliable, id_columns
+from .groups import lacking_finding
+from .identity import REFILLED, check_reliable, id_columns
 from .indexes import check_activity, check_words, trigger_problem
 from .inspection import Inspection, Statements
-
-REFILLED = (
-    "create_tables=True, or agent-sessions count --create-tables, creates the table and fills it"
-)
-"""How the table of elements is filled: its rows follow from the lists, but not by SQL."""
 
 _RENAMED = "the tables had other names when it was created"
 
@@ -49,6 +47,7 @@ def check(inspection: Inspection) -> list[Finding]:
         # A foreign key of a new table requires tables that support it, with their keys.
         lambda inspection: inspection.check_server(),
         _primary_keys,
+        _lacking,
         _tables,
         _columns,
         _unknown_columns,
@@ -176,18 +175,24 @@ def _refill(inspection: Inspection) -> str:
     return f"if it was renamed to {' or '.join(others)}, rename that back; otherwise, {REFILLED}"
 
 
+def _lacking(inspection: Inspection) -> Iterator[Finding]:
+    """Tables of optional features that lack columns: damaged ones, or the application's own."""
+    for table, columns in inspection.lacking.items():
+        group = next(each for each in inspection.expected.groups if table in each.tables)
+        existing = (each.name for each in group.tables if each.name in inspection.existing)
+        listed = " and ".join(existing)
+        if group.name in (ACTIVITY, WORDS):
+            advice = (
+                f"while nothing else writes, drop {listed} yourself, run what doctor then prints,"
+                " and create each index again: `agent-sessions index create KEY --create-tables`"
+            )
+        else:
+            specified = (inspection.sql(CreateColumn(table.c[name])) for name in columns)
+            advice = f"restore from a backup what it lacks: {', '.join(specified)}"
+        yield lacking_finding(table, columns, listed, advice)
+
+
 def _missing_column(inspection: Inspection, column: Column[Any]) -> str:
-    if column.table is inspection.expected.elements:
-        return (
-            "all rows of this table follow from the metadata: while nothing else writes, drop the"
-            f" table yourself, and then {REFILLED}"
-        )
-    if column.table in inspection.derived:
-        return (
-            "all rows of this table follow from others: while nothing else writes, run"
-            " `agent-sessions index drop` for each index, drop the table yourself, and run"
-            " `agent-sessions index create KEY --create-tables` for each"
-        )
     if column.server_default is None and inspection.is_filled(column.table):
         return "its values cannot be derived; restore them from a backup"
     specification = inspection.sql(CreateColumn(column))

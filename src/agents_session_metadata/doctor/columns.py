@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
+"""What a collation may ignore, with two texts that then are equal."""
+
 
 class TextColumn(NamedTuple):
     """How a column of text compares, and how much a column of text or bytes holds."""

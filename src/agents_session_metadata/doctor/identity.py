@@ -21,6 +21,7 @@ from agents_session_metadata.storage.renames import BOTH, taken, trigger_tables
 
 from .columns import kind_of
 from .findings import Finding
+from .groups import lacking_finding
 from .inspection import Inspection
 
 _ADVICE = (
@@ -28,11 +29,15 @@ _ADVICE = (
     " moved or replaced; check --sessions-table, --messages-table and --metadata-table, and"
     " give a table its name and schema back. doctor prints no statements for these names"
 )
+REFILLED = (
+    "create_tables=True, or agent-sessions count --create-tables, creates the table and fills it"
+)
+"""How the table of elements is filled: its rows follow from the lists, but not by SQL."""
 
 
 def check_reliable(inspection: Inspection) -> list[Finding]:
     """What keeps the other checks from being reliable; the first kind of it."""
-    for check in (_restricted, _misspelled, _names, _in_use, _inherited, _not_text):
+    for check in (_restricted, _misspelled, _names, _in_use, _elements, _inherited, _not_text):
         if found := [*check(inspection)]:
             return found
     return []
@@ -69,7 +74,6 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
         sessions: ("session_id",),
         messages: ("session_id", "message_data"),
         metadata: ("session_id", "key", "created_at"),
-        elements: ("session_id", "key", "position"),
     }
     for table, columns in identity.items():
         lacking = [name for name in columns if not inspection.has(table, name)]
@@ -112,6 +116,18 @@ def _in_use(inspection: Inspection) -> Iterator[Finding]:
     for (own, other), names in in_use.items():
         problem = f"triggers of {own} are on {other}, where they may be in use: {', '.join(names)}"
         yield Finding("error", "names", f"{problem}: {_ADVICE}; {BOTH}")
+
+
+def _elements(inspection: Inspection) -> Iterator[Finding]:
+    """A table of list elements that lacks columns: it is damaged, or the application's own."""
+    table = inspection.expected.elements
+    columns = [column.name for column in table.c if not inspection.has(table, column.name)]
+    if columns and table in inspection.present:
+        advice = (
+            "all its rows follow from the metadata: while nothing else writes, drop it yourself,"
+            f" and then {REFILLED}"
+        )
+        yield lacking_finding(table, columns, "anything else", advice)
 
 
 def _inherited(inspection: Inspection) -> Iterator[Finding]:

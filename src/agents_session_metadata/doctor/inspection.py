@@ -43,7 +43,6 @@ from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.creation import avoid_names, existing_tables, types_beside
 from agents_session_metadata.storage.renames import RenamedTrigger, renamed_triggers
 from agents_session_metadata.storage.tables import (
-    CORE,
     CREATE_TYPES,
     SessionTables,
     TableGroup,
@@ -54,8 +53,9 @@ from agents_session_metadata.storage.tables import (
 from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
-from .columns import TextColumn, kind_of
+from .columns import SAMPLES, TextColumn, kind_of
 from .findings import Finding
+from .groups import checked_groups, lacking_columns
 
 Statements: TypeAlias = "tuple[str, ...]"
 
@@ -66,7 +66,6 @@ _EQUAL_PARENTS = (
     " to this table and the triggers on it, and only then delete the others. Once the primary key"
     " exists, doctor prints the statements that create what was dropped"
 )
-_SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
 
 
 class Inspection:
@@ -102,11 +101,11 @@ class Inspection:
             types = types_beside(connection, self.tables.sessions)
         # Ids as the sessions table has them: what a new table must refer to.
         self.expected: SessionTables = build_tables(MetaData(), names, types)
-        self.groups: list[TableGroup] = [
-            group
-            for group in self.expected.groups
-            if group.name == CORE or any(table.name in self.existing for table in group.tables)
-        ]
+        self.lacking: dict[Table, list[str]] = lacking_columns(
+            self.inspector, self.schema, self.expected, self.existing
+        )
+        """Columns that tables of optional features lack. Nothing else is checked in these."""
+        self.groups: list[TableGroup] = checked_groups(self.expected, self.existing, self.lacking)
         self.wanted: list[Table] = [table for group in self.groups for table in group.tables]
         self.present: list[Table] = [table for table in self.wanted if table.name in self.existing]
         self.columns: dict[str, dict[str, Any]] = {
@@ -309,9 +308,7 @@ class Inspection:
         equal = self.comparison(column)
         if equal not in self._ignored:
             self._ignored[equal] = [
-                name
-                for name, a, b in _SAMPLES
-                if equal and self.scalar(f"SELECT {equal}", a=a, b=b)
+                name for name, a, b in SAMPLES if equal and self.scalar(f"SELECT {equal}", a=a, b=b)
             ]
         return self._ignored[equal]
 
