@@ -9,6 +9,7 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.quoting import escaped
 from agents_session_metadata.storage.tables import table_names
 
 NAMES = table_names()
@@ -18,6 +19,8 @@ HOSTILE = [
     "\\",
     "\\u0041\\x41",
     "it's 100% é 😀\n",
+    ")));\nDELETE FROM agent_messages;\n--",
+    " \r\nerror    b\x1b[2J\x85\u2028\u202e",
 ]
 SETTINGS = {
     "sqlite": [[]],
@@ -51,12 +54,41 @@ async def test_repairs_with_ids_and_keys_that_look_like_sql(engine, shared_datab
     for settings in SETTINGS[shared_database.kind]:
         for table in ("words", "activity"):
             await raw.execute(engine, f"DELETE FROM agent_sessions_metadata_{table}")
-        await run(engine, [*settings, *printed(await problems(engine))])
+        statements = printed(await problems(engine))
+        await run(engine, [*settings, *statements])
+        # As the command line prints them.
+        assert [escaped(each, "\n") for each in statements] == statements
+        lines = [line for each in statements for line in each.splitlines()]
+        assert not [each for each in lines if each.startswith(("DELETE FROM agent_mess", "error"))]
         # The settings end with the connection.
         await engine.dispose()
         await catalog.refresh_index("$text")
         assert await problems(engine) == []
     assert await raw.count_rows(engine, "agent_messages") == len(HOSTILE)
+
+
+async def test_control_characters_are_spelled_out(engine, shared_database):
+    numbers = [*range(1, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F)]
+    # As many as a key or an id has characters.
+    text = "".join(map(chr, numbers)).ljust(255, "\n")
+    dialect = SessionCatalog(engine)._store.database.dialect
+    literal = dialect.literal(text)
+    assert literal.isprintable()
+    async with engine.connect() as connection:
+        for settings in SETTINGS[shared_database.kind]:
+            for each in settings:
+                await connection.exec_driver_sql(each)
+            assert (await connection.exec_driver_sql(f"SELECT {literal}")).scalar() == text
+
+
+async def test_names_with_line_breaks_are_not_printed(engine):
+    names = table_names(metadata_table="facts\nDELETE FROM agent_messages; --")
+    found = await problems(engine, names)
+    lacking = [each for each in found if names.metadata in each.problem]
+    assert lacking
+    assert printed(lacking) == []
+    assert "names that have line breaks" in lacking[0].problem
+    assert printed(found)
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])

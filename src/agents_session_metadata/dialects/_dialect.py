@@ -234,7 +234,7 @@ class Dialect:
         return func.octet_length(column)
 
     def literal(self, text: str) -> str:
-        """A text as SQL that is the same text whatever the settings of the server and client."""
+        """A text as SQL, on one line; the same text whatever the settings of server and client."""
         return "'" + text.replace("'", "''") + "'"
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:

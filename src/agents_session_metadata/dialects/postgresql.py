@@ -40,6 +40,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
+from agents_session_metadata.quoting import escaped
+
 from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
 from ._locks import Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
@@ -133,12 +135,12 @@ class PostgreSQL(Dialect):
     # The SDK stores the writer's local time without a time zone.
     def literal(self, text: str) -> str:
         plain = super().literal(text)
-        if "\\" not in text:
+        if "\\" not in text and escaped(text) == text:
             return plain
         # What a backslash means depends on a setting, and on the client's character set if other
         # characters are beside it. This form ignores both.
-        escaped = plain.replace("\\", "\\\\")
-        return "E" + "".join(c if c.isascii() else f"\\U{ord(c):08x}" for c in escaped)
+        doubled = plain.replace("\\", "\\\\")
+        return "E" + "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in doubled)
 
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column

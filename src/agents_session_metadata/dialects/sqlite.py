@@ -34,6 +34,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType, TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
+from agents_session_metadata.quoting import escaped
 
 from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, Link, Triples, qualified, replacements
@@ -195,6 +196,11 @@ class SQLite(Dialect):
                 # The driver of Python 3.12 and later then ignores commit and rollback.
                 connection.exec_driver_sql("ROLLBACK")
                 raise UnsupportedDialectError(self.name, "the driver's option autocommit=True")
+
+    def literal(self, text: str) -> str:
+        if escaped(text) == text:
+            return super().literal(text)
+        return f"CAST(x'{text.encode().hex()}' AS TEXT)"
 
     def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # The driver rejects a whole result if one text in it is not valid UTF-8.

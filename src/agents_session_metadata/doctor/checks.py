@@ -65,7 +65,7 @@ def check(inspection: Inspection) -> list[Finding]:
         _clock,
     )
     for each in checks:
-        for finding in each(inspection):
+        for finding in (one.printable() for one in each(inspection)):
             if finding.repair and any(finding.repair == other.repair for other in found):
                 found.append(finding.repaired_above())
             else:

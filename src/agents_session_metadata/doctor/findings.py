@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+from agents_session_metadata.quoting import escaped
+
+_QUOTED = re.compile(r"""(["'`]).*?\1""", re.DOTALL)
+"""A quoted name or text; one that contains its quotation mark is found in parts."""
 
 Level: TypeAlias = Literal["error", "warning", "info"]
 
@@ -27,6 +33,17 @@ class Finding:
     check: str
     problem: str
     repair: tuple[str, ...] = ()
+
+    def printable(self) -> Finding:
+        """The same finding, without its statements if these cannot be printed.
+
+        A name with a line break could begin what looks like another statement or problem.
+        """
+        quoted = (found[0] for each in self.repair for found in _QUOTED.finditer(each))
+        if all(escaped(each) == each for each in quoted):
+            return self
+        problem = f"{self.problem}; no statement is printed for names that have line breaks"
+        return replace(self, problem=f"{problem} or other control characters", repair=())
 
     def repaired_above(self) -> Finding:
         """The same finding, if the statements of an earlier finding repair it too."""

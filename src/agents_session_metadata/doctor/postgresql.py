@@ -184,13 +184,12 @@ class PostgreSQLInspection(Inspection):
                 f" FROM {sequence}), (SELECT coalesce(max({name}), 0) FROM {table})"
             )[0]
             if following <= greatest and step > 0:
-                literal = sequence.replace("'", "''")
                 yield Finding(
                     "error",
                     "sequences",
                     f"the next {column.name} of {column.table.name} is {following}, and there is"
                     f" a row with {greatest}, so that adding rows fails; while nothing else writes,"
-                    f" run SELECT setval('{literal}', {greatest})",
+                    f" run SELECT setval({self.ways.literal(sequence)}, {greatest})",
                 )
 
     def set_default(self, column: Column[Any]) -> Statements:

@@ -139,10 +139,9 @@ class SQLiteInspection(Inspection):
         insert, drops, creates = super().restore_sessions(child, condition), [], []
         schema = f"{self.quote(self.schema)}." if self.schema else ""
         for name, sql in self._clearing("INSERT"):
-            text = name.replace("'", "''")
             insert += (
                 f" AND NOT EXISTS (SELECT 1 FROM {self.master}"  # noqa: S608  # names
-                f" WHERE type = 'trigger' AND name = '{text}')"
+                f" WHERE type = 'trigger' AND name = {self.ways.literal(name)})"
             )
             drops.append(self._drop(name))
             creates.append(sql.replace("CREATE TRIGGER ", f"CREATE TRIGGER {schema}", 1))
