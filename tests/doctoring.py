@@ -35,6 +35,7 @@ SAFE = re.compile(
     |CREATE[ ]INDEX[ ]{_NAME}[ ]ON[ ]{_NAME}[ ]\([^()]*\)
     |CREATE[ ]TRIGGER[ ](IF[ ]NOT[ ]EXISTS[ ])?{_OURS}[ ](AFTER|BEFORE)[ ].*
     |CREATE[ ]OR[ ]REPLACE[ ]FUNCTION[ ]{_OURS}\(\)[ ]RETURNS[ ]trigger[ ].*
+    |SET[ ]search_path[ ]TO[ ]{_NAME}(,[ ]{_NAME})*
     |REVOKE[ ]ALL[ ]ON[ ]FUNCTION[ ]{_OURS}\(\)[ ]FROM[ ]PUBLIC
     |DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}([ ]ON[ ]{_NAME})?
     |DO[ ][$]body[$][ ]BEGIN[ ]DROP[ ]TRIGGER[ ]IF[ ]EXISTS[ ]{_OURS}[ ]ON[ ]{_NAME};

@@ -8,6 +8,7 @@ import pytest
 from conformance import raw
 from doctoring import (
     FOREIGN_KEYS,
+    complete,
     ddl_dialect,
     explained,
     intact,
@@ -129,3 +130,40 @@ async def test_a_file_in_another_encoding_is_refused(tmp_path):
             await SessionCatalog(engine, create_tables=True).create_session()
     finally:
         await engine.dispose()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_statements_for_tables_in_another_schema(engine, shared_database, driver):
+    """A shell runs them with its own search path, in which somebody else has tables."""
+    await raw.execute(engine, 'CREATE SCHEMA "It\'s theirs"')
+    url = make_url(shared_database.url).set(drivername=f"postgresql+{driver}")
+    options = '-c search_path="It\'s\\ theirs",public'
+    path = {"options": options}
+    if driver == "asyncpg":
+        path = {"server_settings": {"search_path": '"It\'s theirs", public'}}
+    moved = create_async_engine(url, connect_args=path)
+    await complete(moved)
+    await complete(engine)
+    damages = [
+        "DELETE FROM agent_sessions_metadata_words WHERE session_id = 'b'",
+        "DROP INDEX agent_sessions_metadata_search_idx",
+        "ALTER TABLE agent_sessions_metadata DROP CONSTRAINT agent_sessions_metadata_session_fk",
+        "DELETE FROM agent_sessions WHERE session_id = 'a'",
+    ]
+    await run(moved, damages)
+    found = await problems(moved)
+    repairs = [each.repair for each in found if each.repair]
+    assert len(repairs) > 1
+    assert {each[0] for each in repairs} == {'SET search_path TO "It\'s theirs", public'}
+    (restore,) = [each.problem for each in found if "row again: " in each.problem]
+    for statements in (restore.partition("row again: ")[2].split("; "), *repairs):
+        shell = shared_database.engine()
+        await run(shell, statements)
+        await shell.dispose()
+    assert await raw.count_rows(engine, "agent_sessions") == 2
+    assert await problems(engine) == []
+    await moved.dispose()
+    await SessionCatalog(moved).refresh_index("$text")
+    assert await mended(moved) == []
+    await moved.dispose()

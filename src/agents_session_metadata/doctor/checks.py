@@ -64,8 +64,9 @@ def check(inspection: Inspection) -> list[Finding]:
         check_words,
         _clock,
     )
+    first = inspection.first
     for each in checks:
-        for finding in (one.printable() for one in each(inspection)):
+        for finding in (one.printable(first) for one in each(inspection)):
             if finding.repair and any(finding.repair == other.repair for other in found):
                 found.append(finding.repaired_above())
             else:

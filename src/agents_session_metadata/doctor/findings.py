@@ -26,7 +26,8 @@ class Finding:
         repair: The statements that repair it, in order. They add what is missing, widen columns,
             replace triggers of this package or drop those whose tables are gone, revoke the
             privilege to execute their functions, and write rows that this package derives; they
-            never touch what an application wrote. Empty if no such statement repairs the problem.
+            never touch what an application wrote. On PostgreSQL, the first may set the search path.
+            Empty if no such statement repairs the problem.
     """
 
     level: Level
@@ -34,14 +35,15 @@ class Finding:
     problem: str
     repair: tuple[str, ...] = ()
 
-    def printable(self) -> Finding:
-        """The same finding, without its statements if these cannot be printed.
+    def printable(self, first: tuple[str, ...]) -> Finding:
+        """The same finding with statements before its own, if all of them can be printed.
 
         A name with a line break could begin what looks like another statement or problem.
         """
-        quoted = (found[0] for each in self.repair for found in _QUOTED.finditer(each))
+        repair = (*first, *self.repair) if self.repair else ()
+        quoted = (found[0] for each in repair for found in _QUOTED.finditer(each))
         if all(escaped(each) == each for each in quoted):
-            return self
+            return replace(self, repair=repair)
         problem = f"{self.problem}; no statement is printed for names that have line breaks"
         return replace(self, problem=f"{problem} or other control characters", repair=())
 

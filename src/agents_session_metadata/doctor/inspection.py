@@ -3,9 +3,8 @@
 A printed statement may add a table, an index, a default, a foreign key, a primary key where there
 is none, or a trigger; widen a column; replace a trigger of this package, revoke the privilege to
 execute its function, or drop one whose tables are gone or renamed; add or delete rows of a table
-that this package derives from others; and mark an index as not complete. No other kind of statement
-is printed. An empty result means that no such statement helps: the problem is then explained in
-words.
+that this package derives from others; mark an index as not complete; and set the search path.
+Without such a statement, which is an empty result, the problem is explained in words.
 """
 
 # Some databases need less of what a method is passed.
@@ -153,6 +152,11 @@ class Inspection:
         return [constraint for of_table in every for constraint in of_table]
 
     # ---- SQL ----
+
+    @property
+    def first(self) -> Statements:
+        """Statements to run before others, so that the names in these mean the same tables."""
+        return ()
 
     def sql(self, element: Any, *, literals: bool = False) -> str:
         """A statement as text, in the schema that the connection translates to."""

@@ -192,6 +192,19 @@ class PostgreSQLInspection(Inspection):
                     f" run SELECT setval({self.ways.literal(sequence)}, {greatest})",
                 )
 
+    @property
+    def first(self) -> Statements:
+        # In a schema that a shell does not search, a name means nothing, or a table of others.
+        query = (
+            "SELECT string_agg(quote_ident(name), ', ' ORDER BY place)"
+            " FROM unnest(current_schemas(false)) WITH ORDINALITY s (name, place)"
+        )
+        path = None if self.schema else self.scalar(query)
+        return () if path in (None, "public") else (f"SET search_path TO {path}",)
+
+    def restore_sessions(self, child: Table, condition: str) -> str:
+        return "; ".join([*self.first, super().restore_sessions(child, condition)])
+
     def set_default(self, column: Column[Any]) -> Statements:
         name = self.quote(column.name)
         alter = f"ALTER TABLE {self.name_of(column.table)} ALTER COLUMN {name}"
