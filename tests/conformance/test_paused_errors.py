@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 from agents import RunConfig, RunHooks
+from agents.extensions.memory import EncryptedSession
 from agents.run_config import ModelInputData
+from agents.testing import assistant_message
 from agents.testing.model import ModelStep
 from sqlalchemy import event
 
@@ -193,3 +195,27 @@ async def test_a_run_that_has_answered_is_finished_although_it_is_cancelled(engi
         "function_call_output c1",
         "message",
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_wrapped_session_writes_nothing_after_its_end(engine, streamed):
+    deployer = Deployer()
+    paused = paused_runs(engine, encrypt=lambda text: text, decrypt=lambda text: text)
+    catalog = paused.catalog
+    inner = catalog.session("chat")
+    session = EncryptedSession("chat", inner, encryption_key="secret")
+
+    async def take(*_):
+        await catalog.delete_session("chat")
+        await catalog.create_session("chat", metadata={"owner_id": "u2"})
+        return [assistant_message("Done")]
+
+    agent = deployer.agent(deploys("c1"), ModelStep.respond(take))
+    await pause(paused, agent, session=session)
+    await paused.decide("chat", "c1", approve=True)
+    with pytest.raises(RunClaimedError):
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed, session=session)
+    assert await catalog.session("chat").get_items() == []
+    await inner.add_items([{"role": "user", "content": "of the new owner"}])
+    assert len(await catalog.session("chat").get_items()) == 1

@@ -13,6 +13,7 @@ from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.database import settle
 
 from .progress import Progress
+from .states import underlying
 
 
 class _FencedStore(ScopedStore):
@@ -71,3 +72,26 @@ def claimed_session(
     session = _ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
     session.progress = progress
     return session
+
+
+def fence(session: Any, session_id: str, check: Callable[[Connection], None]) -> Callable[[], None]:
+    """Let a session of the caller's own write only while the lease is held.
+
+    Args:
+        session: The session, or a wrapper around it. One of another package is not changed.
+        session_id: Its id.
+        check: Raises if the lease is lost.
+
+    Returns:
+        A function that ends this.
+    """
+    inside = [each for each in underlying(session) if isinstance(each, SQLAlchemyMetadataSession)]
+    stores = [(each, each._store) for each in inside]
+    for each, store in stores:
+        each._store = _FencedStore(store, session_id, check)
+
+    def end() -> None:
+        for each, store in stores:
+            each._store = store
+
+    return end

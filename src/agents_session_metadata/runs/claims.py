@@ -35,7 +35,7 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
-from .claimed_session import claimed_session
+from .claimed_session import claimed_session, fence
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
@@ -97,6 +97,7 @@ class ClaimedRun:
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
+        self._end_fence: Callable[[], None] = lambda: None
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
@@ -123,8 +124,8 @@ class ClaimedRun:
 
         Args:
             session: A wrapper around the session, such as an `EncryptedSession`; by default the
-                catalog's session. If the lease is lost, the catalog's session refuses to write, and
-                a run in a given session is cancelled.
+                catalog's session. If the lease is lost, the session inside refuses to write, and
+                the run is cancelled.
             run_config: As in `Runner.run`.
             hooks: As in `Runner.run`.
             **kwargs: Further arguments of `Runner.run`, such as `error_handlers`. The SDK takes
@@ -238,6 +239,7 @@ class ClaimedRun:
                 exc_info=True,
             )
         finally:
+            self._end_fence()
             if self._renewal is not None:
                 self._renewal.cancel()
                 await asyncio.wait({self._renewal})
@@ -256,7 +258,7 @@ class ClaimedRun:
         if details.wrapped and not is_encrypted(session):
             raise ValueError(
                 "the history of the paused run is encrypted; pass an EncryptedSession around "
-                f"catalog.session({quoted(self.session_id)}, must_exist=True) as session="
+                f"catalog.session({quoted(self.session_id)}) as session="
             )
         if self._is_lost:
             raise RunClaimedError(self.session_id)
@@ -267,12 +269,13 @@ class ClaimedRun:
         usage = usage_of(self.state)
         if isinstance(hooks, SessionTracker) and usage is not None:
             hooks._resumes(usage, details.agent)
-        if session is not None:
-            return session
 
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
 
+        if session is not None:
+            self._end_fence = fence(session, self.session_id, check)
+            return session
         return claimed_session(
             self._store.store,
             self.session_id,
@@ -286,10 +289,12 @@ class ClaimedRun:
         try:
             result = await run
         except BaseException as error:
+            self._end_fence()
             await self._keep(self._continued)
             if self._is_lost:
                 raise RunClaimedError(self.session_id) from error
             raise
+        self._end_fence()
         await self._store_result(result)
         return result
 

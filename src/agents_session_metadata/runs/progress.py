@@ -34,7 +34,7 @@ class Progress(RunHooks[Any]):
     def __init__(self, hooks: RunHooks[Any] | None) -> None:
         if hooks is not None and not isinstance(hooks, RunHooksBase):
             raise TypeError(f"hooks must be RunHooks, got {type(hooks).__name__}")
-        self.is_answered = False
+        self.is_answered: bool = False
         self._model_calls = 0
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._input: list[Any] = []

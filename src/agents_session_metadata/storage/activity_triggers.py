@@ -58,7 +58,7 @@ class DropMaintenance(DDLElement):
         self.table = table
         self.filled = filled
         self.suffix = suffix
-        self.name = derived_name(filled.name, suffix)
+        self.name: str = derived_name(filled.name, suffix)
 
 
 @compiles(DropMaintenance)
