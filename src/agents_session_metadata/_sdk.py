@@ -338,7 +338,11 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        return await self._locked(sess, self._enter if create else self._lock)
+        if create or self._store.is_restricted:
+            return await self._locked(sess, self._enter if create else self._lock)
+        if options := _writing(self._engine):
+            await sess.connection(execution_options=options)
+        return await super()._lock_session(sess)
 
     async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
         """Run work that begins with a lock, at the beginning of a transaction."""
