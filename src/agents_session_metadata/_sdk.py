@@ -339,7 +339,8 @@ class StoredSession(SQLAlchemySession):
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if create or self._store.is_restricted:
-            return await self._locked(sess, self._enter if create else self._lock)
+            lock = partial(self._store.lock, session_id=self.session_id)
+            return await self._locked(sess, self._enter if create else lock)
         if options := _writing(self._engine):
             await sess.connection(execution_options=options)
         return await super()._lock_session(sess)
@@ -348,9 +349,6 @@ class StoredSession(SQLAlchemySession):
         """Run work that begins with a lock, at the beginning of a transaction."""
         connection = await sess.connection(execution_options=_writing(self._engine))
         return await connection.run_sync(work)
-
-    def _lock(self, connection: Connection) -> bool:
-        return self._store.lock(connection, self.session_id)
 
     def _enter(self, connection: Connection) -> bool:
         """Lock the session, and create it unless it must exist; return True."""

@@ -219,3 +219,64 @@ async def test_a_wrapped_session_writes_nothing_after_its_end(engine, streamed):
     assert await catalog.session("chat").get_items() == []
     await inner.add_items([{"role": "user", "content": "of the new owner"}])
     assert len(await catalog.session("chat").get_items()) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("failing", [2, 3])
+async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(engine, failing, streamed):
+    """The second write is that of a later turn, and the third that of the answer."""
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x")], "Done", "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    writes = []
+
+    def fail(_connection, _cursor, statement, *_):
+        if statement.startswith("INSERT INTO agent_messages"):
+            writes.append(statement)
+            if len(writes) == failing:
+                raise ConnectionError
+
+    event.listen(engine.sync_engine, "before_cursor_execute", fail)
+    with pytest.raises(ConnectionError):
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed)
+    if failing == 2:
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+    assert await paused.get("chat") is None
+    assert deployer.calls == ["deploy c1", "look x"]
+    history = kinds(await paused.catalog.session("chat").get_items())
+    assert history == [
+        "user",
+        *(f"function_call{end} {each}" for each in ("c1", "c2") for end in ("", "_output")),
+        "message",
+    ]
+
+
+async def test_a_run_that_stores_its_next_pause_pauses_although_it_is_cancelled(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x"), *deploys("c3")], "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    writes = []
+
+    def cancel(_connection, _cursor, statement, *_):
+        if statement.startswith("INSERT INTO agent_messages"):
+            writes.append(statement)
+            if len(writes) == 2:
+                loop.call_soon_threadsafe(task.cancel)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await run.resume()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", cancel)
+    loop, task = asyncio.get_running_loop(), asyncio.create_task(resume())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [each.call_id for each in (await paused.get("chat")).pending] == ["c3"]
+    await paused.decide("chat", "c3", approve=True)
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1", "look x", "deploy c3"]

@@ -38,18 +38,37 @@ class _FencedStore(ScopedStore):
         return super().admits(connection, session_id)
 
 
-class _ClaimedSession(SQLAlchemyMetadataSession):
+class ClaimedSession(SQLAlchemyMetadataSession):
+    """The session of a claimed run.
+
+    Attributes:
+        progress: What is told of the items that the run adds.
+        failed: Items that could not be added.
+    """
+
     progress: Progress
+    failed: list[TResponseInputItem]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """As in the session; what was added is remembered, also when the caller is cancelled."""
         adding = super().add_items(items)
+        self.progress.begin_to_add()
 
         async def add() -> None:
+            self.failed = items
             await adding
+            self.failed = []
             self.progress.add(items)
 
         await settle(add())
+
+    async def add_failed(self) -> None:
+        """Add what could not be added, unless it was added although an error was raised."""
+        items = self.failed
+        if items and await self.get_items(len(items)) == items:
+            self.progress.add(items)
+        elif items:
+            await self.add_items(items)
 
 
 def claimed_session(
@@ -58,7 +77,7 @@ def claimed_session(
     check: Callable[[Connection], None],
     progress: Progress,
     **arguments: Any,
-) -> SQLAlchemyMetadataSession:
+) -> ClaimedSession:
     """The session of a claimed run, which must exist.
 
     Args:
@@ -69,8 +88,8 @@ def claimed_session(
         **arguments: The settings of the catalog's sessions.
     """
     fenced = _FencedStore(store, session_id, check)
-    session = _ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
-    session.progress = progress
+    session = ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
+    session.progress, session.failed = progress, []
     return session
 
 

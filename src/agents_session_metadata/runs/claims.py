@@ -25,17 +25,18 @@ from datetime import timedelta
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
+from agents.exceptions import UserError
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import RunClaimedError
+from agents_session_metadata.errors import RunClaimedError, SessionNotFoundError
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
-from .claimed_session import claimed_session, fence
+from .claimed_session import ClaimedSession, claimed_session, fence
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
@@ -97,6 +98,7 @@ class ClaimedRun:
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
+        self._own_session: ClaimedSession | None = None
         self._end_fence: Callable[[], None] = lambda: None
         self._responses = found.responses
         self._is_started = False
@@ -155,9 +157,7 @@ class ClaimedRun:
         try:
             return await asyncio.shield(end)
         except asyncio.CancelledError:
-            # Once it has answered, nobody could tell whether the answer is in the history.
-            if not self._progress.is_answered:
-                self._run.cancel()
+            self._progress.cancel(self._run)
             await settle(asyncio.wait({end}))
             raise
 
@@ -276,13 +276,14 @@ class ClaimedRun:
         if session is not None:
             self._end_fence = fence(session, self.session_id, check)
             return session
-        return claimed_session(
+        self._own_session = claimed_session(
             self._store.store,
             self.session_id,
             check,
             self._progress,
             **self._catalog._session_arguments,
         )
+        return self._own_session
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
@@ -317,13 +318,23 @@ class ClaimedRun:
         If the session was deleted or its history cleared in the meantime, nothing is stored.
         """
         try:
+            if self._own_session is not None:
+                await self._own_session.add_failed()
+            if self._progress.is_stored:
+                await self._store.finish(self.session_id, self._token)
+                return
             written = write()
             restored = await deserialize(
                 self.session_id, self._agent, json.dumps(written), self._context
             )
-            await self._replace(written, restored.get_interruptions(), None)
+            interruptions = restored.get_interruptions()
+            if interruptions and written["last_processed_response"] is None:
+                raise UserError("the run was about to pause")
+            await self._replace(written, interruptions, None)
         except RunClaimedError:
             self._is_lost = True
+        except SessionNotFoundError:
+            pass
         except Exception:
             # The row stays claimed: whoever claims it next is told that tools may have run.
             logger.warning(
@@ -363,9 +374,7 @@ class ClaimedRun:
         goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[
             "current_step"
         ]
-        if task is not None and task.cancelled() and self._progress.is_stored:
-            await settle(self._store.finish(self.session_id, self._token))
-        elif failed or (goes_on and not stream.interruptions):
+        if failed or (goes_on and not stream.interruptions):
             await settle(self._keep(lambda: serialize(stream.to_state(), self._context)))
         else:
             await settle(self._store_result(stream))

@@ -8,14 +8,21 @@ input of the last model call, and the last of them in what was added to the sess
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agents import RunConfig, RunHooks
+from agents.exceptions import UserError
 from agents.lifecycle import RunHooksBase
 from agents.run_config import CallModelData, ModelInputData
+
+
+def is_output(item: Any) -> bool:
+    """Whether an item is the output of a call."""
+    return "output" in item.get("type", "")
 
 
 class Progress(RunHooks[Any]):
@@ -40,6 +47,8 @@ class Progress(RunHooks[Any]):
         self._input: list[Any] = []
         self._unfiltered: list[Any] | None = None
         self._added: list[Any] = []
+        self._is_saving = False
+        self._to_cancel: asyncio.Task[Any] | None = None
         for event in vars(RunHooksBase):
             if event.startswith("on_") and event not in vars(Progress):
                 setattr(self, event, getattr(self._hooks, event))
@@ -60,9 +69,24 @@ class Progress(RunHooks[Any]):
 
         return replace(config, call_model_input_filter=remember)
 
+    def begin_to_add(self) -> None:
+        """Note that a turn has ended, and that its items are about to be added to the session."""
+        self._is_saving = True
+
     def add(self, items: Sequence[Any]) -> None:
         """Remember items that were added to the session: those of a turn, when it ends."""
         self._added += items
+
+    def cancel(self, run: asyncio.Task[Any]) -> None:
+        """Cancel a run, at a moment at which it is known what the history contains.
+
+        Once it has answered, it ends by itself. If it stores a turn, it is cancelled when the model
+        is asked the next time, unless it ends or pauses before.
+        """
+        if self._is_saving and not self.is_answered:
+            self._to_cancel = run
+        elif not self.is_answered:
+            run.cancel()
 
     @property
     def is_stored(self) -> bool:
@@ -75,12 +99,18 @@ class Progress(RunHooks[Any]):
         Args:
             written: The state as JSON.
             responses: How many answers of the model the state had when the run was resumed.
+
+        Raises:
+            UserError: If the run was about to pause.
         """
+        called = {each["call_id"] for each in self._added if "call_id" in each}
+        if not called <= {each["call_id"] for each in self._added if is_output(each)}:
+            raise UserError("the last turn of the run has calls without outputs")
         turns = self._model_calls if self._added else self._model_calls - 1
         if len(written["model_responses"]) >= responses + turns:
             return written
         items = [*self._input, *self._added]
-        outputs = {each.get("call_id") for each in items if "output" in each.get("type", "")}
+        outputs = {each.get("call_id") for each in items if is_output(each)}
         invocations = {
             # A handoff can leave out outputs, and those of a turn that did not end are lost.
             call_id: {**each, "completed": each["completed"] and call_id in outputs}
@@ -105,6 +135,10 @@ class Progress(RunHooks[Any]):
     ) -> None:
         self._model_calls += 1
         self._added = []
+        self._is_saving = False
+        if self._to_cancel is not None:
+            self._to_cancel.cancel()
+            await asyncio.sleep(0)
         self._input = list(input_items) if self._unfiltered is None else self._unfiltered
         await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
 
