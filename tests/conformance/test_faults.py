@@ -142,7 +142,7 @@ async def test_a_server_that_has_gone_leaves_the_first_error(proxied):
 
 @pytest.mark.parametrize("call", ["set_metadata", "add_items"])
 async def test_what_is_indexed_after_a_write_does_not_fail_it(shared_database, call):
-    engine = shared_database.engine(pool_size=1, max_overflow=0, pool_timeout=1)
+    engine = shared_database.engine(pool_size=1, max_overflow=0, pool_timeout=4)
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("chat")
     await catalog.create_index("$text")
