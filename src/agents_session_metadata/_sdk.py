@@ -339,8 +339,8 @@ class StoredSession(SQLAlchemySession):
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
         if create or self._store.is_restricted:
-            lock = partial(self._store.lock, session_id=self.session_id)
-            return await self._locked(sess, self._enter if create else lock)
+            lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
+            return await self._locked(sess, lock)
         if options := _writing(self._engine):
             await sess.connection(execution_options=options)
         return await super()._lock_session(sess)

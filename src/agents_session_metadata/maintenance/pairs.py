@@ -47,6 +47,8 @@ _HOSTED = frozenset(
 """Types of items of hosted tools, which have no outputs of their own."""
 
 Item: TypeAlias = "Mapping[str, Any]"
+Call: TypeAlias = "tuple[str, str]"
+"""The type of a call, and what it has in common with its output, as a rule its `call_id`."""
 Pair: TypeAlias = "tuple[int, int]"
 """The positions of the two parts, the smaller one first."""
 
@@ -73,12 +75,14 @@ def is_user_message(item: object) -> bool:
     )
 
 
+def calls_and_outputs(items: Sequence[object]) -> tuple[set[Call], set[Call]]:
+    """The calls among items, and the calls whose outputs are among them."""
+    calls, outputs = _positions(_found(items))
+    return {*calls}, {*outputs}
+
+
 def _pairs(items: Sequence[object]) -> Iterator[Pair]:
-    found = [
-        (position, item, str(item.get("type")))
-        for position, item in enumerate(items)
-        if isinstance(item, Mapping)
-    ]
+    found = _found(items)
     yield from _calls_with_outputs(found)
     yield from _anonymous_searches(found)
     yield from _reasoning(found)
@@ -88,21 +92,20 @@ def _pairs(items: Sequence[object]) -> Iterator[Pair]:
 _Found: TypeAlias = "list[tuple[int, Item, str]]"
 
 
+def _found(items: Sequence[object]) -> _Found:
+    return [
+        (position, item, str(item.get("type")))
+        for position, item in enumerate(items)
+        if isinstance(item, Mapping)
+    ]
+
+
 def _calls_with_outputs(found: _Found) -> Iterator[Pair]:
     """Each call with the next output of its id, and each output with the last call before it.
 
     Ids may be used again. Only if nothing is found in this direction, the other one counts.
     """
-    calls: dict[tuple[str, str], list[int]] = {}
-    outputs: dict[tuple[str, str], list[int]] = {}
-    for position, item, kind in found:
-        identity = _identity(item, kind)
-        if identity is None:
-            continue
-        if kind in OUTPUT_OF:
-            calls.setdefault((kind, identity), []).append(position)
-        elif kind in _OUTPUTS:
-            outputs.setdefault((_CALL_OF[kind], identity), []).append(position)
+    calls, outputs = _positions(found)
     for key in calls.keys() & outputs.keys():
         own_calls, own_outputs = calls[key], outputs[key]
         for call in own_calls:
@@ -112,6 +115,21 @@ def _calls_with_outputs(found: _Found) -> Iterator[Pair]:
         for output in own_outputs:
             before = bisect(own_calls, output)
             yield (own_calls[before - 1], output) if before else (output, own_calls[0])
+
+
+def _positions(found: _Found) -> tuple[dict[Call, list[int]], dict[Call, list[int]]]:
+    """Where calls are, and their outputs."""
+    calls: dict[Call, list[int]] = {}
+    outputs: dict[Call, list[int]] = {}
+    for position, item, kind in found:
+        identity = _identity(item, kind)
+        if identity is None:
+            continue
+        if kind in OUTPUT_OF:
+            calls.setdefault((kind, identity), []).append(position)
+        elif kind in _OUTPUTS:
+            outputs.setdefault((_CALL_OF[kind], identity), []).append(position)
+    return calls, outputs
 
 
 def _identity(item: Item, kind: str) -> str | None:

@@ -19,10 +19,7 @@ from agents.exceptions import UserError
 from agents.lifecycle import RunHooksBase
 from agents.run_config import CallModelData, ModelInputData
 
-
-def is_output(item: Any) -> bool:
-    """Whether an item is the output of a call."""
-    return "output" in item.get("type", "")
+from agents_session_metadata.maintenance.pairs import calls_and_outputs
 
 
 class Progress(RunHooks[Any]):
@@ -83,9 +80,11 @@ class Progress(RunHooks[Any]):
         Once it has answered, it ends by itself. If it stores a turn, it is cancelled when the model
         is asked the next time, unless it ends or pauses before.
         """
-        if self._is_saving and not self.is_answered:
+        if self.is_answered:
+            return
+        if self._is_saving:
             self._to_cancel = run
-        elif not self.is_answered:
+        else:
             run.cancel()
 
     @property
@@ -103,17 +102,17 @@ class Progress(RunHooks[Any]):
         Raises:
             UserError: If the run was about to pause.
         """
-        called = {each["call_id"] for each in self._added if "call_id" in each}
-        if not called <= {each["call_id"] for each in self._added if is_output(each)}:
+        calls, outputs = calls_and_outputs(self._added)
+        if calls - outputs:
             raise UserError("the last turn of the run has calls without outputs")
         turns = self._model_calls if self._added else self._model_calls - 1
         if len(written["model_responses"]) >= responses + turns:
             return written
         items = [*self._input, *self._added]
-        outputs = {each.get("call_id") for each in items if is_output(each)}
+        finished = {call_id for _, call_id in calls_and_outputs(items)[1]}
         invocations = {
             # A handoff can leave out outputs, and those of a turn that did not end are lost.
-            call_id: {**each, "completed": each["completed"] and call_id in outputs}
+            call_id: {**each, "completed": each["completed"] and call_id in finished}
             for call_id, each in written["context"]["tool_invocations"].items()
         }
         return {
