@@ -62,15 +62,20 @@ BY_APPLICATION = ["_paused", "_usage", "_thread_items", "_attachments"]
 OPTIONAL = [table.name for group in GROUPS[1:] for table in group.tables]
 
 
-async def every_table(engine, names):
-    """A catalog with tables of these names, which all exist."""
-    catalog = SessionCatalog(
+def catalog_of(engine, names):
+    """A catalog that creates tables of these names."""
+    return SessionCatalog(
         engine,
         create_tables=True,
         sessions_table=names.sessions,
         messages_table=names.messages,
         metadata_table=names.metadata,
     )
+
+
+async def every_table(engine, names):
+    """A catalog with tables of these names, which all exist."""
+    catalog = catalog_of(engine, names)
     for group in query_tables(names).groups:
         await catalog._store.database.ensure(group.name)
     return catalog

@@ -116,8 +116,8 @@ async def test_an_error_in_a_later_turn_repeats_no_tool(engine, way, streamed):
     assert await paused.get("chat") is None
 
 
-async def test_an_error_between_two_turns_repeats_no_tool(engine):
-    paused, deployer = paused_runs(engine), Deployer()
+async def failing_between_turns(paused, deployer):
+    """Pause a run, and approve its call. When it is resumed, it fails once after its next turn."""
     failing = [False, False, True]
 
     def instructions(_context, _agent):
@@ -129,6 +129,12 @@ async def test_an_error_between_two_turns_repeats_no_tool(engine):
     agent = deployer.agent(*steps, instructions=instructions)
     await pause(paused, agent)
     await paused.decide("chat", "c1", approve=True)
+    return agent
+
+
+async def test_an_error_between_two_turns_repeats_no_tool(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = await failing_between_turns(paused, deployer)
     with pytest.raises(ConnectionError):
         async with paused.claim("chat", agent) as run:
             await run.resume()
@@ -139,17 +145,7 @@ async def test_an_error_between_two_turns_repeats_no_tool(engine):
 
 async def test_a_state_that_cannot_be_restored_does_not_replace_another(engine, caplog):
     paused, deployer = paused_runs(engine), Deployer()
-    failing = [False, False, True]
-
-    def instructions(_context, _agent):
-        if failing and failing.pop(0):
-            raise ConnectionError
-        return "Deploy."
-
-    steps = deploys("c1"), [call("look", "c2", target="x")], "Done"
-    agent = deployer.agent(*steps, instructions=instructions)
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    agent = await failing_between_turns(paused, deployer)
     with pytest.raises(ConnectionError):
         async with paused.claim("chat", agent) as run:
             # What ends a turn is not seen in a session of the caller's own.

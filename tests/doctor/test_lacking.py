@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conformance import raw
-from doctoring import GROUPS, OPTIONAL, explained, mended, problems
+from doctoring import GROUPS, OPTIONAL, catalog_of, explained, mended, problems
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.storage.tables import table_names
@@ -30,13 +30,7 @@ async def test_an_applications_own_table_is_only_reported(filled, tables):
 @pytest.mark.parametrize("suffix", ["_indexes", "_words_state"])
 async def test_a_metadata_table_of_others_is_only_reported(engine, suffix):
     names = table_names("theirs", "their_items", f"meta{suffix}")
-    theirs = SessionCatalog(
-        engine,
-        create_tables=True,
-        sessions_table=names.sessions,
-        messages_table=names.messages,
-        metadata_table=names.metadata,
-    )
+    theirs = catalog_of(engine, names)
     await theirs.create_session("a", metadata={"title": "x", "n": 1})
     await theirs.create_session("b", metadata={"title": "x", "n": 1})
     ours = table_names("agent_sessions", "agent_messages", "meta")
