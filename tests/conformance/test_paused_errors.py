@@ -13,6 +13,7 @@ from agents.testing.model import ModelStep
 from sqlalchemy import event
 
 from agents_session_metadata import RunClaimedError
+from agents_session_metadata.storage import database
 from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
 
 
@@ -218,11 +219,16 @@ async def test_a_wrapped_session_writes_nothing_after_its_end(engine, streamed):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("failing", [2, 3])
-async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(engine, failing, streamed):
-    """The second write is that of a later turn, and the third that of the answer."""
+@pytest.mark.parametrize("failing", [2, 3, 4])
+async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(
+    engine, failing, streamed, monkeypatch
+):
+    """The second write is that of a later turn, the third hands off, the fourth is the answer."""
+    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
     paused, deployer = paused_runs(engine), Deployer()
-    agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x")], "Done", "Done")
+    last = deployer.agent("Done", "Done", name="last")
+    turns = [call("look", "c2", target="x")], [call("transfer_to_last", "h1")]
+    agent = deployer.agent(deploys("c1"), *turns, "Not from here", handoffs=[last])
     await pause(paused, agent)
     await paused.decide("chat", "c1", approve=True)
     writes = []
@@ -230,24 +236,43 @@ async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(engine, fail
     def fail(_connection, _cursor, statement, *_):
         if statement.startswith("INSERT INTO agent_messages"):
             writes.append(statement)
-            if len(writes) == failing:
+            if failing <= len(writes) < failing + 4:
                 raise ConnectionError
 
     event.listen(engine.sync_engine, "before_cursor_execute", fail)
     with pytest.raises(ConnectionError):
         async with paused.claim("chat", agent) as run:
             await resumed(run, streamed=streamed)
-    if failing == 2:
+    if failing < 4:
         async with paused.claim("chat", agent) as run:
-            await run.resume()
+            assert (await run.resume()).final_output == "Done"
     assert await paused.get("chat") is None
     assert deployer.calls == ["deploy c1", "look x"]
     history = kinds(await paused.catalog.session("chat").get_items())
     assert history == [
         "user",
-        *(f"function_call{end} {each}" for each in ("c1", "c2") for end in ("", "_output")),
+        *(f"function_call{end} {each}" for each in ("c1", "c2", "h1") for end in ("", "_output")),
         "message",
     ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_lease_ends_if_the_end_of_a_run_cannot_be_stored(engine, streamed, monkeypatch):
+    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    def fail(_connection, _cursor, statement, *_):
+        if statement.startswith("DELETE FROM agent_sessions_metadata_paused"):
+            raise ConnectionError
+
+    event.listen(engine.sync_engine, "before_cursor_execute", fail)
+    with pytest.raises(ConnectionError):
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed)
+    assert (await paused.get("chat")).crashed
 
 
 async def test_a_run_that_stores_its_next_pause_pauses_although_it_is_cancelled(engine):

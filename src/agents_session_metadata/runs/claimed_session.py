@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from agents.items import TResponseInputItem
@@ -10,7 +13,7 @@ from sqlalchemy import Connection
 
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
-from agents_session_metadata.storage.database import settle
+from agents_session_metadata.storage.database import insist, settle
 
 from .progress import Progress
 from .states import underlying
@@ -50,25 +53,38 @@ class ClaimedSession(SQLAlchemyMetadataSession):
     failed: list[TResponseInputItem]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """As in the session; what was added is remembered, also when the caller is cancelled."""
-        adding = super().add_items(items)
+        """As in the session; what was added is remembered.
+
+        If the caller is cancelled, it first goes on as far as it can without waiting, so that a
+        turn that pauses the run does.
+        """
+        add_once = partial(super().add_items, items)
         self.progress.begin_to_add()
 
+        async def write() -> None:
+            # It may have been added although an error was raised.
+            if not self.failed or await self.get_items(len(items)) != items:
+                self.failed = items
+                await add_once()
+
         async def add() -> None:
-            self.failed = items
-            await adding
+            await insist(write)
             self.failed = []
             self.progress.add(items)
 
-        await settle(add())
+        try:
+            await settle(add())
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None:
+                raise
+            if sys.version_info >= (3, 11):
+                task.uncancel()
+            asyncio.get_running_loop().call_soon(task.cancel)
 
     async def add_failed(self) -> None:
-        """Add what could not be added, unless it was added although an error was raised."""
-        items = self.failed
-        if items and await self.get_items(len(items)) == items:
-            self.progress.add(items)
-        elif items:
-            await self.add_items(items)
+        """Add what could not be added."""
+        if self.failed:
+            await self.add_items(self.failed)
 
 
 def claimed_session(

@@ -40,7 +40,17 @@ from .claimed_session import ClaimedSession, claimed_session, fence
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
-from .states import ContextArguments, deserialize, is_encrypted, pending_calls, serialize
+from .states import (
+    ContextArguments,
+    apply_decisions,
+    context_to_write,
+    deserialize,
+    is_encrypted,
+    pending_calls,
+    restorable,
+    serialize,
+    without_answered_questions,
+)
 from .tracking import SessionTracker
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -300,9 +310,18 @@ class ClaimedRun:
         return result
 
     async def _store_result(self, result: RunResult | RunResultStreaming) -> None:
+        try:
+            await self._replace_or_finish(result)
+        except RunClaimedError:
+            raise
+        except Exception:
+            await self._end_lease()
+            raise
+
+    async def _replace_or_finish(self, result: RunResult | RunResultStreaming) -> None:
         if result.interruptions:
             state = result.to_state()
-            written = serialize(state, self._context)
+            written = restorable(serialize(state, self._context))
             interruptions = state.get_interruptions()
             if not await self._replace(written, interruptions, result.last_agent.name):
                 raise nothing_paused(self.session_id)
@@ -336,16 +355,19 @@ class ClaimedRun:
         except SessionNotFoundError:
             pass
         except Exception:
-            # The row stays claimed: whoever claims it next is told that tools may have run.
             logger.warning(
                 "the state of the run of session %s could not be stored after an error",
                 quoted(self.session_id),
                 exc_info=True,
             )
-            if self._renewal is not None:
-                self._renewal.cancel()
-            with suppress(Exception):
-                await self._store.renew(self.session_id, self._token, 0)
+            await self._end_lease()
+
+    async def _end_lease(self) -> None:
+        """Leave the row claimed: whoever claims it next is told that tools may have run."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        with suppress(Exception):
+            await self._store.renew(self.session_id, self._token, 0)
 
     async def _replace(
         self, written: dict[str, Any], interruptions: list[Any], agent: str | None
@@ -375,7 +397,12 @@ class ClaimedRun:
             "current_step"
         ]
         if failed or (goes_on and not stream.interruptions):
-            await settle(self._keep(lambda: serialize(stream.to_state(), self._context)))
+
+            def write() -> dict[str, Any]:
+                written = restorable(serialize(stream.to_state(), self._context))
+                return without_answered_questions(written)
+
+            await settle(self._keep(write))
         else:
             await settle(self._store_result(stream))
 
@@ -439,8 +466,8 @@ async def claim_run(
                     "pass encrypt= to PausedRuns"
                 )
         state = await deserialize(session_id, agent, text, context)
-        _apply(state, json.loads(row.decisions))
-        writing = _writing(context, text)
+        apply_decisions(state, json.loads(row.decisions))
+        writing = context_to_write(context, text)
         written = serialize(state, writing)  # What cannot be stored again must not run.
         microseconds = lease // timedelta(microseconds=1)
         run = ClaimedRun(
@@ -452,27 +479,3 @@ async def claim_run(
         if await run._claim(after_crash=after_crash, force=force):
             return run
     raise RunClaimedError(session_id)
-
-
-def _apply(state: RunState[Any, Any], decisions: dict[str, Any]) -> None:
-    for item in state.get_interruptions():
-        decision = decisions.get(item.call_id or "")
-        if decision is None:
-            continue
-        if decision["approve"]:
-            state.approve(item)
-        else:
-            state.reject(item, rejection_message=decision["message"])
-
-
-def _writing(context: ContextArguments, text: str) -> ContextArguments:
-    """How the context is written when the run pauses again.
-
-    A context that was made by the caller's own means, but not with a serializer, is written as it
-    was before.
-    """
-    made = context.override is not None and type(context.override) is not dict
-    if context.serializer is not None or not (made or context.deserializer is not None):
-        return context
-    stored = json.loads(text)["context"]["context"] or {}
-    return replace(context, serializer=lambda _: stored)

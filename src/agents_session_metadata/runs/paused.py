@@ -116,7 +116,14 @@ class PausedRuns:
             ValueError: If the run was not interrupted, or the session is an `EncryptedSession` and
                 there is no `encrypt`.
         """
-        from .states import ContextArguments, check_context, is_encrypted, pending_calls, serialize
+        from .states import (
+            ContextArguments,
+            check_context,
+            is_encrypted,
+            pending_calls,
+            restorable,
+            serialize,
+        )
 
         if not isinstance(getattr(session, "session_id", None), str):
             raise TypeError(f"session must be the session of the run, got {type(session).__name__}")
@@ -138,7 +145,7 @@ class PausedRuns:
             encrypted=self._encryption.encrypt is not None,
             wrapped=wrapped,
         )
-        text = self._encryption.encrypted(json.dumps(written))
+        text = self._encryption.encrypted(json.dumps(restorable(written)))
         return await self._store.put(session.session_id, details, text)
 
     async def list(

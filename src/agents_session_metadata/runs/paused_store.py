@@ -28,6 +28,7 @@ from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.database import insist
 from agents_session_metadata.storage.paused import PAUSED
 from agents_session_metadata.storage.paused_rows import (
     HistoryEnd,
@@ -256,11 +257,15 @@ class PausedStore:
         Raises:
             RunClaimedError: If the lease is lost.
         """
+        stored: list[str] = []
 
         def store(connection: Connection, row: PausedRow) -> None:
+            if row.token is None and row.details in stored:
+                return  # It was committed, although an error was raised.
             if row.token != token:
                 raise RunClaimedError(session_id)
             new = details(Details.read(row.details))
+            stored.append(new.text())
             end = self.rows.history_end(connection, session_id)
             values = {
                 "state": state,
@@ -273,7 +278,7 @@ class PausedStore:
             self.rows.change(connection, session_id, values)
 
         try:
-            await self._change(session_id, store)
+            await insist(lambda: self._change(session_id, store))
         except LookupError:
             return False
         return True
@@ -292,7 +297,7 @@ class PausedStore:
 
         # Whoever deleted the session or cleared its history deleted the run with it.
         with suppress(LookupError):
-            await self._change(session_id, finish)
+            await insist(lambda: self._change(session_id, finish))
 
     async def discard(self, session_id: str) -> bool:
         """Delete a paused run that nobody holds; give whether there was one.

@@ -21,6 +21,8 @@ from agents.run_config import CallModelData, ModelInputData
 
 from agents_session_metadata.maintenance.pairs import calls_and_outputs
 
+from .states import restorable, without_answered_questions, without_lost_calls
+
 
 class Progress(RunHooks[Any]):
     """Run hooks that remember what the model was asked last, and call the hooks of the caller.
@@ -44,6 +46,7 @@ class Progress(RunHooks[Any]):
         self._input: list[Any] = []
         self._unfiltered: list[Any] | None = None
         self._added: list[Any] = []
+        self._handed_to: str | None = None
         self._is_saving = False
         self._to_cancel: asyncio.Task[Any] | None = None
         for event in vars(RunHooksBase):
@@ -107,18 +110,15 @@ class Progress(RunHooks[Any]):
             raise UserError("the last turn of the run has calls without outputs")
         turns = self._model_calls if self._added else self._model_calls - 1
         if len(written["model_responses"]) >= responses + turns:
-            return written
-        items = [*self._input, *self._added]
-        finished = {call_id for _, call_id in calls_and_outputs(items)[1]}
-        invocations = {
-            # A handoff can leave out outputs, and those of a turn that did not end are lost.
-            call_id: {**each, "completed": each["completed"] and call_id in finished}
-            for call_id, each in written["context"]["tool_invocations"].items()
-        }
-        return {
+            return without_answered_questions(written)
+        continued = {
             **written,
-            "context": {**written["context"], "tool_invocations": invocations},
-            "original_input": items,
+            "original_input": [*self._input, *self._added],
+            "current_agent": (
+                {"name": self._handed_to}
+                if self._added and self._handed_to is not None
+                else written["current_agent"]
+            ),
             "generated_items": [],
             "session_items": [],
             "generated_session_item_indexes": [],
@@ -128,18 +128,25 @@ class Progress(RunHooks[Any]):
             "current_turn": written["current_turn"] + turns,
             "current_turn_persisted_item_count": 0,
         }
+        # The calls of a turn that did not end are lost.
+        return restorable(without_lost_calls(continued))
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any
     ) -> None:
         self._model_calls += 1
         self._added = []
+        self._handed_to = None
         self._is_saving = False
+        self._input = list(input_items) if self._unfiltered is None else self._unfiltered
         if self._to_cancel is not None:
             self._to_cancel.cancel()
             await asyncio.sleep(0)
-        self._input = list(input_items) if self._unfiltered is None else self._unfiltered
         await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
+
+    async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
+        await self._hooks.on_handoff(context, from_agent, to_agent)
+        self._handed_to = to_agent.name
 
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         self.is_answered = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agents import Agent, RunState
@@ -13,6 +13,7 @@ from agents.exceptions import UserError
 from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 
 from agents_session_metadata.errors import StateVersionError
+from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,64 @@ def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str,
             "context that contains other values"
         ) from None
     return written
+
+
+def restorable(written: dict[str, Any]) -> dict[str, Any]:
+    """A state that the SDK restores although a handoff has left out items.
+
+    It refuses a finished call whose output is not in the state.
+    """
+    calls, outputs = _calls_and_outputs(written)
+    return _with_invocations(
+        written,
+        lambda call, each: {**each, "completed": each["completed"] and call in calls & outputs},
+    )
+
+
+def without_lost_calls(written: dict[str, Any]) -> dict[str, Any]:
+    """A state that knows nothing of calls that are not in it; their ids can be used again."""
+    calls, _ = _calls_and_outputs(written)
+    return _with_invocations(written, lambda call, each: each if call in calls else None)
+
+
+def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
+    """A state that waits for nothing if all calls of its turn have outputs.
+
+    The SDK would wait for ever for calls of an agent that was used as a tool and has finished.
+    """
+    step = written["current_step"]
+    if step is None or step["type"] != "next_step_interruption":
+        return written
+    _, outputs = _calls_and_outputs(written)
+    new = written["last_processed_response"]["new_items"]
+    calls, _ = calls_and_outputs([each["raw_item"] for each in new])
+    if not calls or calls - outputs:
+        return written
+    return {**written, "current_step": {**step, "data": {**step["data"], "interruptions": []}}}
+
+
+def _with_invocations(
+    written: dict[str, Any],
+    change: Callable[[Call, dict[str, Any]], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """A state with other records of its calls, or without some of them."""
+    context = written["context"]
+    changed = {
+        call_id: change((each["type"], call_id), each)
+        for call_id, each in context["tool_invocations"].items()
+    }
+    kept = {call_id: each for call_id, each in changed.items() if each is not None}
+    return {**written, "context": {**context, "tool_invocations": kept}}
+
+
+def _calls_and_outputs(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
+    """The calls of a state, and the calls whose outputs are in it."""
+    items = list(written["original_input"]) if type(written["original_input"]) is list else []
+    responses = [item for each in written["model_responses"] for item in each["output"]]
+    kept = [
+        each["raw_item"] for key in ("generated_items", "session_items") for each in written[key]
+    ]
+    return calls_and_outputs([*items, *responses, *kept])
 
 
 def check_context(original: object, context: ContextArguments, written: Mapping[str, Any]) -> None:
@@ -111,3 +170,28 @@ def pending_calls(items: Iterable[Any]) -> list[dict[str, Any]]:
         }
         for item in items
     ]
+
+
+def apply_decisions(state: RunState[Any, Any], decisions: Mapping[str, Any]) -> None:
+    """Approve and reject the calls that a state waits for, by their ids."""
+    for item in state.get_interruptions():
+        decision = decisions.get(item.call_id or "")
+        if decision is None:
+            continue
+        if decision["approve"]:
+            state.approve(item)
+        else:
+            state.reject(item, rejection_message=decision["message"])
+
+
+def context_to_write(context: ContextArguments, text: str) -> ContextArguments:
+    """How the context is written when the run pauses again.
+
+    A context that was made by the caller's own means, but not with a serializer, is written as it
+    was before.
+    """
+    made = context.override is not None and type(context.override) is not dict
+    if context.serializer is not None or not (made or context.deserializer is not None):
+        return context
+    stored = json.loads(text)["context"]["context"] or {}
+    return replace(context, serializer=lambda _: stored)

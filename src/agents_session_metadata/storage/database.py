@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
@@ -51,6 +51,8 @@ class QueriesFactory(Protocol[Q_co]):
 
 RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
 """Seconds between attempts, before jitter: ten attempts within some five seconds."""
+RECONNECT_DELAYS = (0.1, 0.5, 2.0)
+"""Seconds between attempts of a write that `insist` repeats."""
 
 
 async def settle(awaitable: Awaitable[T]) -> T:
@@ -67,6 +69,21 @@ async def settle(awaitable: Awaitable[T]) -> T:
             task.exception()  # Retrieved: the caller hears of the cancellation instead.
         raise cancelled
     return task.result()
+
+
+async def insist(write: Callable[[], Awaitable[T]]) -> T:
+    """Run a write, again if the database fails, as when a connection is lost.
+
+    Args:
+        write: What to run. It finds out by itself whether it was committed before an error.
+    """
+    for delay in RECONNECT_DELAYS:
+        try:
+            return await write()
+        except (SQLAlchemyError, OSError, asyncio.TimeoutError):
+            logger.warning("a write failed, and is tried again in %s s", delay, exc_info=True)
+        await asyncio.sleep(delay)
+    return await write()
 
 
 @dataclass

@@ -1,0 +1,241 @@
+"""Resumed runs that are cancelled, or lose a write, at each moment: nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import NamedTuple
+
+import pytest
+from agents import Agent, RunConfig, RunHooks, Runner, function_tool, handoff
+from agents.exceptions import ModelBehaviorError
+from agents.extensions.handoff_filters import remove_all_tools
+from agents.lifecycle import RunHooksBase
+from agents.testing import ScriptedModel, assistant_message, function_call
+from agents.testing.model import ModelStep
+from scaling import scale
+from sqlalchemy import event
+
+from agents_session_metadata.storage import database
+from conformance.approving import kinds, paused_runs
+
+EVERY = scale(29, 1)
+"""The distance between the moments that are tried."""
+
+
+class Moments:
+    """The moments of a run: statements, hooks, calls and events. One of them may be disturbed."""
+
+    def __init__(self, engine):
+        self.passed, self._at, self._disturb = [], None, None
+
+        def execute(_connection, _cursor, statement, *_):
+            self.reach(statement)
+
+        event.listen(engine.sync_engine, "before_cursor_execute", execute)
+        event.listen(engine.sync_engine, "after_cursor_execute", execute)
+
+    def begin(self, at=None, disturb=None):
+        self.passed, self._at, self._disturb = [], at, disturb
+
+    def reach(self, name):
+        self.passed.append(name)
+        if len(self.passed) - 1 == self._at:
+            self._disturb(name)
+
+    def hooks(self):
+        """Run hooks that are moments."""
+
+        def hook(name):
+            async def reach(*_):
+                self.reach(name)
+                await asyncio.sleep(0)
+
+            return reach
+
+        names = [name for name in vars(RunHooksBase) if name.startswith("on_")]
+        hooks = RunHooks()
+        for name in names:
+            setattr(hooks, name, hook(name))
+        return hooks
+
+
+class Crew:
+    """Agents whose models follow a plan: each answers with the first calls that have no outputs."""
+
+    def __init__(self, moments):
+        self.moments, self.ran, self._ids = moments, [], itertools.count()
+
+        @function_tool(needs_approval=True)
+        async def deploy(target: str) -> str:
+            return await self._run("deploy", target)
+
+        @function_tool
+        async def look(target: str) -> str:
+            return await self._run("look", target)
+
+        self._tools = [deploy, look]
+
+    async def _run(self, tool, target):
+        self.moments.reach(f"{tool} {target}")
+        self.ran.append(f"{tool} {target}")
+        await asyncio.sleep(0)
+        return f"{tool} {target} done"
+
+    def agent(self, name, *plan, tools=(), **arguments):
+        def answer(call):
+            self.moments.reach("model")
+            done = {
+                item["call_id"].partition("-")[0]
+                for item in call.input
+                if item.get("type") == "function_call_output"
+            }
+            for turn in plan:
+                if not {call_id for _, call_id, _ in turn} <= done:
+                    return [
+                        function_call(tool, given, call_id=f"{call_id}-{next(self._ids)}")
+                        for tool, call_id, given in turn
+                    ]
+            return [assistant_message("Done")]
+
+        steps = [ModelStep.respond(answer)] * 20
+        return Agent(name, model=ScriptedModel(steps), tools=[*self._tools, *tools], **arguments)
+
+
+def deploys(call_id):
+    return "deploy", call_id, {"target": call_id}
+
+
+def looks(call_id):
+    return "look", call_id, {"target": call_id}
+
+
+def pausing_again(crew):
+    plan = [deploys("c1")], [looks("l1"), looks("l2")], [deploys("c2"), looks("l3")], [looks("l4")]
+    return crew.agent("first", *plan)
+
+
+def handing_off(crew, **arguments):
+    last = crew.agent("last", [looks("l1")], [deploys("c2")])
+    turns = [deploys("c1")], [looks("l0")], [("transfer_to_last", "h1", {})]
+    return crew.agent("first", *turns, handoffs=[handoff(last, **arguments)])
+
+
+def handing_off_without_tools(crew):
+    return handing_off(crew, input_filter=remove_all_tools)
+
+
+def using_an_agent(crew):
+    inner = crew.agent("inner", [deploys("c7")], [looks("l7")])
+    turns = [("ask", "b1", {"input": "go"})], [looks("l1")], [deploys("c2")]
+    return crew.agent("first", *turns, tools=[inner.as_tool("ask", "Ask the other agent.")])
+
+
+PLANS = {
+    "pausing again": (pausing_again, RunConfig()),
+    "handoff": (handing_off, RunConfig()),
+    "handoff that nests": (handing_off, RunConfig(nest_handoff_history=True)),
+    "handoff without tools": (handing_off_without_tools, RunConfig()),
+    "agent as a tool": (using_an_agent, RunConfig()),
+}
+
+
+class Case:
+    """Runs that are paused, disturbed while they are resumed, and then resumed until they end."""
+
+    def __init__(self, engine, plan, *, streamed):
+        self.moments, self.paused = Moments(engine), paused_runs(engine)
+        self._plan, self._config = PLANS[plan]
+        self._streamed, self._ids = streamed, itertools.count()
+
+    async def undisturbed(self):
+        await self.outcome()  # It creates the tables.
+        return await self.outcome()
+
+    async def outcome(self, disturb=None, *, at=None):
+        """Disturb one moment of a run, and resume it until it ends."""
+        session_id, crew = f"chat-{next(self._ids)}", Crew(self.moments)
+        agent, session = self._plan(crew), self.paused.catalog.session(session_id)
+        self.moments.begin()
+        result = await Runner.run(agent, "Go", session=session, run_config=self._config)
+        await self.paused.pause(session, result)
+        task = asyncio.create_task(self._resume(session_id, agent))
+        self.moments.begin(at, lambda name: disturb(task, name))
+        await asyncio.wait({task})
+        error = None if task.cancelled() else task.exception()
+        passed = self.moments.passed
+        self.moments.begin()
+        is_refused = False
+        try:
+            while await self._resume(session_id, agent):
+                pass
+        except ModelBehaviorError:
+            is_refused = True  # A tool that was approved may have run.
+        history = [kind.partition("-")[0] for kind in kinds(await session.get_items())]
+        return Outcome(crew.ran, history, passed, error, is_refused)
+
+    async def _resume(self, session_id, agent):
+        """Resume a run once; give whether there was one."""
+        found = await self.paused.get(session_id)
+        if found is None:
+            return False
+        for call in found.undecided:
+            await self.paused.decide(session_id, call.call_id, approve=True)
+        arguments = {"hooks": self.moments.hooks(), "run_config": self._config}
+        async with self.paused.claim(session_id, agent) as run:
+            if not self._streamed:
+                await run.resume(**arguments)
+                return True
+            async for each in run.resume_streamed(**arguments).stream_events():
+                self.moments.reach(each.type)
+        return True
+
+
+class Outcome(NamedTuple):
+    ran: list[str]
+    history: list[str]
+    passed: list[str]
+    error: BaseException | None
+    is_refused: bool
+
+
+def was_within_tools(passed):
+    running = 0
+    for name in passed:
+        # An agent that is used as a tool goes on without the hook at its start.
+        running = max(0, running + (name == "on_tool_start") - (name == "on_tool_end"))
+    return running > 0
+
+
+@pytest.mark.not_on("sqlite-memory")  # A cancelled statement closes its only connection.
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_a_run_that_is_cancelled_goes_on(engine, plan, streamed):
+    case = Case(engine, plan, streamed=streamed)
+    undisturbed = await case.undisturbed()
+    for at in range(EVERY // 2, len(undisturbed.passed), EVERY):
+        found = await case.outcome(lambda task, _: task.cancel(), at=at)
+        before = found.passed[:at]
+        if found.is_refused:
+            assert was_within_tools(found.passed[: at + 1]) or plan == "agent as a tool"
+            continue
+        assert (found.history, {*found.ran}) == (undisturbed.history, {*undisturbed.ran})
+        assert sorted(found.ran) == sorted(undisturbed.ran) or was_within_tools(before)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("plan", PLANS)
+async def test_a_write_that_fails_once_is_repeated(engine, plan, streamed, monkeypatch):
+    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+
+    def fail(_task, name):
+        if name.startswith(("DELETE", "INSERT", "SELECT", "UPDATE")):
+            raise ConnectionError
+
+    case = Case(engine, plan, streamed=streamed)
+    undisturbed = await case.undisturbed()
+    for at in range(EVERY // 2, len(undisturbed.passed), EVERY):
+        found = await case.outcome(fail, at=at)
+        assert (sorted(found.ran), found.history) == (sorted(undisturbed.ran), undisturbed.history)
+        is_write = found.passed[at].startswith(("DELETE", "INSERT"))
+        assert not (is_write and found.error)
