@@ -305,6 +305,13 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
         )
 
 
+class RefusedRowError(SessionMetadataError, RuntimeError):
+    """A trigger of the application keeps a row from being inserted or deleted, without an error.
+
+    Nothing was written. Triggers of MySQL and MariaDB cannot do this.
+    """
+
+
 class TextIndexMissingError(SessionMetadataError, RuntimeError):
     """The text index, which search requires, does not exist."""
 

@@ -235,6 +235,7 @@ class SQLAlchemyMetadataSession(StoredSession):
 
         Raises:
             ScopeError: If a key of the scope is among `keys`.
+            SessionNotFoundError: If the session is outside the scope.
             TypeError: If `keys` is a bare string.
         """
         return await self._store.delete_metadata(self.session_id, keys)

@@ -18,6 +18,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import (
     PausedRuns,
     SessionCatalog,
+    SessionExistsError,
+    SessionNotFoundError,
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
@@ -144,6 +146,32 @@ async def test_a_database_that_the_sdk_filled(engine, length, charset, collation
     await session.set_metadata({"a": 1})
     await session.clear_session()
     await check_everything(session)
+
+
+@pytest.mark.only_on("mariadb")
+async def test_imports_where_ids_ignore_case(engine):
+    await raw.create_sdk_tables(engine, collation="utf8mb4_general_ci")
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("Chat", metadata={"title": "old"})
+    times = dict.fromkeys(("created_at", "updated_at"), "2026-01-01T00:00:00Z")
+    records = [
+        {"format": 1, "session_id": name, **times, "metadata": {"title": "new"}, "items": []}
+        for name in ("one", "chat", "two")
+    ]
+    assert await catalog.import_sessions(records, on_conflict="skip") == 2
+    assert [info.session_id async for info in catalog.iter_sessions()] == ["Chat", "one", "two"]
+    assert await catalog.get_metadata("chat") == {"title": "old"}
+    mine = catalog.scoped({"title": "mine"})
+    record = {**records[1], "metadata": {"title": "mine"}}
+    for on_conflict, kind in (("error", SessionExistsError), ("replace", SessionNotFoundError)):
+        with pytest.raises(kind) as caught:
+            await mine.import_sessions([record], on_conflict=on_conflict)
+        assert caught.value.session_id == "chat"
+        assert "Chat" not in str(caught.value)
+    assert await mine.import_sessions([record], on_conflict="skip") == 0
+    assert await catalog.import_sessions(records, on_conflict="replace") == 3
+    assert [info.session_id async for info in catalog.iter_sessions()] == ["chat", "one", "two"]
+    assert await catalog.get_metadata("chat") == {"title": "new"}
 
 
 async def test_plain_sdk_sessions_on_our_tables(engine, database):

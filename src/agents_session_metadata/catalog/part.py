@@ -30,9 +30,9 @@ class CatalogPart:
             session_id: Its id.
             must_exist: Whether the object never creates the session. Writing metadata or history
                 then raises `SessionNotFoundError` if the session does not exist, also when it was
-                deleted in the meantime, and `clear_session()` empties the history but keeps the
-                session and its metadata, whatever `on_clear` says. To end the session, use
-                `delete_session`.
+                deleted in the meantime; `delete_metadata` returns 0. `clear_session()` empties the
+                history but keeps the session and its metadata, whatever `on_clear` says. To end the
+                session, use `delete_session`.
 
         Returns:
             The session, with this catalog's engine, tables, settings and scope.

@@ -331,7 +331,6 @@ def place_from_options(
 
 def explain(error: Exception, place: Place) -> Failure | None:
     """What an error means to whoever typed the command; None for a bug."""
-    from agents_session_metadata.dialects._locks import RefusedRowError
     from agents_session_metadata.errors import (
         InvalidCursorError,
         InvalidFilterError,
@@ -346,7 +345,7 @@ def explain(error: Exception, place: Place) -> Failure | None:
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
         return Failure(str(error), 2)
-    if isinstance(error, (SessionMetadataError, RefusedRowError)):
+    if isinstance(error, SessionMetadataError):
         return Failure(str(error))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
         return Failure(

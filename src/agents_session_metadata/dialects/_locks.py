@@ -22,14 +22,19 @@ from sqlalchemy import (
     select,
 )
 
+from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
 ROUNDS = 10
 """How many times to retry if others create and delete the row before it is locked."""
 
 
-class RefusedRowError(RuntimeError):
-    """A trigger of the application prevents that a row is inserted or deleted."""
+def refused_session(session_id: str) -> RefusedRowError:
+    """The error that a trigger drops the row of a new session."""
+    return RefusedRowError(
+        f"cannot create session {quoted(session_id)}: the database refuses the row, although there "
+        "is none; look for a trigger on the sessions table that drops it"
+    )
 
 
 class Found(NamedTuple):
@@ -132,7 +137,4 @@ class Locks:
                 return bool(row[0])
             if self.existing(connection, session_id):
                 return None
-        raise RefusedRowError(
-            f"cannot create session {quoted(session_id)}: the database refuses the row, "
-            "although there is none; look for a trigger on the sessions table that drops it"
-        )
+        raise refused_session(session_id)

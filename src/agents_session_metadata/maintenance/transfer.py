@@ -220,13 +220,19 @@ class Import:
 
         def write(connection: Connection, _: Queries) -> int:
             existing = lock_sessions(connection, tables, dialect, ids)
+            if len(ids) > 1 and not existing.issubset(ids):
+                # Each is written alone: it is not known which of them is stored in another case.
+                raise SessionExistsError(min(existing.difference(ids)))
+            stored = sorted(existing)
+            if existing:
+                existing = existing.intersection(ids) or set(ids)
             if existing and self._on_conflict == "error":
                 raise SessionExistsError(min(existing))
             if existing and self._on_conflict == "replace":
                 for session_id in sorted(existing):
                     if not store.admits(connection, session_id):
                         raise SessionNotFoundError(session_id)
-                delete_sessions(connection, tables, dialect, sorted(existing))
+                delete_sessions(connection, tables, dialect, stored)
                 existing = set()
             new = [session for session in sessions if session.session_id not in existing]
             for session in [

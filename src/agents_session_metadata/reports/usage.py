@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -15,7 +15,6 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
-    delete,
     func,
     select,
     type_coerce,
@@ -26,6 +25,8 @@ from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.storage.bulk import lock_sessions
+from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.storage.usage import COST_UNIT, COUNTERS, USAGE, owner_key
 from agents_session_metadata.types import JSONValue, UsageRow
@@ -97,22 +98,35 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
     """
     usage, day = _ledger(store), _day("before", before)
     await store.database.ensure(USAGE)
-    statement = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
+    old = select(usage.c.id, usage.c.session_id).where(usage.c.day < day)
+    by_session = not set(store.scope.values) <= {OWNER_ID}
+    tables, dialect = store.database.tables, store.database.dialect
 
-    def delete_batch(connection: Connection, queries: Queries) -> int:
-        query = _within(store, queries, statement, usage)
-        ids = list(connection.scalars(*query))
-        if ids:
-            one_of = usage.c.id.in_(bindparam("ids", expanding=True))
-            connection.execute(delete(usage).where(one_of), {"ids": ids})
-        return len(ids)
+    def find(connection: Connection, queries: Queries) -> list[Any]:
+        return list(connection.execute(*_within(store, queries, old.limit(_BATCH), usage)))
+
+    def delete_found(found: list[Any]) -> Callable[[Connection, Queries], int]:
+        some = usage.c.id.in_(bindparam("some", expanding=True))
+
+        def delete(connection: Connection, queries: Queries) -> int:
+            ids = [row.id for row in found]
+            if by_session:
+                # Only while its session is locked does a row stay in the scope.
+                sessions = sorted({row.session_id for row in found})
+                lock_sessions(connection, tables, dialect, sessions)
+                statement, parameters = _within(store, queries, old.where(some), usage)
+                rows = connection.execute(statement, {**parameters, "some": ids})
+                ids = [row.id for row in rows]
+            if ids:
+                delete_rows(connection, usage, dialect, some, {"some": ids})
+            return len(ids)
+
+        return delete
 
     deleted = 0
-    while True:
-        found = await store.database.write(delete_batch)
-        deleted += found
-        if found < _BATCH:
-            return deleted
+    while found := await store.database.read(find):
+        deleted += await store.database.write(delete_found(found))
+    return deleted
 
 
 async def read_spent(

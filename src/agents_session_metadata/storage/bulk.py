@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, delete, false, select, type_coerce
 from sqlalchemy.types import NullType
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._locks import refused_session
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.values import EncodedValue, SearchKey
 
@@ -161,6 +162,7 @@ def insert_sessions(
 
     Raises:
         IntegrityError: If one of them exists.
+        RefusedRowError: If a trigger of the application drops one. The caller must roll back.
     """
     # Rows are locked in the order of their ids, by everybody.
     new = sorted(sessions, key=lambda session: session.session_id)
@@ -176,8 +178,15 @@ def insert_sessions(
         for each in new
     ]
     dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
+    ids = [each.session_id for each in new]
+    if dialect.vetoes_silently:
+        of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
+        stored = select(tables.sessions.c.session_id).where(of_ids)
+        found = set(connection.scalars(stored, dialect.list_parameters("ids", ids)))
+        if missing := sorted(set(ids).difference(found)):
+            raise refused_session(missing[0])
     owned = tables.elements, tables.metadata, *optional
-    delete_remains(connection, tables, dialect, [each.session_id for each in new], owned)
+    delete_remains(connection, tables, dialect, ids, owned)
     metadata = [
         {
             "session_id": each.session_id,

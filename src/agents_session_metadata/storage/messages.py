@@ -25,7 +25,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
-from .removal import check_removed
+from .removal import delete_rows
 from .stored import decode_time
 from .tables import SessionTables
 
@@ -68,8 +68,7 @@ def delete_messages(
         batches = ((those, {"items": items[start : start + _AT_ONCE]}) for start in starts)
     for condition, chosen in batches:
         parameters = {"of_session": session_id, **chosen}
-        connection.execute(delete(messages).where(condition), parameters)
-        check_removed(connection, messages, dialect, condition, parameters)
+        delete_rows(connection, messages, dialect, condition, parameters)
 
 
 def delete_histories(

@@ -16,6 +16,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 
 from .activity import ENTRY_COLUMNS, UPDATED_AT
 from .belonging import check_links
+from .removal import kept_row
 from .tables import SessionTables
 
 
@@ -36,14 +37,15 @@ def delete_remains(
         owned: The tables to look into.
 
     Raises:
+        RefusedRowError: If a trigger of the application keeps a row. The caller must roll back.
         TablesMismatchError: If the rows belong to another sessions table.
     """
     if not owned:
         return
     parameters = dialect.list_parameters("ids", ids)
-    left = connection.execute(_finding(tables.sessions, owned, dialect, len(ids)), parameters)
+    finding = _finding(tables.sessions, owned, dialect, len(ids))
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if not any(map(any, left)):
+    if not any(map(any, connection.execute(finding, parameters))):
         return
     check_links(connection, tables, *(table for table in owned if table not in tables.tables))
     for table in owned:
@@ -51,6 +53,11 @@ def delete_remains(
         outlives = any(key.ondelete == "SET NULL" for key in table.foreign_key_constraints)
         change: Any = update(table).values(session_id=None) if outlives else delete(table)
         connection.execute(change.where(of_ids, *_but_new(table)), parameters)
+    if dialect.vetoes_silently:
+        for row in connection.execute(finding, parameters):
+            for table, is_left in zip(owned, row, strict=True):
+                if is_left:
+                    raise kept_row(table, ids[0] if len(ids) == 1 else None)
 
 
 def _but_new(table: Table) -> list[ColumnElement[bool]]:

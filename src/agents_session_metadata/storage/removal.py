@@ -1,4 +1,4 @@
-"""Deletes rows of sessions and messages, and checks that they are gone.
+"""Deletes rows, and checks that they are gone.
 
 A trigger of the application can keep a row without an error.
 """
@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, delete, exists, select
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects._locks import RefusedRowError
+from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
+from .belonging import check_links
 from .tables import SessionTables
 
 
@@ -56,7 +57,8 @@ def remove(
         ids: The sessions that it deletes.
 
     Raises:
-        RefusedRowError: If a trigger of the application keeps a row, or a message.
+        RefusedRowError: If a trigger of the application keeps a row, a message or metadata.
+        TablesMismatchError: If metadata with these ids belongs to another sessions table.
     """
     result: Any = connection.execute(statement, parameters)
     if not dialect.vetoes_silently:
@@ -64,7 +66,7 @@ def remove(
     sessions, messages = tables.sessions, tables.messages
     returned: dict[str, bool] = {row[0]: row[1] for row in result}
     if any(returned.values()):
-        raise _message_kept(_first(connection, messages.c.session_id, dialect, ids))
+        raise kept_row(messages, _first(connection, messages.c.session_id, dialect, ids))
     # A row that is not returned may be gone too: a trigger on the messages may have deleted it.
     doubtful = sorted(set(ids).difference(returned))
     kept = _first(connection, sessions.c.session_id, dialect, doubtful) if doubtful else None
@@ -73,33 +75,59 @@ def remove(
             f"cannot delete session {quoted(kept)}: the database keeps the row and reports no "
             "error; look for a trigger on the sessions table that prevents the deletion"
         )
+    if _first(connection, tables.metadata.c.session_id, dialect, ids) is not None:
+        # Without a foreign key, it would stay; and a trigger can keep it from the foreign key.
+        check_links(connection, tables)
+        parameters = dialect.list_parameters("ids", ids)
+        for table in (tables.elements, tables.metadata):
+            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
+            delete_rows(connection, table, dialect, of_ids, parameters)
 
 
-def check_removed(
+def delete_rows(
     connection: Connection,
-    messages: Table,
+    table: Table,
     dialect: Dialect,
     condition: ColumnElement[bool],
     parameters: Mapping[str, Any],
 ) -> None:
-    """Check that messages are gone that a statement has deleted.
+    """Delete rows.
 
     Args:
         connection: The connection.
-        messages: The messages table.
+        table: The table, whose rows name a session.
         dialect: The database.
-        condition: What the statement deleted.
+        condition: The condition for the rows.
         parameters: Its parameters.
 
     Raises:
         RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
     """
-    if not dialect.vetoes_silently:
-        return
-    look = select(messages.c.session_id).where(condition).limit(1)
-    kept = connection.scalar(look, parameters)
+    connection.execute(delete(table).where(condition), parameters)
+    if dialect.vetoes_silently:
+        check_deleted(connection, table, condition, parameters)
+
+
+def check_deleted(
+    connection: Connection,
+    table: Table,
+    condition: ColumnElement[bool],
+    parameters: Mapping[str, Any],
+) -> None:
+    """As the end of `delete_rows`."""
+    look = select(table.c.session_id).where(condition).limit(1)
+    kept = connection.execute(look, parameters).first()
     if kept is not None:
-        raise _message_kept(kept)
+        raise kept_row(table, kept[0])
+
+
+def kept_row(table: Table, session_id: str | None) -> RefusedRowError:
+    """The error that a trigger keeps a row of a session, or one that belongs to no session."""
+    of = "" if session_id is None else f" of session {quoted(session_id)}"
+    return RefusedRowError(
+        f"cannot delete a row{of} from {table.name}: the database keeps it and reports no error; "
+        "look for a trigger on this table that prevents the deletion"
+    )
 
 
 def _first(
@@ -109,11 +137,3 @@ def _first(
     look = select(column).where(dialect.one_of(column, "ids", len(ids))).order_by(column).limit(1)
     found: str | None = connection.scalar(look, dialect.list_parameters("ids", ids))
     return found
-
-
-def _message_kept(session_id: str | None) -> RefusedRowError:
-    """The error that a trigger keeps a message of a session."""
-    return RefusedRowError(
-        f"cannot delete messages of session {quoted(session_id)}: the database keeps a row and "
-        "reports no error; look for a trigger on the messages table that prevents the deletion"
-    )

@@ -39,7 +39,7 @@ from agents_session_metadata.values import (
 
 from .messages import delete_histories, delete_messages
 from .remains import delete_remains
-from .removal import removal, remove
+from .removal import check_deleted, removal, remove
 from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
@@ -288,10 +288,20 @@ class Rows:
         connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
-        """Deletes keys."""
+        """Deletes keys.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
+        """
         rows = self._tables.metadata
-        own = rows.c.session_id == session_id
-        connection.execute(delete(rows).where(own, rows.c.key.in_(keys)))
+        own = (rows.c.session_id == session_id) & rows.c.key.in_(keys)
+        statement: Any = delete(rows).where(own)
+        if self._dialect.vetoes_silently:
+            statement = statement.returning(rows.c.key)
+        result: Any = connection.execute(statement)
+        # A row that is not returned may be gone too.
+        if self._dialect.vetoes_silently and not set(keys).issubset(result.scalars()):
+            check_deleted(connection, rows, own, {})
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Deletes the session with its history and metadata.

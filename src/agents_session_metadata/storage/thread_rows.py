@@ -20,10 +20,12 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects._locks import ROUNDS, RefusedRowError
+from agents_session_metadata.dialects._locks import ROUNDS
+from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
 from .messages import Restriction
+from .removal import delete_rows
 from .tables import SessionTables
 from .threads import THREADS
 
@@ -164,9 +166,13 @@ class ThreadRows:
         self.insert_items(connection, session_id, [item])
 
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
-        """Delete an item."""
-        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
-        connection.execute(delete(self._items).where(*own))
+        """Delete an item.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps it. The caller must roll back.
+        """
+        own = (self._items.c.session_id == session_id) & (self._items.c.item_id == item_id)
+        delete_rows(connection, self._items, self._dialect, own, {})
 
     def set_reopened(
         self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
@@ -286,10 +292,15 @@ class ThreadRows:
         return [Attachment(*row) for row in connection.execute(statement, parameters)]
 
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
-        """Delete attachments that are locked."""
+        """Delete attachments that are locked.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
+        """
         table = self._attachments
         of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
-        connection.execute(delete(table).where(of_ids), self._dialect.list_parameters("ids", ids))
+        parameters = self._dialect.list_parameters("ids", ids)
+        delete_rows(connection, table, self._dialect, of_ids, parameters)
 
     def _begin(self, connection: Connection) -> None:
         if self._dialect.single_writer:
