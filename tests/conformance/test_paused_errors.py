@@ -257,6 +257,58 @@ async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+async def test_a_commit_that_raised_is_not_repeated(engine, streamed, monkeypatch):
+    """Each commit of the run succeeds and raises an error; somebody else then adds an item."""
+    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x")], deploys("c3"), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    lost, commit = [], engine.sync_engine.dialect.do_commit
+    writes = (
+        "INSERT INTO agent_messages",
+        "UPDATE agent_sessions_metadata_paused SET state",
+        "DELETE",
+    )
+
+    def lose(_connection, _cursor, statement, *_):
+        if statement.startswith(writes):
+            lost.append(statement)
+
+    def commit_and_raise(connection):
+        commit(connection)
+        if not lost:
+            return
+        if lost.pop().startswith("INSERT"):
+            cursor = connection.cursor()
+            cursor.execute(
+                "INSERT INTO agent_messages (session_id, message_data)"
+                """ VALUES ('chat', '{"role": "user", "content": "beside"}')"""
+            )
+            cursor.close()
+            commit(connection)
+        raise ConnectionError
+
+    event.listen(engine.sync_engine, "before_cursor_execute", lose)
+    monkeypatch.setattr(engine.sync_engine.dialect, "do_commit", commit_and_raise)
+    async with paused.claim("chat", agent) as run:
+        await resumed(run, streamed=streamed)
+    lost.clear()
+    await paused.decide("chat", "c3", approve=True)
+    async with paused.claim("chat", agent) as run:
+        await resumed(run, streamed=streamed)
+    monkeypatch.undo()
+    assert await paused.get("chat") is None
+    assert deployer.calls == ["deploy c1", "look x", "deploy c3"]
+    history = kinds(await paused.catalog.session("chat").get_items())
+    assert history.count("user") == 1 + 5
+    assert [kind for kind in history if kind != "user"] == [
+        *(f"function_call{end} {each}" for each in ("c1", "c2", "c3") for end in ("", "_output")),
+        "message",
+    ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_a_lease_ends_if_the_end_of_a_run_cannot_be_stored(engine, streamed, monkeypatch):
     monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
     paused, deployer = paused_runs(engine), Deployer()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from sqlalchemy import Connection
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.database import insist, settle
+from agents_session_metadata.storage.messages import newest_id, read_history
 
 from .progress import Progress
 from .states import underlying
@@ -41,16 +44,29 @@ class _FencedStore(ScopedStore):
         return super().admits(connection, session_id)
 
 
+@dataclass
+class Adding:
+    """Items that are being added.
+
+    Attributes:
+        items: The items.
+        after: The newest item of the history before the first attempt, once that is known.
+    """
+
+    items: list[TResponseInputItem]
+    after: int | None = None
+
+
 class ClaimedSession(SQLAlchemyMetadataSession):
     """The session of a claimed run.
 
     Attributes:
         progress: What is told of the items that the run adds.
-        failed: Items that could not be added.
+        adding: What is being added, or could not be added.
     """
 
     progress: Progress
-    failed: list[TResponseInputItem]
+    adding: Adding | None
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """As in the session; what was added is remembered.
@@ -58,19 +74,23 @@ class ClaimedSession(SQLAlchemyMetadataSession):
         If the caller is cancelled, it first goes on as far as it can without waiting, so that a
         turn that pauses the run does.
         """
-        add_once = partial(super().add_items, items)
+        if items:
+            await self._add(Adding(items))
+
+    async def add_failed(self) -> None:
+        """Add what could not be added."""
+        if self.adding is not None:
+            await self._add(self.adding)
+
+    async def _add(self, adding: Adding) -> None:
+        add_once = partial(super().add_items, adding.items)
         self.progress.begin_to_add()
 
-        async def write() -> None:
-            # It may have been added although an error was raised.
-            if not self.failed or await self.get_items(len(items)) != items:
-                self.failed = items
-                await add_once()
-
         async def add() -> None:
-            await insist(write)
-            self.failed = []
-            self.progress.add(items)
+            self.adding = adding
+            await insist(add_once)
+            self.adding = None
+            self.progress.add(adding.items)
 
         try:
             await settle(add())
@@ -81,10 +101,22 @@ class ClaimedSession(SQLAlchemyMetadataSession):
                 task.uncancel()
             asyncio.get_running_loop().call_soon(task.cancel)
 
-    async def add_failed(self) -> None:
-        """Add what could not be added."""
-        if self.failed:
-            await self.add_items(self.failed)
+    def _enter(self, connection: Connection) -> bool:
+        """Lock the session; give whether the items are to be added.
+
+        A commit can succeed although an error was raised, also after that. What is found under the
+        lock is final.
+        """
+        entered, adding = super()._enter(connection), self.adding
+        if adding is None:
+            return entered
+        database = self._store.database
+        if adding.after is None:
+            adding.after = newest_id(connection, database.tables, self.session_id)
+            return entered
+        first = json.loads(json.dumps(adding.items[0]))
+        where = connection, database.tables, database.dialect, self.session_id, adding.after
+        return all(each.item != first for each in read_history(*where))
 
 
 def claimed_session(
@@ -105,7 +137,7 @@ def claimed_session(
     """
     fenced = _FencedStore(store, session_id, check)
     session = ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
-    session.progress, session.failed = progress, []
+    session.progress, session.adding = progress, None
     return session
 
 

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     select,
 )
 
@@ -85,6 +86,14 @@ def has_items(connection: Connection, tables: SessionTables, session_id: str) ->
     messages = tables.messages
     first: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
     return connection.execute(first).first() is not None
+
+
+def newest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
+    """The largest id of a session's items, or 0."""
+    messages = tables.messages
+    # By an expression, so that no database walks through the ids of all sessions.
+    newest = select(func.max(messages.c.id + 0)).where(messages.c.session_id == session_id)
+    return connection.scalar(newest) or 0
 
 
 def read_history(
