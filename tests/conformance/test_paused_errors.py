@@ -257,6 +257,35 @@ async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+async def test_outputs_that_cannot_be_stored_stay_in_the_state(engine, streamed, monkeypatch):
+    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    is_full = True
+
+    def refuse(_connection, _cursor, statement, *_):
+        if is_full and statement.startswith("INSERT INTO agent_messages"):
+            raise ConnectionError
+
+    event.listen(engine.sync_engine, "before_cursor_execute", refuse)
+    with pytest.raises(ConnectionError):
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed)
+    is_full = False
+    async with paused.claim("chat", agent) as run:
+        await resumed(run, streamed=streamed)
+    assert deployer.calls == ["deploy c1"]
+    assert kinds(await paused.catalog.session("chat").get_items()) == [
+        "user",
+        "function_call c1",
+        "function_call_output c1",
+        "message",
+    ]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 async def test_a_commit_that_raised_is_not_repeated(engine, streamed, monkeypatch):
     """Each commit of the run succeeds and raises an error; somebody else then adds an item."""
     monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))

@@ -338,7 +338,12 @@ class ClaimedRun:
         """
         try:
             if self._own_session is not None:
-                await self._own_session.add_failed()
+                try:
+                    await self._own_session.add_failed()
+                except (SQLAlchemyError, OSError):
+                    # The state of the interrupted turn has what the history lacks.
+                    if self._progress.has_asked:
+                        raise
             if self._progress.is_stored:
                 await self._store.finish(self.session_id, self._token)
                 return

@@ -91,6 +91,11 @@ class Progress(RunHooks[Any]):
             run.cancel()
 
     @property
+    def has_asked(self) -> bool:
+        """Whether the model was called."""
+        return self._model_calls > 0
+
+    @property
     def is_stored(self) -> bool:
         """Whether the final answer was given and added to the session."""
         return self.is_answered and bool(self._added)
