@@ -18,7 +18,7 @@ from agents_session_metadata.values import EncodedValue, SearchKey
 
 from .messages import delete_histories
 from .remains import delete_remains
-from .removal import removal, remove
+from .removal import removal, remove, remove_metadata
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -71,6 +71,7 @@ def delete_sessions(
     statement = removal(tables, dialect, lambda column: dialect.one_of(column, "ids", len(ids)))
     parameters = dialect.list_parameters("ids", ids)
     remove(connection, tables, dialect, statement, parameters, ids)
+    remove_metadata(connection, tables, dialect, ids)
 
 
 def wrong_search_keys(

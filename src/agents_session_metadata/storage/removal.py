@@ -57,8 +57,7 @@ def remove(
         ids: The sessions that it deletes.
 
     Raises:
-        RefusedRowError: If a trigger of the application keeps a row, a message or metadata.
-        TablesMismatchError: If metadata with these ids belongs to another sessions table.
+        RefusedRowError: If a trigger of the application keeps a row, or a message.
     """
     result: Any = connection.execute(statement, parameters)
     if not dialect.vetoes_silently:
@@ -75,8 +74,20 @@ def remove(
             f"cannot delete session {quoted(kept)}: the database keeps the row and reports no "
             "error; look for a trigger on the sessions table that prevents the deletion"
         )
+
+
+def remove_metadata(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> None:
+    """Delete metadata that was not deleted with its sessions, where a trigger can cause that.
+
+    Raises:
+        RefusedRowError: If a trigger of the application keeps it. The caller must roll back.
+        TablesMismatchError: If it belongs to another sessions table.
+    """
+    if not dialect.vetoes_silently:
+        return
     if _first(connection, tables.metadata.c.session_id, dialect, ids) is not None:
-        # Without a foreign key, it would stay; and a trigger can keep it from the foreign key.
         check_links(connection, tables)
         parameters = dialect.list_parameters("ids", ids)
         for table in (tables.elements, tables.metadata):
