@@ -421,7 +421,7 @@ class StoredSession(SQLAlchemySession):
 
     def _clear(self, connection: Connection) -> None:
         if self._on_clear == "delete" and not self._must_exist:
-            self._store.rows.delete_session(connection, self.session_id, checks_metadata=False)
+            self._store.rows.delete_session(connection, self.session_id)
         else:
             self._delete_history(connection, delete_paused_run)
 

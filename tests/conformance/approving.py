@@ -70,3 +70,9 @@ async def pause(
     result = await Runner.run(agent, "Apply the plan", session=session, **arguments)
     assert result.interruptions
     return await paused.pause(session, result)
+
+
+async def pause_approved(paused: PausedRuns, agent: Agent[Any]) -> None:
+    """As `pause`, and approve the call `c1`."""
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)

@@ -13,16 +13,14 @@ from agents.testing.model import ModelStep
 from sqlalchemy import event
 
 from agents_session_metadata import RunClaimedError
-from agents_session_metadata.storage import database
-from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
+from conformance.approving import Deployer, call, deploys, kinds, pause, pause_approved, paused_runs
 
 
 async def test_the_state_at_the_time_of_an_error_is_stored(engine):
     paused, deployer = paused_runs(engine), Deployer()
     down = ModelStep.raise_error(RuntimeError("model down"))
     agent = deployer.agent(deploys("c1"), down, down, "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     for _ in range(2):
         async with paused.claim("chat", agent) as run:
             with pytest.raises(RuntimeError, match="model down"):
@@ -49,8 +47,7 @@ async def test_a_cancelled_run_keeps_its_state(engine):
         await asyncio.Event().wait()
 
     agent = deployer.agent(deploys("c1"), ModelStep.respond(wait), "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
 
     async def resume():
         async with paused.claim("chat", agent) as run:
@@ -91,8 +88,7 @@ async def test_an_error_in_a_later_turn_repeats_no_tool(engine, way, streamed):
     if way != "handoff":
         agent = deployer.agent(deploys("c1"), *look, down, down, "Done")
     config = RunConfig(call_model_input_filter=last_two) if way == "filter" else None
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="model down"):
             async with paused.claim("chat", agent) as run:
@@ -128,8 +124,7 @@ async def failing_between_turns(paused, deployer):
 
     steps = deploys("c1"), [call("look", "c2", target="x")], "Done"
     agent = deployer.agent(*steps, instructions=instructions)
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     return agent
 
 
@@ -167,8 +162,7 @@ async def test_a_state_that_cannot_be_restored_does_not_replace_another(engine, 
 async def test_a_run_that_has_answered_is_finished_although_it_is_cancelled(engine, streamed):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done", "Done again")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
 
     class Answered(RunHooks):
         async def on_agent_end(self, context, agent, output):
@@ -220,17 +214,14 @@ async def test_a_wrapped_session_writes_nothing_after_its_end(engine, streamed):
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("failing", [2, 3, 4])
-async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(
-    engine, failing, streamed, monkeypatch
-):
+@pytest.mark.usefixtures("at_once")
+async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(engine, failing, streamed):
     """The second write is that of a later turn, the third hands off, the fourth is the answer."""
-    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
     paused, deployer = paused_runs(engine), Deployer()
     last = deployer.agent("Done", "Done", name="last")
     turns = [call("look", "c2", target="x")], [call("transfer_to_last", "h1")]
     agent = deployer.agent(deploys("c1"), *turns, "Not from here", handoffs=[last])
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     writes = []
 
     def fail(_connection, _cursor, statement, *_):
@@ -257,12 +248,11 @@ async def test_a_turn_that_could_not_be_stored_is_stored_at_the_end(
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_outputs_that_cannot_be_stored_stay_in_the_state(engine, streamed, monkeypatch):
-    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+@pytest.mark.usefixtures("at_once")
+async def test_outputs_that_cannot_be_stored_stay_in_the_state(engine, streamed):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     is_full = True
 
     def refuse(_connection, _cursor, statement, *_):
@@ -286,13 +276,12 @@ async def test_outputs_that_cannot_be_stored_stay_in_the_state(engine, streamed,
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.usefixtures("at_once")
 async def test_a_commit_that_raised_is_not_repeated(engine, streamed, monkeypatch):
     """Each commit of the run succeeds and raises an error; somebody else then adds an item."""
-    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x")], deploys("c3"), "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     lost, commit = [], engine.sync_engine.dialect.do_commit
     writes = (
         "INSERT INTO agent_messages",
@@ -338,12 +327,11 @@ async def test_a_commit_that_raised_is_not_repeated(engine, streamed, monkeypatc
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_lease_ends_if_the_end_of_a_run_cannot_be_stored(engine, streamed, monkeypatch):
-    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
+@pytest.mark.usefixtures("at_once")
+async def test_a_lease_ends_if_the_end_of_a_run_cannot_be_stored(engine, streamed):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
 
     def fail(_connection, _cursor, statement, *_):
         if statement.startswith("DELETE FROM agent_sessions_metadata_paused"):
@@ -359,8 +347,7 @@ async def test_a_lease_ends_if_the_end_of_a_run_cannot_be_stored(engine, streame
 async def test_a_run_that_stores_its_next_pause_pauses_although_it_is_cancelled(engine):
     paused, deployer = paused_runs(engine), Deployer()
     agent = deployer.agent(deploys("c1"), [call("look", "c2", target="x"), *deploys("c3")], "Done")
-    await pause(paused, agent)
-    await paused.decide("chat", "c1", approve=True)
+    await pause_approved(paused, agent)
     writes = []
 
     def cancel(_connection, _cursor, statement, *_):

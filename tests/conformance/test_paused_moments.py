@@ -16,7 +16,6 @@ from agents.testing.model import ModelStep
 from scaling import scale
 from sqlalchemy import event
 
-from agents_session_metadata.storage import database
 from conformance.approving import kinds, paused_runs
 
 EVERY = scale(29, 1)
@@ -225,9 +224,8 @@ async def test_a_run_that_is_cancelled_goes_on(engine, plan, streamed):
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_a_write_that_fails_once_is_repeated(engine, plan, streamed, monkeypatch):
-    monkeypatch.setattr(database, "RECONNECT_DELAYS", (0, 0, 0))
-
+@pytest.mark.usefixtures("at_once")
+async def test_a_write_that_fails_once_is_repeated(engine, plan, streamed):
     def fail(_task, name):
         if name.startswith(("DELETE", "INSERT", "SELECT", "UPDATE")):
             raise ConnectionError

@@ -39,7 +39,7 @@ from agents_session_metadata.values import (
 
 from .messages import delete_histories, delete_messages
 from .remains import delete_remains
-from .removal import check_deleted, removal, remove, remove_metadata
+from .removal import check_deleted, removal, remove
 from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
@@ -303,24 +303,15 @@ class Rows:
         if self._dialect.vetoes_silently and not set(keys).issubset(result.scalars()):
             check_deleted(connection, rows, own, {})
 
-    def delete_session(
-        self, connection: Connection, session_id: str, *, checks_metadata: bool = True
-    ) -> None:
-        """Deletes the session with its history and metadata.
-
-        Args:
-            connection: The connection.
-            session_id: The session's id; it is locked.
-            checks_metadata: Whether to look for metadata afterwards, which needs our tables.
+    def delete_session(self, connection: Connection, session_id: str) -> None:
+        """Deletes the session with its history and metadata. It works without our tables.
 
         Raises:
-            RefusedRowError: If a trigger of the application keeps a row.
+            RefusedRowError: If a trigger of the application keeps the session or a message.
         """
         delete_histories(connection, self._tables, self._dialect, [session_id])
         statement, own = self._statements.delete_session, {"of_session": session_id}
         remove(connection, self._tables, self._dialect, statement, own, [session_id])
-        if checks_metadata:
-            remove_metadata(connection, self._tables, self._dialect, [session_id])
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
         """Deletes all items of the session.

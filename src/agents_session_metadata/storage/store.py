@@ -24,6 +24,7 @@ from agents_session_metadata.values import (
 )
 
 from .database import Database
+from .removal import remove_metadata
 from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
 Q = TypeVar("Q")
@@ -248,6 +249,7 @@ class SessionStore(Generic[Q]):
         if not self.lock(connection, session_id):
             return False
         self.rows.delete_session(connection, session_id)
+        remove_metadata(connection, self.database.tables, self.database.dialect, [session_id])
         return True
 
     def edit_locked(

@@ -24,7 +24,7 @@ from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
-from .messages import Restriction
+from .messages import Restriction, newest_id
 from .removal import delete_rows
 from .tables import SessionTables
 from .threads import THREADS
@@ -161,7 +161,7 @@ class ThreadRows:
         position = 1 if newest is None else newest.position + 1
         end = None
         if kind == USER_MESSAGE:
-            end = max(self.message_ids(connection, session_id), default=0)
+            end = newest_id(connection, self._tables, session_id)
         item = ThreadItem(item_id, position, kind, data, end)
         self.insert_items(connection, session_id, [item])
 
