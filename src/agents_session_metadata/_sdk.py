@@ -338,12 +338,8 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        if create or self._store.is_restricted:
-            lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
-            return await self._locked(sess, lock)
-        if options := _writing(self._engine):
-            await sess.connection(execution_options=options)
-        return await super()._lock_session(sess)
+        lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
+        return await self._locked(sess, lock)
 
     async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
         """Run work that begins with a lock, at the beginning of a transaction."""

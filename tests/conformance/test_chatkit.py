@@ -742,6 +742,17 @@ async def test_scopes(catalog):
     assert min(map(len, ids)) >= 32
 
 
+async def test_a_deleted_thread_is_gone_for_its_owner_only(store):
+    gone = ThreadMetadata(id="gone", created_at=NOW)
+    await store.save_thread(gone, ANNA)
+    await store.delete_thread("gone", ANNA)
+    again = gone.model_copy()
+    with pytest.raises(NotFoundError):
+        await store.save_thread(again, ANNA)
+    await store.save_thread(again.model_copy(), BEN)
+    assert (await store.load_thread("gone", BEN)).id == "gone"
+
+
 BAD_THREADS = [
     {"id": "theirs"},
     {"id": "theirs", "created_at": "x", "title": 1, "metadata": {"a": 1}},

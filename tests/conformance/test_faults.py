@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 import pytest
+from agents import Runner, function_tool
 from agents.extensions.memory import SQLAlchemySession
 from proxy import proxy_to
 from servers import SHARED_DATABASES
@@ -19,8 +20,15 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.util import await_only
 
-from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    Budget,
+    SessionCatalog,
+    SessionTracker,
+    SQLAlchemyMetadataSession,
+    keys,
+)
 from conformance import raw
+from conformance.running import agent, calls
 
 ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
 
@@ -116,6 +124,40 @@ async def test_a_commit_whose_answer_is_lost_is_not_repeated(proxied, call):
     assert (metadata["turns"], contents) == expected
     assert metadata["tags"] == [str(metadata["turns"])]
     assert count.calls == (call == "edit")
+
+
+@through_proxy
+@pytest.mark.parametrize("is_answer", [True, False])
+async def test_a_call_of_a_model_is_not_counted_twice(proxied, is_answer):
+    proxy, engine = proxied
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat")
+    await catalog.usage()
+
+    def lose(_: object) -> None:
+        proxy.lost = lambda answers: answers is is_answer
+
+    @function_tool
+    def look() -> str:
+        event.listen(engine.sync_engine, "commit", lose, once=True)
+        return "found"
+
+    async def run() -> None:
+        async with SessionTracker(session, budget=Budget(tokens=10_000)) as hooks:
+            try:
+                await Runner.run(agent("a", calls("look"), "done", tools=[look]), "?", hooks=hooks)
+            finally:
+                proxy.lost = lambda _: False
+
+    with pytest.raises(DBAPIError):
+        await run()
+    rows: list = []
+    deadline = time.monotonic() + (10 if is_answer else 1)
+    while not rows and time.monotonic() < deadline:
+        rows = await catalog.usage()
+        await asyncio.sleep(0.01)
+    assert [row.requests for row in rows] == ([1] if is_answer else [])
+    assert (await session.get_metadata())[keys.REQUESTS] == 1
 
 
 @through_proxy

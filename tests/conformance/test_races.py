@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from datetime import timedelta
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
@@ -12,11 +13,13 @@ from processes import run_processes
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
+from sqlalchemy.util import await_only
 
 from agents_session_metadata import (
     MetadataLimitError,
     MetadataLimits,
     SessionCatalog,
+    SessionNotFoundError,
     SQLAlchemyMetadataSession,
 )
 from conformance import raw
@@ -451,3 +454,56 @@ async def test_engines_that_share_one_connection(shared_database):
     for number, name in enumerate(names):
         await asyncio.gather(look(number), theirs.create_session(name, metadata={"title": "x"}))
     assert await theirs.count_sessions() == len(names) + 1
+
+
+async def refusal(awaitable):
+    try:
+        return await awaitable
+    except SessionNotFoundError as error:
+        return error
+
+
+async def test_a_session_that_an_import_replaces_always_exists(catalog, shared_database):
+    other = SessionCatalog(shared_database.engine())
+    strict, plain = other.session("chat", must_exist=True), other.session("chat")
+    calls = {
+        "delete_session": lambda: other.delete_session("chat"),
+        "delete_sessions": lambda: other.delete_sessions({"a": 1}, paused_for=timedelta(0)),
+        "delete_metadata": lambda: other.delete_metadata("chat", ["a"]),
+        "set_metadata": lambda: other.set_metadata("chat", {"b": 1}, must_exist=True),
+        "edit_metadata": lambda: other.edit_metadata("chat", dict.clear, must_exist=True),
+        "add_items": lambda: strict.add_items([raw.message("more")]),
+        "pop_item": plain.pop_item,
+        "scoped": lambda: other.scoped({"a": 1}).delete_session("chat"),
+        "rewind": lambda: other.rewind_session("chat", turns=1),
+        "clear": plain.clear_session,
+    }
+    results = {}
+    for name, call in calls.items():
+        session = await catalog.create_session("chat", metadata={"a": 1})
+        await session.add_items([raw.message("hello")])
+        records = [record async for record in catalog.export_sessions()]
+        tasks = []
+
+        def begin(_, call=call, tasks=tasks) -> None:
+            tasks.append(asyncio.ensure_future(refusal(call())))
+            await_only(asyncio.wait(tasks, timeout=0.2))  # It waits for the commit.
+
+        event.listen(catalog.engine.sync_engine, "commit", begin, once=True)
+        await catalog.import_sessions(records, "replace")
+        result = await tasks[0]
+        info = await catalog.get_session("chat", count_items=True)
+        results[name] = result, info and (info.metadata, info.item_count)
+        await catalog.delete_session("chat")
+    assert results == {
+        "delete_session": (True, None),
+        "delete_sessions": (1, None),
+        "delete_metadata": (1, ({}, 1)),
+        "set_metadata": (None, ({"a": 1, "b": 1}, 1)),
+        "edit_metadata": ({}, ({}, 1)),
+        "add_items": (None, ({"a": 1}, 2)),
+        "pop_item": (raw.message("hello"), ({"a": 1}, 0)),
+        "scoped": (True, None),
+        "rewind": (results["rewind"][0], ({"a": 1}, 0)),
+        "clear": (None, None),
+    }

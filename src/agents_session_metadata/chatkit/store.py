@@ -145,7 +145,7 @@ class CatalogStore(Attachments[TContext]):
         """
         catalog = self._within(context)
         after, before = state_of(thread), self._known.state_of(thread)
-        if before is None and not self._known.was_created(thread.id):
+        if before is None and not self._known.was_created(catalog._store.scope, thread.id):
             created: Metadata = {CHATKIT: {}}
             write_changes(created, {}, after)
             try:
@@ -153,7 +153,7 @@ class CatalogStore(Attachments[TContext]):
             except SessionExistsError:
                 pass
             else:
-                self._known.remember(thread, created=True)
+                self._known.remember(thread, created_in=catalog._store.scope)
                 return
         if before is None:
             before, after = {}, explicit(thread, after)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from chatkit.types import ThreadMetadata
 from pydantic import ValidationError
 
 from agents_session_metadata.keys import CHATKIT, TITLE
+from agents_session_metadata.scope import Scope
 from agents_session_metadata.types import Metadata, SessionInfo
 
 _REMEMBERED = 10_000
@@ -28,15 +30,15 @@ class KnownThreads:
 
     def __init__(self) -> None:
         self._states: dict[int, tuple[weakref.ref[ThreadMetadata], dict[str, Any]]] = {}
-        self._created: dict[str, None] = {}
+        self._created: dict[tuple[str, str], None] = {}
 
-    def remember(self, thread: ThreadMetadata, *, created: bool = False) -> None:
-        """Note the present state of a thread, and whether its session was just created."""
+    def remember(self, thread: ThreadMetadata, *, created_in: Scope | None = None) -> None:
+        """Note the present state of a thread, and in which scope it was just created."""
         key, states = id(thread), self._states
         states[key] = weakref.ref(thread, lambda _: states.pop(key, None)), state_of(thread)
-        if created:
+        if created_in is not None:
             # ChatKit goes on with another object of the same thread.
-            self._created[thread.id] = None
+            self._created[_creation(created_in, thread.id)] = None
             if len(self._created) > _REMEMBERED:
                 del self._created[next(iter(self._created))]
 
@@ -45,9 +47,13 @@ class KnownThreads:
         reference, state = self._states.get(id(thread), (None, None))
         return state if reference is not None and reference() is thread else None
 
-    def was_created(self, thread_id: str) -> bool:
-        """Whether this store has created a thread of this id."""
-        return thread_id in self._created
+    def was_created(self, scope: Scope, thread_id: str) -> bool:
+        """Whether this store has created a thread of this id in a scope."""
+        return _creation(scope, thread_id) in self._created
+
+
+def _creation(scope: Scope, thread_id: str) -> tuple[str, str]:
+    return json.dumps(scope.values, sort_keys=True), thread_id
 
 
 class OwnItems:

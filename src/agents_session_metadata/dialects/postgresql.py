@@ -54,6 +54,10 @@ class _PostgreSQLLocks(Locks):
         insert = postgresql.insert(self._sessions).values(session_id=bindparam("of_session"))
         return insert.on_conflict_do_nothing().returning(told)
 
+    def is_missing(self, connection: Connection, session_id: str) -> bool:
+        # A statement that waited for a transaction that replaced the row finds none.
+        return connection.execute(self._look, {"of_session": session_id}).first() is None
+
     def or_create(self, connection: Connection, session_id: str) -> bool:
         if self.existing(connection, session_id):
             return False

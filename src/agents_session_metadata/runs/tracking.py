@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -269,20 +268,21 @@ class SessionTracker(RunHooks[Any]):
         await check_budget(budget, self._store, self.session.session_id, unpriced)
 
     async def _flush(self, store: ScopedStore) -> None:
-        with self._taken() as entries:
-            if entries:
-                await store.database.ensure(USAGE)
-                await self._edit_with(store, entries, _change_nothing)
+        """Write the entries that are not in the ledger yet; keep them if they are not written.
 
-    @contextmanager
-    def _taken(self) -> Iterator[list[UsageEntry]]:
-        """The entries that are not in the ledger yet; they are kept if they cannot be written."""
-        accounts = self._accounts
-        entries = accounts.take()
+        If a commit fails, they may be written: they are not kept, lest they count twice.
+        """
+        entries, added = self._accounts.take(), list[bool]()
+        if not entries:
+            return
         try:
-            yield entries
+            await store.database.ensure(USAGE)
+            await self._edit_with(
+                store, entries, lambda _: added.clear(), lambda: added.append(True)
+            )
         except BaseException:
-            accounts.give_back(entries)
+            if not added:
+                self._accounts.give_back(entries)
             raise
 
     async def _write(self) -> None:
@@ -379,12 +379,14 @@ class SessionTracker(RunHooks[Any]):
         store: ScopedStore,
         entries: list[UsageEntry],
         change: Callable[[Metadata], object],
+        added: Callable[[], object] = lambda: None,
     ) -> Metadata:
         session_id = self.session.session_id
 
         def add(connection: Connection, metadata: Metadata) -> None:
             owner = metadata.get(keys.OWNER_ID)
             _add(connection, store, entries, session_id=session_id, owner=owner)
+            added()
 
         must_exist = getattr(self.session, "_must_exist", False)
         return await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
