@@ -341,6 +341,10 @@ class StoredSession(SQLAlchemySession):
         lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
         return await self._locked(sess, lock)
 
+    async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Run a read of the SDK. Cancelled, it would close the connection of a database in memory."""
+        return await (read() if self._connection_lock is None else settle(read()))
+
     async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
         """Run work that begins with a lock, at the beginning of a transaction."""
         connection = await sess.connection(execution_options=_writing(self._engine))
@@ -467,7 +471,8 @@ class StoredSession(SQLAlchemySession):
         vars(view).update(vars(self))
         view._lock_session = self._lock_to_compact  # type: ignore[method-assign]
         view._run_sqlite_write_with_retry = self._run_sqlite_write_with_retry  # type: ignore[method-assign]
-        snapshot = await SQLAlchemySession._get_compaction_snapshot(view, limit, **kwargs)
+        read = partial(SQLAlchemySession._get_compaction_snapshot, view, limit, **kwargs)
+        snapshot = await self._whole(read)
         if self._store.scope and not await self._store.exists(self.session_id):
             return None  # Deleted and made anew by others in between.
         return snapshot

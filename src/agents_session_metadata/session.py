@@ -336,7 +336,8 @@ class SQLAlchemyMetadataSession(StoredSession):
             return []
         if self._store.scope:
             return await self._items_in_scope(limit)
-        return await self._store.database.retry(partial(super().get_items, limit), prepare=False)
+        read = partial(self._whole, partial(super().get_items, limit))
+        return await self._store.database.retry(read, prepare=False)
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, as in the SDK. The session becomes the most recently active one.

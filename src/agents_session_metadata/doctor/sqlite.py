@@ -148,11 +148,15 @@ class SQLiteInspection(Inspection):
         return "; ".join(["BEGIN IMMEDIATE", *drops, insert, *creates, "COMMIT"])
 
     def before_changing_ids(self) -> str:
-        drops = "; ".join(self._drop(name) for name, _ in self._clearing("UPDATE"))
-        return drops and (
-            ". First drop the triggers that delete the rows of the id that another one becomes:"
-            f" {drops}. Then doctor prints the triggers again, and those of another metadata table"
-            " with --metadata-table"
+        # Also those that are missing: whoever starts the application makes them again.
+        ours = [each.name for each in self.expected.triggers if each.event == "UPDATE"]
+        names = dict.fromkeys([*ours, *(name for name, _ in self._clearing("UPDATE"))])
+        drops = "; ".join(map(self._drop, names))
+        return (
+            ". First end all processes that use the database, and run BEGIN IMMEDIATE. In this"
+            " transaction, drop the triggers that delete the rows of the id that another one"
+            f" becomes: {drops}. Then change the ids and run COMMIT. Then doctor prints the triggers"
+            " again, and those of another metadata table with --metadata-table"
         )
 
     def _clearing(self, event: str) -> Iterator[tuple[str, str]]:

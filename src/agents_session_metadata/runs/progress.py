@@ -21,7 +21,7 @@ from agents.run_config import CallModelData, ModelInputData
 
 from agents_session_metadata.maintenance.pairs import calls_and_outputs
 
-from .states import restorable, without_answered_questions, without_lost_calls
+from .states import without_answered_questions, without_lost_calls
 
 
 class Progress(RunHooks[Any]):
@@ -134,7 +134,7 @@ class Progress(RunHooks[Any]):
             "current_turn_persisted_item_count": 0,
         }
         # The calls of a turn that did not end are lost.
-        return restorable(without_lost_calls(continued))
+        return without_lost_calls(continued)
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any

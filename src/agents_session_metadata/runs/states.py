@@ -47,12 +47,14 @@ def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str,
 def restorable(written: dict[str, Any]) -> dict[str, Any]:
     """A state that the SDK restores although a handoff has left out items.
 
-    It refuses a finished call whose output is not in the state.
+    It refuses a finished call whose output is not in the state, or whose id another call has.
     """
-    calls, outputs = _calls_and_outputs(written)
+    items = _items(written)
+    calls, outputs = calls_and_outputs(items)
+    finished = calls & outputs - _ambiguous(items)
     return _with_invocations(
         written,
-        lambda call, each: {**each, "completed": each["completed"] and call in calls & outputs},
+        lambda call, each: {**each, "completed": each["completed"] and call in finished},
     )
 
 
@@ -92,14 +94,31 @@ def _with_invocations(
     return {**written, "context": {**context, "tool_invocations": kept}}
 
 
+def _ambiguous(items: Iterable[Mapping[str, Any]]) -> set[Call]:
+    """The calls whose id a model has used again, for another tool or with other arguments."""
+    seen: dict[Call, set[str]] = {}
+    for item in items:
+        for call in calls_and_outputs([item])[0]:
+            told = [
+                item.get(name) for name in ("name", "namespace", "arguments", "action", "input")
+            ]
+            seen.setdefault(call, set()).add(json.dumps(told, sort_keys=True, default=str))
+    return {call for call, each in seen.items() if len(each) > 1}
+
+
 def _calls_and_outputs(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
     """The calls of a state, and the calls whose outputs are in it."""
+    return calls_and_outputs(_items(written))
+
+
+def _items(written: dict[str, Any]) -> list[Any]:
+    """The items of a state."""
     items = list(written["original_input"]) if type(written["original_input"]) is list else []
     responses = [item for each in written["model_responses"] for item in each["output"]]
     kept = [
         each["raw_item"] for key in ("generated_items", "session_items") for each in written[key]
     ]
-    return calls_and_outputs([*items, *responses, *kept])
+    return [*items, *responses, *kept]
 
 
 def check_context(original: object, context: ContextArguments, written: Mapping[str, Any]) -> None:

@@ -330,7 +330,7 @@ class Rows:
     def _claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool
     ) -> Claim | None:
-        locks = self._statements.locks
+        locks, found = self._statements.locks, Found(None)
         for _ in range(ROUNDS):
             found = read(connection, session_id)
             if found.stored is not None:
