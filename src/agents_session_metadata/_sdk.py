@@ -342,7 +342,7 @@ class StoredSession(SQLAlchemySession):
         return await self._locked(sess, lock)
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Run a read of the SDK. Cancelled, it would close the connection of a database in memory."""
+        """Run a read of the SDK. A cancelled one closes the connection of a database in memory."""
         return await (read() if self._connection_lock is None else settle(read()))
 
     async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:

@@ -13,6 +13,7 @@ from agents.testing.model import ModelStep
 from sqlalchemy import event
 
 from agents_session_metadata import RunClaimedError
+from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, pause_approved, paused_runs
 
 
@@ -36,6 +37,27 @@ async def test_the_state_at_the_time_of_an_error_is_stored(engine):
         "function_call_output c1",
         "message",
     ]
+
+
+@pytest.mark.parametrize("earlier", ["look", "deploy"])
+async def test_the_id_of_a_call_is_used_again(engine, earlier):
+    paused, deployer = paused_runs(engine), Deployer()
+    before = call(earlier, "c1", target="elsewhere").model_dump(exclude_none=True)
+    output = {"type": "function_call_output", "call_id": "c1", "output": "done"}
+    session = await paused.catalog.create_session("chat")
+    await session.add_items([raw.message("earlier"), before, output])
+    down = ModelStep.raise_error(RuntimeError("model down"))
+    agent = deployer.agent(deploys("c1"), down, down, "Done")
+    await pause_approved(paused, agent)
+    for _ in range(2):
+        async with paused.claim("chat", agent) as run:
+            with pytest.raises(RuntimeError, match="model down"):
+                await run.resume()
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert deployer.calls == ["deploy c1"]
+    added = ["user", "function_call c1", "function_call_output c1"]
+    assert kinds(await session.get_items()) == [*added, *added, "message"]
 
 
 async def test_a_cancelled_run_keeps_its_state(engine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 from agents import Agent, RunConfig, Runner
@@ -365,3 +366,20 @@ async def test_long_items_survive(session):
     await session.add_items(items)
     assert await session.get_items() == items
     assert await session.pop_item() == items[-1]
+
+
+@pytest.mark.parametrize("call", ["get", "compact"])
+async def test_a_cancelled_reader_loses_nothing(engine, call):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.session("chat").add_items([raw.message("hello")])
+    for turns in range(30):
+        session = catalog.session("chat")
+        reading = session.get_items() if call == "get" else session._get_compaction_snapshot(10)
+        task = asyncio.create_task(reading)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        assert await catalog.count_sessions() == 1
+        assert await session.get_items() == [raw.message("hello")]

@@ -303,6 +303,10 @@ async def test_ids_are_changed_to_text_without_a_loss(engine):
     drops = problem.partition("becomes: ")[2].partition(". Then")[0].split("; ")
     assert len(drops) == 6
     await run(engine, drops)
+    # Without the triggers, doctor names them all the same.
+    problem = (await explained(engine, "ids", ["error"]))[0].problem
+    named = problem.partition("becomes: ")[2].partition(". Then")[0].split("; ")
+    assert named == [drop for drop in drops if "other" not in drop]
     for name in tables:
         await raw.execute(engine, f"UPDATE {name} SET session_id = CAST(session_id AS TEXT)")
     for metadata in (None, "other"):

@@ -155,8 +155,8 @@ class SQLiteInspection(Inspection):
         return (
             ". First end all processes that use the database, and run BEGIN IMMEDIATE. In this"
             " transaction, drop the triggers that delete the rows of the id that another one"
-            f" becomes: {drops}. Then change the ids and run COMMIT. Then doctor prints the triggers"
-            " again, and those of another metadata table with --metadata-table"
+            f" becomes: {drops}. Then change the ids and run COMMIT. Then doctor prints the"
+            " triggers again, and those of another metadata table with --metadata-table"
         )
 
     def _clearing(self, event: str) -> Iterator[tuple[str, str]]:
