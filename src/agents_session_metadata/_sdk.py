@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from types import CodeType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
@@ -47,7 +47,6 @@ from sqlalchemy.orm import Session
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of
 from .query.queries import Queries
-from .quoting import quoted
 from .scope import ScopedStore, open_store
 from .storage.database import settle
 from .storage.paused_rows import check_not_paused, delete_paused_run, has_paused_run
@@ -131,16 +130,6 @@ def usage_of(state: RunState[Any, Any]) -> Usage | None:
     If a release of the SDK keeps it elsewhere, it is unknown, and nothing else fails.
     """
     return getattr(getattr(state, "_context", None), "usage", None)
-
-
-def check_on_clear(on_clear: str) -> None:
-    """Refuse what `clear_session` could not do.
-
-    Raises:
-        ValueError: If it is neither `delete` nor `keep`.
-    """
-    if on_clear not in get_args(OnClear):
-        raise ValueError(f"on_clear must be 'delete' or 'keep', got {quoted(on_clear)}")
 
 
 @asynccontextmanager
@@ -338,8 +327,13 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
-        return await self._locked(sess, lock)
+        lock = partial(self._store.lock, session_id=self.session_id)
+        if create or self._store.is_restricted:
+            return await self._locked(sess, self._enter if create else lock)
+        if options := _writing(self._engine):
+            await sess.connection(execution_options=options)
+        # PostgreSQL does not find a row that was replaced while the statement waited for it.
+        return await super()._lock_session(sess) or await (await sess.connection()).run_sync(lock)
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run a read of the SDK. A cancelled one closes the connection of a database in memory."""

@@ -15,7 +15,7 @@ from agents.memory import SessionSettings
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ._sdk import StoredSession, check_on_clear, sdk_store
+from ._sdk import StoredSession, sdk_store
 from .catalog import SessionCatalog
 from .dialects.urls import create_engine, shown_url
 from .maintenance.history import Cut, rewind
@@ -23,6 +23,7 @@ from .query.filters import Where
 from .quoting import quoted
 from .scope import MISSING, ScopedStore
 from .storage.rows import check_id, check_id_type, id_problem
+from .storage.store import check_on_clear
 from .storage.tables import table_names
 from .types import ItemInfo, JSONValue, Metadata, MetadataLimits, OnClear
 

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata.dialects.urls import create_engine, shown_url
 from agents_session_metadata.scope import Scope, ScopedStore
+from agents_session_metadata.storage.store import check_on_clear
 from agents_session_metadata.storage.tables import table_names
 from agents_session_metadata.types import (
     JSONValue,
@@ -76,7 +77,7 @@ class SessionCatalog(SingleSessions, Questions, Histories, Moving, Indexes, Sear
         ensure_ascii: bool = True,
     ) -> None:
         # The SDK may share the engine. It is imported late: that takes longer than most commands.
-        from agents_session_metadata._sdk import check_on_clear, sdk_store
+        from agents_session_metadata._sdk import sdk_store
 
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)

@@ -329,8 +329,7 @@ class ClaimedRun:
             await self._store.finish(self.session_id, self._token)
 
     def _continued(self) -> dict[str, Any]:
-        written = serialize(self.state, self._context)
-        return restorable(self._progress.continued(written, self._responses))
+        return self._progress.continued(serialize(self.state, self._context), self._responses)
 
     async def _keep(self, write: Callable[[], dict[str, Any]]) -> None:
         """Store the state of a run that raised; the caller raises what the run has raised.

@@ -21,7 +21,12 @@ from agents.run_config import CallModelData, ModelInputData
 
 from agents_session_metadata.maintenance.pairs import calls_and_outputs
 
-from .states import without_answered_questions, without_lost_calls
+from .states import (
+    restorable,
+    with_ids_used_again,
+    without_answered_questions,
+    without_lost_calls,
+)
 
 
 class Progress(RunHooks[Any]):
@@ -115,7 +120,7 @@ class Progress(RunHooks[Any]):
             raise UserError("the last turn of the run has calls without outputs")
         turns = self._model_calls if self._added else self._model_calls - 1
         if len(written["model_responses"]) >= responses + turns:
-            return without_answered_questions(written)
+            return with_ids_used_again(without_answered_questions(written))
         continued = {
             **written,
             "original_input": [*self._input, *self._added],
@@ -134,7 +139,7 @@ class Progress(RunHooks[Any]):
             "current_turn_persisted_item_count": 0,
         }
         # The calls of a turn that did not end are lost.
-        return without_lost_calls(continued)
+        return restorable(without_lost_calls(continued))
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any

@@ -15,6 +15,9 @@ from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 from agents_session_metadata.errors import StateVersionError
 from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
 
+_TOLD = ("name", "namespace", "arguments", "input", "action", "operation")
+"""By what the SDK tells two calls of one id apart."""
+
 
 @dataclass(frozen=True)
 class ContextArguments:
@@ -47,14 +50,30 @@ def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str,
 def restorable(written: dict[str, Any]) -> dict[str, Any]:
     """A state that the SDK restores although a handoff has left out items.
 
-    It refuses a finished call whose output is not in the state, or whose id another call has.
+    It refuses a finished call whose output is not in the state.
     """
-    items = _items(written)
-    calls, outputs = calls_and_outputs(items)
-    finished = calls & outputs - _ambiguous(items)
+    calls, outputs = _calls_and_outputs(written)
+    return with_ids_used_again(_with_finished(written, lambda call: call in calls & outputs))
+
+
+def with_ids_used_again(written: dict[str, Any]) -> dict[str, Any]:
+    """A state that the SDK restores although a model has used the id of a call again.
+
+    It refuses a finished call if another one of its id has another tool or other arguments.
+    """
+    seen: dict[Call, set[str]] = {}
+    for item in _items(written):
+        for call in calls_and_outputs([item])[0]:
+            told = [item.get(name) for name in _TOLD]
+            seen.setdefault(call, set()).add(json.dumps(told, sort_keys=True))
+    return _with_finished(written, lambda call: len(seen.get(call, ())) <= 1)
+
+
+def _with_finished(written: dict[str, Any], condition: Callable[[Call], bool]) -> dict[str, Any]:
+    """A state of whose finished calls only some are."""
     return _with_invocations(
         written,
-        lambda call, each: {**each, "completed": each["completed"] and call in finished},
+        lambda call, each: {**each, "completed": each["completed"] and condition(call)},
     )
 
 
@@ -92,18 +111,6 @@ def _with_invocations(
     }
     kept = {call_id: each for call_id, each in changed.items() if each is not None}
     return {**written, "context": {**context, "tool_invocations": kept}}
-
-
-def _ambiguous(items: Iterable[Mapping[str, Any]]) -> set[Call]:
-    """The calls whose id a model has used again, for another tool or with other arguments."""
-    seen: dict[Call, set[str]] = {}
-    for item in items:
-        for call in calls_and_outputs([item])[0]:
-            told = [
-                item.get(name) for name in ("name", "namespace", "arguments", "action", "input")
-            ]
-            seen.setdefault(call, set()).add(json.dumps(told, sort_keys=True, default=str))
-    return {call for call, each in seen.items() if len(each) > 1}
 
 
 def _calls_and_outputs(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:

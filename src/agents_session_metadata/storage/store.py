@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 from sqlalchemy import Connection
 
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
+from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
 from agents_session_metadata.values import (
     EncodedValue,
     check_key,
@@ -394,3 +394,13 @@ def check_limit(limit: int, most: int = 2**31 - 1) -> None:
     """
     if type(limit) is not int or not 1 <= limit <= most:
         raise ValueError(f"limit must be between 1 and {most}, got {quoted(limit)}")
+
+
+def check_on_clear(on_clear: str) -> None:
+    """Refuse what `clear_session` could not do.
+
+    Raises:
+        ValueError: If it is neither `delete` nor `keep`.
+    """
+    if on_clear not in get_args(OnClear):
+        raise ValueError(f"on_clear must be 'delete' or 'keep', got {quoted(on_clear)}")
