@@ -9,7 +9,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -249,10 +248,9 @@ async def test_failed_process_is_an_error() -> None:
     "then", ["time.sleep(600)", "[emit(time.sleep(0.1)) for _ in range(6000)]"]
 )
 async def test_process_that_does_not_end_is_killed(then) -> None:
-    begun = time.monotonic()
+    # Each of them would go on for ten minutes, longer than a test may take.
     with pytest.raises(ProcessError, match=r"no end within 0\.5 s"):
         await run_processes(f"import time; start(); {then}", [(), ()], timeout=0.5)
-    assert time.monotonic() - begun < 10
 
 
 def test_sqlite_is_new_enough() -> None:
