@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import multiprocessing
 import os
 import sqlite3
 import subprocess
@@ -248,9 +249,10 @@ async def test_failed_process_is_an_error() -> None:
     "then", ["time.sleep(600)", "[emit(time.sleep(0.1)) for _ in range(6000)]"]
 )
 async def test_process_that_does_not_end_is_killed(then) -> None:
-    # Each of them would go on for ten minutes, longer than a test may take.
+    before = set(multiprocessing.active_children())
     with pytest.raises(ProcessError, match=r"no end within 0\.5 s"):
         await run_processes(f"import time; start(); {then}", [(), ()], timeout=0.5)
+    assert set(multiprocessing.active_children()) == before
 
 
 def test_sqlite_is_new_enough() -> None:

@@ -327,13 +327,15 @@ class StoredSession(SQLAlchemySession):
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        lock = partial(self._store.lock, session_id=self.session_id)
         if create or self._store.is_restricted:
-            return await self._locked(sess, self._enter if create else lock)
+            lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
+            return await self._locked(sess, lock)
         if options := _writing(self._engine):
             await sess.connection(execution_options=options)
-        # PostgreSQL does not find a row that was replaced while the statement waited for it.
-        return await super()._lock_session(sess) or await (await sess.connection()).run_sync(lock)
+        if await super()._lock_session(sess):
+            return True
+        replaced = partial(self._store.rows.lock_replaced, session_id=self.session_id)
+        return await (await sess.connection()).run_sync(replaced)
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run a read of the SDK. A cancelled one closes the connection of a database in memory."""

@@ -17,8 +17,9 @@ from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, pause_approved, paused_runs
 
 
-async def test_the_state_at_the_time_of_an_error_is_stored(engine):
-    paused, deployer = paused_runs(engine), Deployer()
+async def resume_after_two_errors(paused):
+    """Pause a run, and resume it until its model answers: its tool runs once."""
+    deployer = Deployer()
     down = ModelStep.raise_error(RuntimeError("model down"))
     agent = deployer.agent(deploys("c1"), down, down, "Done")
     await pause_approved(paused, agent)
@@ -31,6 +32,11 @@ async def test_the_state_at_the_time_of_an_error_is_stored(engine):
     async with paused.claim("chat", agent) as run:
         assert (await run.resume()).final_output == "Done"
     assert deployer.calls == ["deploy c1"]
+
+
+async def test_the_state_at_the_time_of_an_error_is_stored(engine):
+    paused = paused_runs(engine)
+    await resume_after_two_errors(paused)
     assert kinds(await paused.catalog.session("chat").get_items()) == [
         "user",
         "function_call c1",
@@ -41,21 +47,12 @@ async def test_the_state_at_the_time_of_an_error_is_stored(engine):
 
 @pytest.mark.parametrize("earlier", ["look", "deploy"])
 async def test_the_id_of_a_call_is_used_again(engine, earlier):
-    paused, deployer = paused_runs(engine), Deployer()
+    paused = paused_runs(engine)
     before = call(earlier, "c1", target="elsewhere").model_dump(exclude_none=True)
     output = {"type": "function_call_output", "call_id": "c1", "output": "done"}
     session = await paused.catalog.create_session("chat")
     await session.add_items([raw.message("earlier"), before, output])
-    down = ModelStep.raise_error(RuntimeError("model down"))
-    agent = deployer.agent(deploys("c1"), down, down, "Done")
-    await pause_approved(paused, agent)
-    for _ in range(2):
-        async with paused.claim("chat", agent) as run:
-            with pytest.raises(RuntimeError, match="model down"):
-                await run.resume()
-    async with paused.claim("chat", agent) as run:
-        assert (await run.resume()).final_output == "Done"
-    assert deployer.calls == ["deploy c1"]
+    await resume_after_two_errors(paused)
     added = ["user", "function_call c1", "function_call_output c1"]
     assert kinds(await session.get_items()) == [*added, *added, "message"]
 

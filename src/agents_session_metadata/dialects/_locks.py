@@ -73,6 +73,7 @@ class Locks:
         """Whether metadata with the id exists."""
         self.read_leftovers: Any = select(self.leftovers)
         self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == of_session)
+        """Sees what is committed, without waiting."""
         self._lock: Any = self._look.with_for_update()
         self._create_in_any = self._insert_new(literal(False))
         self._create = self._insert_new(self.leftovers)
@@ -81,9 +82,13 @@ class Locks:
         """Locks a session's row and returns whether it exists."""
         return connection.execute(self._lock, {"of_session": session_id}).first() is not None
 
-    def is_missing(self, connection: Connection, session_id: str) -> bool:  # all
-        """Whether a row that `existing` did not find is missing, and was not replaced by others."""
-        return True
+    def replaced(self, connection: Connection, session_id: str) -> bool:  # all
+        """Locks a row that others replaced while a lock waited, which then found none.
+
+        Returns:
+            Whether there is such a row. Only PostgreSQL needs to look.
+        """
+        return False
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         """Locks a session's row, creates it if it is missing, and returns whether it was created.

@@ -43,7 +43,7 @@ from sqlalchemy.types import TypeEngine
 from agents_session_metadata.quoting import escaped
 
 from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
-from ._locks import Locks
+from ._locks import ROUNDS, Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 
@@ -54,9 +54,14 @@ class _PostgreSQLLocks(Locks):
         insert = postgresql.insert(self._sessions).values(session_id=bindparam("of_session"))
         return insert.on_conflict_do_nothing().returning(told)
 
-    def is_missing(self, connection: Connection, session_id: str) -> bool:
-        # A statement that waited for a transaction that replaced the row finds none.
-        return connection.execute(self._look, {"of_session": session_id}).first() is None
+    def replaced(self, connection: Connection, session_id: str) -> bool:
+        # The snapshot of the statement that waited is older than the new row.
+        for _ in range(ROUNDS):
+            if connection.execute(self._look, {"of_session": session_id}).first() is None:
+                return False
+            if self.existing(connection, session_id):
+                return True
+        return False
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
         if self.existing(connection, session_id):

@@ -50,10 +50,12 @@ def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str,
 def restorable(written: dict[str, Any]) -> dict[str, Any]:
     """A state that the SDK restores although a handoff has left out items.
 
-    It refuses a finished call whose output is not in the state.
+    It refuses a finished call whose output is not in the state, or whose id was used again.
     """
-    calls, outputs = _calls_and_outputs(written)
-    return with_ids_used_again(_with_finished(written, lambda call: call in calls & outputs))
+    items = _items(written)
+    calls, outputs = calls_and_outputs(items)
+    finished = (calls & outputs) - _used_again(items)
+    return _with_finished(written, lambda call: call in finished)
 
 
 def with_ids_used_again(written: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +63,18 @@ def with_ids_used_again(written: dict[str, Any]) -> dict[str, Any]:
 
     It refuses a finished call if another one of its id has another tool or other arguments.
     """
+    again = _used_again(_items(written))
+    return _with_finished(written, lambda call: call not in again)
+
+
+def _used_again(items: Iterable[Any]) -> set[Call]:
+    """The calls whose id another tool or other arguments have as well."""
     seen: dict[Call, set[str]] = {}
-    for item in _items(written):
+    for item in items:
         for call in calls_and_outputs([item])[0]:
             told = [item.get(name) for name in _TOLD]
             seen.setdefault(call, set()).add(json.dumps(told, sort_keys=True))
-    return _with_finished(written, lambda call: len(seen.get(call, ())) <= 1)
+    return {call for call, variants in seen.items() if len(variants) > 1}
 
 
 def _with_finished(written: dict[str, Any], condition: Callable[[Call], bool]) -> dict[str, Any]:

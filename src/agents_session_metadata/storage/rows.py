@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.dialects._locks import ROUNDS, Found, Reader
+from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import MetadataLimitError
 from agents_session_metadata.keys import TITLE
@@ -143,12 +143,11 @@ class Rows:
     def lock_session(self, connection: Connection, session_id: str) -> bool:
         """Locks a session at the beginning of a transaction and returns whether it exists."""
         locks = self._statements.locks
-        for _ in range(ROUNDS):
-            if locks.existing(connection, session_id):
-                return True
-            if locks.is_missing(connection, session_id):
-                break
-        return False
+        return locks.existing(connection, session_id) or locks.replaced(connection, session_id)
+
+    def lock_replaced(self, connection: Connection, session_id: str) -> bool:
+        """Locks a session that was replaced while a lock waited, which found none, if there is."""
+        return self._statements.locks.replaced(connection, session_id)
 
     def lock_or_create(self, connection: Connection, session_id: str) -> bool:
         """Locks a session in the caller's transaction and returns whether it was created.
@@ -330,16 +329,14 @@ class Rows:
     def _claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool
     ) -> Claim | None:
-        locks, found = self._statements.locks, Found(None)
-        for _ in range(ROUNDS):
+        found = read(connection, session_id)
+        if found.stored is None and not create and self.lock_replaced(connection, session_id):
             found = read(connection, session_id)
-            if found.stored is not None:
-                return Claim(False, found.stored)
-            if create or locks.is_missing(connection, session_id):
-                break
+        if found.stored is not None:
+            return Claim(False, found.stored)
         if not create:
             return None
-        leftovers = locks.create(connection, session_id, found.has_leftovers)
+        leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
         if leftovers is None:  # Another process has just created it.
             return Claim(False, read(connection, session_id).stored or {})
         self._delete_left(connection, session_id, has_metadata=leftovers)
