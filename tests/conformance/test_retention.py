@@ -26,6 +26,7 @@ WITHOUT_CONDITION = [
     {"$not": {"$not": {}}},
     {"$not": {"$and": [{"a": 1}, {"$not": {}}]}},
     {"a": {"$nin": []}},
+    {"$session_id": {"$prefix": ""}},
 ]
 """Filters that hold for every session."""
 

@@ -251,6 +251,8 @@ def _time_condition(column: TimeColumn, operator: str, operand: object, path: st
 def _id_condition(operator: str, operand: object, path: str) -> Condition:
     if operator == "$prefix":
         prefix = _check_string(operand, path)
+        if not prefix:
+            return EVERYTHING
         return NOTHING if "\x00" in prefix else IdHasPrefix(prefix)
     if operator == "$eq":
         candidates = [_check_string(operand, path)]
