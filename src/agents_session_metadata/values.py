@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -55,6 +56,8 @@ _FROM_HEX = bytes.maketrans(_HEX, _PAIRS)
 _TO_HEX = bytes.maketrans(_PAIRS, _HEX)
 """Two decimal digits are one byte, 1 to 100; those digits read as hexadecimal, 0x00 to 0x99."""
 _COMPLEMENT = bytes(255 - byte for byte in range(256))
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -436,6 +439,16 @@ def _decode_number(encoded: bytes) -> int | float:
 def is_text(text: str) -> bool:
     """Whether every driver takes a string as a parameter: UTF-8 without NUL."""
     return "\x00" not in text and _is_utf8(text)
+
+
+def utf8_text(text: str) -> str:
+    """A string with U+FFFD for its lone surrogates, which have no UTF-8."""
+    return text if _is_utf8(text) else _SURROGATE.sub("\ufffd", text)
+
+
+def storable_text(text: str) -> str:
+    """A string with U+FFFD for what not every driver takes: `is_text` holds for it."""
+    return utf8_text(text).replace("\x00", "\ufffd")
 
 
 def plain(value: Any) -> Any:

@@ -25,6 +25,7 @@ from agents_session_metadata import (
     SessionTracker,
     TablesMissingError,
     UsageRow,
+    keys,
 )
 from agents_session_metadata.runs import tracking
 from conformance import raw
@@ -390,6 +391,14 @@ async def test_long_names_and_owners(catalog):
     for owner in owners:
         assert len(await catalog.usage(owner_id=owner)) == 1
         assert len(await catalog.scoped({"tenant": 1}).usage(owner_id=owner)) == 0
+
+
+@pytest.mark.parametrize("odd", ["a\0b", "a\ud800b"])
+async def test_names_that_cannot_be_stored(session, catalog, odd):
+    await run(session, model=odd, name=odd, prices={odd: PRICES["big"]})
+    [row] = await catalog.usage(by=("agent", "model"))
+    assert (row.agent, row.model, row.requests, row.unpriced) == ("a\ufffdb", "a\ufffdb", 1, ())
+    assert (await session.get_metadata())[keys.RUNS] == 1
 
 
 async def test_sums_equal_the_usage_of_the_sdk(shared_database):

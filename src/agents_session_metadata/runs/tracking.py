@@ -29,6 +29,7 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
 from agents_session_metadata.types import JSONValue, Metadata
+from agents_session_metadata.values import storable_text
 
 from .accounting import Accounts
 from .budget import Budget, check_budget
@@ -466,10 +467,7 @@ def _call_id(context: Any, tool: Any) -> str:
 
 def _storable(text: object) -> str:
     """A name or message, which may come from outside, without what a database cannot add up."""
-    plain = str(text)
-    if not plain.isascii():
-        plain = plain.encode(errors="replace").decode()
-    return plain.replace("\x00", "\ufffd")
+    return storable_text(str(text))
 
 
 def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
 
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.values import utf8_text
 
 from .tables import SessionTables
 
@@ -91,9 +92,8 @@ def preview_of(head: str) -> str | None:
     if not isinstance(item, dict) or item.get("role", "user") != "user":
         return None
     collapsed = " ".join(" ".join(_texts(item.get("content"))).split())[:LENGTH].rstrip()
-    # Half of a character that was cut, or that somebody stored.
-    shown = re.sub("[\ud800-\udfff]", "\ufffd", collapsed)
-    return shown or None
+    # It may hold half of a character, cut or stored so.
+    return utf8_text(collapsed) or None
 
 
 def _texts(content: object) -> Iterator[str]:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
-from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key
+from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key, storable_text
 
 from .definitions import (
     ColumnTypes,
@@ -111,8 +111,8 @@ def add_usage(
     rows = [
         {
             **whose,
-            "agent": _cut(entry.agent),
-            "model": _cut(entry.model),
+            "agent": _named(entry.agent),
+            "model": _named(entry.model),
             "cost": _cost_units(entry.cost),
             **dict(zip(COUNTERS, entry.counts, strict=True)),
         }
@@ -127,8 +127,8 @@ def _insertion(table: Table) -> Insert:
     return insert(table).inline()  # Nobody reads the id of the row.
 
 
-def _cut(name: str | None) -> str | None:
-    return None if name is None else name[:MAX_KEY_LENGTH]
+def _named(name: str | None) -> str | None:
+    return None if name is None else storable_text(name[:MAX_KEY_LENGTH])
 
 
 def _cost_units(cost: Decimal | None) -> int | None:
