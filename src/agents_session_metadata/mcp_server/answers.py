@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
+from agents_session_metadata.values import utf8_text
+
 Record = TypeVar("Record")
 
 ANSWER_CHARACTERS = 20_000
@@ -172,8 +174,8 @@ def output_schema(answer: type) -> dict[str, Any]:
 
 
 def to_text(value: Any) -> str:
-    """Compact JSON text."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Compact JSON text that can be sent: messages may hold lone surrogates."""
+    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def size(value: Any) -> int:

@@ -171,8 +171,9 @@ class MetadataServer(Server[Any]):
     ) -> CallToolResult:
         try:
             answer = await self._answer(params.name, params.arguments or {})
+            text = to_text(answer)
             return CallToolResult(
-                content=[TextContent(type="text", text=to_text(answer))], structured_content=answer
+                content=[TextContent(type="text", text=text)], structured_content=json.loads(text)
             )
         except ValidationError as error:
             _, model = self._tools[params.name]
