@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -50,6 +51,17 @@ async def test_a_copy(catalog, session):
     )
     types = {key: type(value) for key, value in {**METADATA, **ORIGIN}.items()}
     assert {key: type(value) for key, value in (await copy.get_metadata()).items()} == types
+
+
+async def test_long_items_keep_their_order(catalog):
+    # MariaDB moves them out of memory while it copies.
+    chance = random.Random(1)
+    for number in range(6):
+        session = await catalog.create_session(f"long-{number}")
+        sizes = [chance.choice([10, 500, 4_000, 9_000, 20_000]) for _ in range(30)]
+        await session.add_items([raw.message(f"{size} {size * 'x'}") for size in sizes])
+        copy = await catalog.fork_session(session.session_id)
+        assert await copy.get_items() == await session.get_items()
 
 
 async def test_elements_are_found_in_the_copy(catalog, session):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Connection, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.dialects._locks import ROUNDS
@@ -105,6 +105,8 @@ def read_records(
     return found, records
 
 
+_EVERY = 2**31 - 1
+"""A limit for statements that read all rows."""
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
 """The keys by which a copy names what it was copied from."""
 
@@ -339,20 +341,34 @@ def fork(
             kept = [each.item_id for each in history[:position]]
         for table in (tables.messages, tables.metadata, tables.elements):
             copied = [column for column in table.c if column.name not in ("id", "session_id")]
-            source = select(literal(new_id), *copied).where(table.c.session_id == session_id)
+            own = table.c.session_id == session_id
             if table is tables.messages:
-                source = source.order_by(table.c.id)
-                if first_left is not None:
-                    source = source.where(table.c.id < first_left)
+                source = _in_order(table, copied, own, first_left)
             else:
-                source = source.where(table.c.key.not_in(_ORIGIN))
-            names = ["session_id", *(column.name for column in copied)]
+                source = select(*copied).where(own, table.c.key.not_in(_ORIGIN))
+            source = source.add_columns(literal(new_id))
+            names = [*(column.name for column in copied), "session_id"]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
         copy_thread(store, connection, session_id, new_id, kept)
         store.database.index_words(connection, [new_id])
 
     return run
+
+
+def _in_order(
+    messages: Table, copied: list[Any], own: ColumnElement[bool], end: int | None
+) -> Select[Any]:
+    """The messages of a session before an id, in an order in which they can be inserted.
+
+    MariaDB first puts rows of the table that it inserts into in a temporary table, which may lose
+    their order. Rows of a subquery with a limit are in that table before they are sorted.
+    """
+    found = select(messages.c.id, *copied).where(own)
+    if end is not None:
+        found = found.where(messages.c.id < end)
+    rows = found.limit(_EVERY).subquery()
+    return select(*(rows.c[column.name] for column in copied)).order_by(rows.c.id)
 
 
 async def _each(
