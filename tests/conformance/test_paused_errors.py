@@ -132,6 +132,38 @@ async def test_an_error_in_a_later_turn_repeats_no_tool(engine, way, streamed):
     assert await paused.get("chat") is None
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_an_error_after_a_tool_of_a_later_turn_keeps_its_output(
+    engine, is_cancelled, streamed
+):
+    class Interrupting(RunHooks):
+        async def on_tool_end(self, *_):
+            if not is_cancelled:
+                raise ConnectionError
+            task.cancel()
+            await asyncio.sleep(0)
+
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent([call("look", "c0", target="x")], deploys("c1"), "Done")
+    await pause_approved(paused, agent)
+
+    async def resume(hooks=None):
+        async with paused.claim("chat", agent) as run:
+            await resumed(run, streamed=streamed, hooks=hooks)
+
+    task = asyncio.create_task(resume(Interrupting()))
+    await asyncio.wait({task})
+    assert task.cancelled() if is_cancelled else task.exception()
+    await resume()
+    assert deployer.calls == ["look x", "deploy c1"]
+    assert kinds(await paused.catalog.session("chat").get_items()) == [
+        "user",
+        *(f"function_call{end} {each}" for each in ("c0", "c1") for end in ("", "_output")),
+        "message",
+    ]
+
+
 async def failing_between_turns(paused, deployer):
     """Pause a run, and approve its call. When it is resumed, it fails once after its next turn."""
     failing = [False, False, True]

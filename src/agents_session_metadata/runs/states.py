@@ -92,17 +92,18 @@ def without_lost_calls(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
-    """A state that waits for nothing if all calls of its turn have outputs.
+    """A state that does not wait for an agent that was used as a tool and has finished.
 
-    The SDK would wait for ever for calls of an agent that was used as a tool and has finished.
+    The SDK would wait for ever for calls of that agent. It finds the items of the last turn by the
+    calls that waited, so those of the turn itself stay.
     """
-    step = written["current_step"]
-    if step is None or step["type"] != "next_step_interruption":
+    step, processed = written["current_step"], written["last_processed_response"]
+    if step is None or step["type"] != "next_step_interruption" or processed is None:
         return written
     _, outputs = _calls_and_outputs(written)
-    new = written["last_processed_response"]["new_items"]
-    calls, _ = calls_and_outputs([each["raw_item"] for each in new])
-    if not calls or calls - outputs:
+    calls, _ = calls_and_outputs([each["raw_item"] for each in processed["new_items"]])
+    asked, _ = calls_and_outputs([each["raw_item"] for each in step["data"]["interruptions"]])
+    if not calls or calls - outputs or asked <= calls:
         return written
     return {**written, "current_step": {**step, "data": {**step["data"], "interruptions": []}}}
 
