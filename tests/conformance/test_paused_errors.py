@@ -133,15 +133,20 @@ async def test_an_error_in_a_later_turn_repeats_no_tool(engine, way, streamed):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("is_cancelled", [False, True])
+@pytest.mark.parametrize("cancellations", [0, 1, 1_000])
 async def test_an_error_after_a_tool_of_a_later_turn_keeps_its_output(
-    engine, is_cancelled, streamed
+    engine, cancellations, streamed
 ):
+    async def cancel():
+        for _ in range(cancellations):
+            task.cancel()
+            await asyncio.sleep(0)
+
     class Interrupting(RunHooks):
         async def on_tool_end(self, *_):
-            if not is_cancelled:
+            if not cancellations:
                 raise ConnectionError
-            task.cancel()
+            self.cancelling = asyncio.create_task(cancel())
             await asyncio.sleep(0)
 
     paused, deployer = paused_runs(engine), Deployer()
@@ -154,7 +159,8 @@ async def test_an_error_after_a_tool_of_a_later_turn_keeps_its_output(
 
     task = asyncio.create_task(resume(Interrupting()))
     await asyncio.wait({task})
-    assert task.cancelled() if is_cancelled else task.exception()
+    assert task.cancelled() if cancellations else task.exception()
+    assert (await paused.get("chat")).claimed_until is None
     await resume()
     assert deployer.calls == ["look x", "deploy c1"]
     assert kinds(await paused.catalog.session("chat").get_items()) == [

@@ -237,7 +237,7 @@ class ClaimedRun:
         """
         try:
             if self._stream is not None:
-                await self._close_stream(self._stream)
+                await settle(self._close_stream(self._stream))
             elif not self._is_started:
                 await settle(self._store.release(self._row, self._token))
         except Exception:
@@ -407,9 +407,9 @@ class ClaimedRun:
                 written = restorable(serialize(stream.to_state(), self._context))
                 return without_answered_questions(written)
 
-            await settle(self._keep(write))
+            await self._keep(write)
         else:
-            await settle(self._store_result(stream))
+            await self._store_result(stream)
 
     async def _renew(self) -> None:
         while True:
