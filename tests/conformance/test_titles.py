@@ -88,7 +88,7 @@ class Waiting(ScriptedModel):
 
 
 async def test_what_happens_while_the_model_writes(session, catalog):
-    for number, event in enumerate(("a title", "a deletion")):
+    for number, event in enumerate(("a title", "a deletion", "a reuse")):
         one = await catalog.create_session(f"s{number}")
         model = Waiting()
         writer = SessionTitler(model=model)
@@ -97,7 +97,10 @@ async def test_what_happens_while_the_model_writes(session, catalog):
         if event == "a title":
             await one.set_metadata({"title": "By a person"})
         else:
+            items = await one.get_items()
             await one.clear_session()
+        if event == "a reuse":
+            await one.add_items(items)
         model.told.set()
         await writer.wait()
         stored = await one.get_metadata()

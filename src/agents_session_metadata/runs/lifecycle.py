@@ -11,12 +11,14 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from agents_session_metadata import keys
+from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidMetadataError,
     InvalidPhaseError,
     MetadataLimitError,
 )
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue, Metadata
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
@@ -409,6 +411,12 @@ async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int],
             if error.key != key or error.limit != "max_value_bytes":
                 raise
     return await _edit(session, change, KEPT[-1])
+
+
+def store_of(session: Any) -> ScopedStore | None:
+    """The store of a session, behind wrappers as well; None if it is a session of another kind."""
+    catalog = getattr(session, "catalog", None)
+    return catalog._store if isinstance(catalog, SessionCatalog) else None
 
 
 async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept: int) -> Metadata:

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents import Agent, Model, RunConfig, Runner
+from sqlalchemy import Connection
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.storage.messages import oldest_id
 from agents_session_metadata.types import Metadata
+
+from .lifecycle import store_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -72,6 +76,13 @@ class SessionTitler:
         stored = await session.get_metadata([keys.TITLE])
         if stored[keys.TITLE] is not None:
             return None
+        store = store_of(session)
+
+        def first_item(connection: Connection, *_: object) -> int:
+            assert store is not None  # noqa: S101  # it is called in its transactions
+            return oldest_id(connection, store.database.tables, session.session_id)
+
+        before = None if store is None else await store.database.read(first_item)
         conversation = _first_turn(await session.get_items())
         if conversation is None:
             return None
@@ -88,9 +99,17 @@ class SessionTitler:
             if written:
                 metadata[keys.TITLE] = metadata[keys.TITLE_AUTO] = text
 
+        def check(connection: Connection, _: Metadata) -> None:
+            # The id may belong to another conversation by now; ids of items are not used again.
+            if written and first_item(connection) != before:
+                raise SessionNotFoundError(session.session_id)
+
         try:
             # A session that was deleted in the meantime must not come back.
-            await session.edit_metadata(change, must_exist=True)
+            if store is None:
+                await session.edit_metadata(change, must_exist=True)
+            else:
+                await store.edit_metadata(session.session_id, change, must_exist=True, also=check)
         except SessionNotFoundError:
             return None
         return text if written else None

@@ -18,7 +18,6 @@ from agents.usage import Usage
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
-from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     MetadataLimitError,
     SessionMetadataError,
@@ -33,7 +32,7 @@ from agents_session_metadata.values import storable_text
 
 from .accounting import Accounts
 from .budget import Budget, check_budget
-from .lifecycle import Forwarding, count_of, edit_keeping
+from .lifecycle import Forwarding, count_of, edit_keeping, store_of
 from .prices import ModelPrice, check_prices
 from .titles import SessionTitler
 
@@ -130,7 +129,7 @@ class SessionTracker(RunHooks[Any]):
             if value is not None and not isinstance(value, kind):
                 raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
         self.session = session
-        self._store = _store_of(session)
+        self._store = store_of(session)
         if budget is not None and self._store is None:
             raise TypeError(f"a budget needs a session with a catalog, got {_kind_of(session)}")
         self._hooks = hooks
@@ -444,12 +443,6 @@ def _check_session(session: object) -> None:
 
 def _kind_of(session: object) -> str:
     return quoted(type(session).__name__)
-
-
-def _store_of(session: Any) -> ScopedStore | None:
-    """The store of a session, behind wrappers as well; None if it is a session of another kind."""
-    catalog = getattr(session, "catalog", None)
-    return catalog._store if isinstance(catalog, SessionCatalog) else None
 
 
 def _message_of(error: Exception) -> str:

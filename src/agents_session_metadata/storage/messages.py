@@ -90,10 +90,19 @@ def has_items(connection: Connection, tables: SessionTables, session_id: str) ->
 
 def newest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
     """The largest id of a session's items, or 0."""
+    return _end(connection, tables, session_id, func.max)
+
+
+def oldest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
+    """The smallest id of a session's items, or 0."""
+    return _end(connection, tables, session_id, func.min)
+
+
+def _end(connection: Connection, tables: SessionTables, session_id: str, end: Any) -> int:
     messages = tables.messages
     # By an expression, so that no database walks through the ids of all sessions.
-    newest = select(func.max(messages.c.id + 0)).where(messages.c.session_id == session_id)
-    return connection.scalar(newest) or 0
+    found = select(end(messages.c.id + 0)).where(messages.c.session_id == session_id)
+    return connection.scalar(found) or 0
 
 
 def read_history(
