@@ -696,6 +696,15 @@ async def test_line_ends_of_another_system(cli, filled, tmp_path):
             assert [info async for info in filled.iter_sessions(count_items=True)] == before
 
 
+async def test_what_is_not_utf8_is_not_imported(cli, filled):
+    exported = (await cli("export")).stdout.encode()
+    assert b"hello" in exported
+    damaged = exported.replace(b"hello", b"caf\xe9")
+    result = await cli("import", "--on-conflict", "replace", "--yes", stdin=damaged, code=1)
+    assert "line 1 is not valid JSON: 'utf-8' codec can't decode byte 0xe9" in said(result.stderr)
+    assert (await cli("export")).stdout.encode() == exported
+
+
 async def test_a_broken_line_stops_an_import(cli, filled):
     exported = (await cli("export")).stdout.splitlines()
     await cli("delete", "a", "b", "c", "--yes")
@@ -791,7 +800,7 @@ async def test_a_byte_that_is_not_utf8_breaks_one_record(cli, filled, tmp_path):
     file.write_bytes(b"\n".join([first, broken, third]))
     await cli("cleanup", "--hours", "0", "--yes")
     result = await cli("import", str(file), code=1)
-    assert "record 2" in result.stderr
+    assert "line 2 is not valid JSON" in result.stderr
     assert await filled.count_sessions() == 1
 
 

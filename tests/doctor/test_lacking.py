@@ -27,6 +27,16 @@ async def test_an_applications_own_table_is_only_reported(filled, tables):
     assert all("If an application created the table, or it is" in str(each) for each in found)
 
 
+async def test_a_view_is_only_reported(whole):
+    engine, name = whole.engine, f"{PREFIX}_words_queue"
+    await raw.execute(engine, f"DROP TABLE {name}")
+    await raw.execute(engine, "CREATE TABLE mine AS SELECT session_id, id FROM agent_messages")
+    columns = "session_id, id AS item_id"
+    await raw.execute(engine, f"CREATE VIEW {name} AS SELECT {columns} FROM mine")
+    (finding,) = await explained(engine, "names", ["error"])
+    assert finding.problem.startswith(f"{name} is a view: ")
+
+
 @pytest.mark.parametrize("suffix", ["_indexes", "_words_state"])
 async def test_a_metadata_table_of_others_is_only_reported(engine, suffix):
     names = table_names("theirs", "their_items", f"meta{suffix}")

@@ -375,8 +375,7 @@ class _Records:
             if is_list:
                 line = b"\n".join([line, *[each async for each in lines]])  # noqa: PLW2901
             try:
-                text = line.decode("utf-8", "surrogateescape")
-                found = parse_json(text)
+                found = parse_json(line.decode())
             except ValueError as error:
                 place = "the list" if is_list else f"line {number}"
                 sentence = f"{place} is not valid JSON: {error}"

@@ -37,7 +37,8 @@ REFILLED = (
 
 def check_reliable(inspection: Inspection) -> list[Finding]:
     """What keeps the other checks from being reliable; the first kind of it."""
-    for check in (_restricted, _misspelled, _names, _in_use, _elements, _inherited, _not_text):
+    checks = _restricted, _misspelled, _views, _names, _in_use, _elements, _inherited, _not_text
+    for check in checks:
         if found := [*check(inspection)]:
             return found
     return []
@@ -65,6 +66,14 @@ def _misspelled(inspection: Inspection) -> Iterator[Finding]:
             f"the database stores {listed}; give --sessions-table, --messages-table and"
             " --metadata-table as the names are stored",
         )
+
+
+def _views(inspection: Inspection) -> Iterator[Finding]:
+    """Views with the name of one of our tables: their rows belong to other tables."""
+    views = inspection.inspector.get_view_names(schema=inspection.schema)
+    for table in inspection.present:
+        if table.name in views:
+            yield Finding("error", "names", f"{table.name} is a view: {_ADVICE}")
 
 
 def _names(inspection: Inspection) -> Iterator[Finding]:
