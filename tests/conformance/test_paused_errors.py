@@ -12,7 +12,7 @@ from agents.testing import assistant_message
 from agents.testing.model import ModelStep
 from sqlalchemy import event
 
-from agents_session_metadata import RunClaimedError
+from agents_session_metadata import RunClaimedError, SessionChangedError
 from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, pause_approved, paused_runs
 
@@ -267,6 +267,36 @@ async def test_a_wrapped_session_writes_nothing_after_its_end(engine, streamed):
     assert await catalog.session("chat").get_items() == []
     await inner.add_items([{"role": "user", "content": "of the new owner"}])
     assert len(await catalog.session("chat").get_items()) == 1
+
+
+async def test_a_turn_that_only_a_wrapped_session_has_is_not_asked_for_again(engine):
+    paused = paused_runs(engine, encrypt=lambda text: text, decrypt=lambda text: text)
+    inner = paused.catalog.session("chat")
+    session = EncryptedSession("chat", inner, encryption_key="secret")
+    agent = Deployer().agent(deploys("c1"), deploys("c2"), "Done")
+    await pause(paused, agent, session=session)
+    await paused.decide("chat", "c1", approve=True)
+    writes = []
+
+    def cancel(_connection, _cursor, statement, *_):
+        if statement.startswith("INSERT INTO agent_messages"):
+            writes.append(statement)
+            if len(writes) == 2:
+                task.cancel()
+
+    event.listen(engine.sync_engine, "before_cursor_execute", cancel)
+
+    async def resume():
+        async with paused.claim("chat", agent) as run:
+            await run.resume(session=session)
+
+    task = asyncio.create_task(resume())
+    await asyncio.wait({task})
+    assert task.cancelled()
+    with pytest.raises(SessionChangedError):
+        async with paused.claim("chat", agent):
+            pass
+    assert len(agent.model.calls) == 2
 
 
 @pytest.mark.parametrize("streamed", [False, True])

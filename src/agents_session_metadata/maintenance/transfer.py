@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -368,7 +368,8 @@ def _in_order(
     if end is not None:
         found = found.where(messages.c.id < end)
     rows = found.limit(_EVERY).subquery()
-    return select(*(rows.c[column.name] for column in copied)).order_by(rows.c.id)
+    same = (rows.c[column.name] for column in copied)
+    return cast("Select[Any]", select(*same).order_by(rows.c.id))
 
 
 async def _each(

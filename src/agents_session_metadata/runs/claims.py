@@ -283,8 +283,12 @@ class ClaimedRun:
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
 
+        def check_wrapped(connection: Connection) -> None:
+            check(connection)
+            progress.use_wrapped()
+
         if session is not None:
-            self._end_fence = fence(session, self.session_id, check)
+            self._end_fence = fence(session, self.session_id, check_wrapped)
             return session
         self._own_session = claimed_session(
             self._store.store,
@@ -354,7 +358,8 @@ class ClaimedRun:
             interruptions = restored.get_interruptions()
             if interruptions and written["last_processed_response"] is None:
                 raise UserError("the run was about to pause")
-            await self._replace(written, interruptions, None)
+            known = not self._progress.is_history_ahead
+            await self._replace(written, interruptions, None, history_is_known=known)
         except RunClaimedError:
             self._is_lost = True
         except SessionNotFoundError:
@@ -375,7 +380,12 @@ class ClaimedRun:
             await self._store.renew(self.session_id, self._token, 0)
 
     async def _replace(
-        self, written: dict[str, Any], interruptions: list[Any], agent: str | None
+        self,
+        written: dict[str, Any],
+        interruptions: list[Any],
+        agent: str | None,
+        *,
+        history_is_known: bool = True,
     ) -> bool:
         """Store a state in place of the claimed one; give whether the run was not deleted."""
         calls = pending_as_stored(pending_calls(interruptions), self._encryption)
@@ -387,7 +397,9 @@ class ClaimedRun:
             )
 
         text = self._encryption.encrypted(json.dumps(written))
-        return await self._store.replace(self.session_id, self._token, text, change)
+        return await self._store.replace(
+            self.session_id, self._token, text, change, history_is_known=history_is_known
+        )
 
     async def _close_stream(self, stream: RunResultStreaming) -> None:
         task = stream.run_loop_task

@@ -251,8 +251,12 @@ class PausedStore:
         token: str,
         state: str,
         details: Callable[[Details], Details],
+        *,
+        history_is_known: bool,
     ) -> bool:
         """Store another state of a run and give back the claim; give whether it was not deleted.
+
+        If the history may have a turn that the state lacks, the next claim finds it changed.
 
         Raises:
             RunClaimedError: If the lease is lost.
@@ -273,7 +277,7 @@ class PausedStore:
                 "decisions": decisions_left(row, new.pending),
                 "token": None,
                 "claimed_until": None,
-                **end._asdict(),
+                **(end._asdict() if history_is_known else {}),
             }
             self.rows.change(connection, session_id, values)
 

@@ -53,6 +53,7 @@ class Progress(RunHooks[Any]):
         self._added: list[Any] = []
         self._handed_to: str | None = None
         self._is_saving = False
+        self._is_ahead = False
         self._to_cancel: asyncio.Task[Any] | None = None
         for event in vars(RunHooksBase):
             if event.startswith("on_") and event not in vars(Progress):
@@ -73,6 +74,10 @@ class Progress(RunHooks[Any]):
             return filtered
 
         return replace(config, call_model_input_filter=remember)
+
+    def use_wrapped(self) -> None:
+        """Note that a wrapped session, whose items are not seen, writes or reads."""
+        self._is_ahead = True
 
     def begin_to_add(self) -> None:
         """Note that a turn has ended, and that its items are about to be added to the session."""
@@ -99,6 +104,11 @@ class Progress(RunHooks[Any]):
     def has_asked(self) -> bool:
         """Whether the model was called."""
         return self._model_calls > 0
+
+    @property
+    def is_history_ahead(self) -> bool:
+        """Whether a wrapped session may have stored a turn that the state lacks."""
+        return self._is_ahead and self.has_asked
 
     @property
     def is_stored(self) -> bool:
@@ -148,6 +158,7 @@ class Progress(RunHooks[Any]):
         self._added = []
         self._handed_to = None
         self._is_saving = False
+        self._is_ahead = False
         self._input = list(input_items) if self._unfiltered is None else self._unfiltered
         if self._to_cancel is not None:
             self._to_cancel.cancel()
