@@ -167,7 +167,7 @@ def forged(catalog: SessionCatalog, order_by: str, body: bytes) -> str:
 async def test_a_record_is_taken_whole_or_refused(engine, scope, record, on_conflict):
     catalog = SessionCatalog(engine, create_tables=True)
     bound = catalog.scoped(scope) if scope else catalog
-    await catalog.delete_sessions({"$session_id": {"$prefix": ""}})
+    await catalog.delete_sessions({"$not": {"$session_id": ""}})
     fine = {**RECORD, "session_id": "fine"}
     work = bound.import_sessions([fine, record], on_conflict)
     written, error = await attempt(work, ValueError)
