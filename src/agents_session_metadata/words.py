@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 MAX_TERMS = 32
@@ -172,7 +172,47 @@ def _entries(tokens: Sequence[Token]) -> Iterator[str]:
 
 def indexed_words(text: str) -> set[bytes]:
     """The words under which an index keeps a text."""
-    return {stored_word(word) for word in _entries(list(tokenize(text)))}
+    if text.isascii():
+        words = set(_ASCII_WORD.findall(text.lower()))
+    else:
+        # No word goes on after a space, and most texts repeat words.
+        words = {word for run in set(text.split()) for word in _entries(list(tokenize(run)))}
+    return set(map(stored_word, words))
+
+
+class _Words:
+    """The words of a text, in its order.
+
+    Most matches need few places, so long ASCII texts have no object for each word.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = None if text.isascii() else list(tokenize(text))
+        self.words: list[str] = (
+            _ASCII_WORD.findall(text.lower())
+            if self._tokens is None
+            else [token.word for token in self._tokens]
+        )
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each word begins and ends."""
+        if self._tokens is None:
+            return [found.span() for found in _ASCII_WORD.finditer(self._text)]
+        return [(token.start, token.end) for token in self._tokens]
+
+    def is_joined(self, place: int) -> bool:
+        """Whether a word follows another in the same unspaced run."""
+        return self._tokens is not None and self._tokens[place].joined
+
+    def places(self, words: Container[str]) -> dict[str, list[int]]:
+        """Where some words occur."""
+        found: dict[str, list[int]] = {}
+        for place, word in enumerate(self.words):
+            if word in words:
+                found.setdefault(word, []).append(place)
+        return found
 
 
 @dataclass(frozen=True)
@@ -199,27 +239,25 @@ class Term:
                 entries.discard(token.word)
         yield from sorted(entries)
 
-    def find(
-        self, text: Sequence[Token], places: dict[str, list[int]]
-    ) -> Iterator[tuple[int, int]]:
-        """Where the term occurs: the numbers of the first token and of the last."""
+    def find(self, text: _Words, places: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
+        """Where the term occurs, in order: the numbers of the first word and of the last."""
         first, last = self.tokens[0], len(self.tokens) - 1
-        starts: Sequence[int] = places.get(first.word, ())
+        starts: Iterable[int] = places.get(first.word, ())
         if self.prefix and not last:
-            starts = range(len(text))
+            starts = range(len(text.words))
         for start in starts:
-            if start + last < len(text) and all(
-                self._is_at(text[start + place], place) for place in range(last + 1)
+            if start + last < len(text.words) and all(
+                self._is_at(text, start, place) for place in range(last + 1)
             ):
                 yield start, start + last
 
-    def _is_at(self, found: Token, place: int) -> bool:
-        wanted = self.tokens[place]
-        if wanted.joined and place and not found.joined:
+    def _is_at(self, text: _Words, start: int, place: int) -> bool:
+        wanted, found = self.tokens[place], text.words[start + place]
+        if wanted.joined and place and not text.is_joined(start + place):
             return False
         if self.prefix and place == len(self.tokens) - 1:
-            return found.word.startswith(wanted.word)
-        return found.word == wanted.word
+            return found.startswith(wanted.word)
+        return found == wanted.word
 
 
 @dataclass(frozen=True)
@@ -271,22 +309,28 @@ class WordQuery:
 
     def match(self, text: str) -> Match | None:
         """Compare a text with the query."""
-        tokens = list(tokenize(text))
-        places: dict[str, list[int]] = {}
-        for place, token in enumerate(tokens):
-            places.setdefault(token.word, []).append(place)
-        spans: list[tuple[int, int]] = []
+        words = _Words(text)
+        places = words.places({term.tokens[0].word for term in self.terms})
+        found: list[Iterator[tuple[int, int]]] = []
+        firsts: list[tuple[int, int]] = []
         for term in self.terms:
-            found = term.find(tokens, places)
-            if term.excluded:
-                if next(found, None) is not None:
-                    return None
-                continue
-            of_term = [(tokens[first].start, tokens[last].end) for first, last in found]
-            if not of_term:
+            of_term = term.find(words, places)
+            earliest = next(of_term, None)
+            if (earliest is None) is not term.excluded:
                 return None
-            spans += of_term
-        return _snippet(text, sorted(spans))
+            if earliest is not None:
+                found.append(of_term)
+                firsts.append(earliest)
+        spans = words.spans
+        shown = [(spans[first][0], spans[last][1]) for first, last in firsts]
+        # A snippet ends before the others.
+        end = min(shown)[0] + SNIPPET
+        for each in found:
+            for first, last in each:
+                if spans[first][0] >= end:
+                    break
+                shown.append((spans[first][0], spans[last][1]))
+        return _snippet(text, sorted(shown))
 
 
 def _snippet(text: str, spans: list[tuple[int, int]]) -> Match:
