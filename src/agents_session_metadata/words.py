@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -242,7 +242,7 @@ class Term:
     def find(self, text: _Words, places: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
         """Where the term occurs, in order: the numbers of the first word and of the last."""
         first, last = self.tokens[0], len(self.tokens) - 1
-        starts: Iterable[int] = places.get(first.word, ())
+        starts: Sequence[int] = places.get(first.word, ())
         if self.prefix and not last:
             starts = range(len(text.words))
         for start in starts:

@@ -85,7 +85,7 @@ class SQLiteInspection(Inspection):
         return f":a = :b COLLATE {name if name in ('BINARY', 'NOCASE', 'RTRIM') else 'BINARY'}"
 
     def cautions(self, column: Column[Any]) -> Iterator[str]:
-        options = column.table.dialect_options["sqlite"]
+        options = column.table.dialect_options[self.connection.dialect.name]
         is_number = options["autoincrement"] and column is column.table.autoincrement_column
         query = f"SELECT sql FROM {self.master} WHERE name = :table COLLATE NOCASE"  # noqa: S608  # a name
         if is_number and self.has_key(column.table):

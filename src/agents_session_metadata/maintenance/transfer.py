@@ -22,6 +22,7 @@ from agents_session_metadata.errors import (
     TriggersNotAllowedError,
 )
 from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
+from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.paging import Found, read_page
@@ -105,8 +106,6 @@ def read_records(
     return found, records
 
 
-_EVERY = 2**31 - 1
-"""A limit for statements that read all rows."""
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
 """The keys by which a copy names what it was copied from."""
 
@@ -367,7 +366,7 @@ def _in_order(
     found = select(messages.c.id, *copied).where(own)
     if end is not None:
         found = found.where(messages.c.id < end)
-    rows = found.limit(_EVERY).subquery()
+    rows = found.limit(UNLIMITED).subquery()
     same = (rows.c[column.name] for column in copied)
     return cast("Select[Any]", select(*same).order_by(rows.c.id))
 

@@ -36,7 +36,7 @@ from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.storage.previews import first_message
 from agents_session_metadata.values import LIST, NULL, OBJECT, SEARCH_KEY_BYTES, upper_bound
 
-from .conditions import bytes_of_call, constant
+from .conditions import UNLIMITED, bytes_of_call, constant
 from .details import Details
 from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
 from .ordering import Ordering
@@ -47,7 +47,6 @@ DAMAGED = {False: b"\xfe", True: b"\x01"}
 """What stands for a search key that no value has; such sessions come just before those without."""
 _ABOVE = upper_bound(OBJECT)
 """Above the search key of every value."""
-_UNLIMITED = 2**31 - 1
 NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
@@ -393,7 +392,7 @@ def _twice(page: FromClause) -> FromClause:
     both = union_all(select(constant(0).label("again")), select(constant(1))).subquery("both")
     rows = select(*page.c, both.c.again).select_from(page.join(both, true()))
     # Without a limit, MariaDB merges it into the statement, and sorts in a temporary table.
-    return rows.limit(constant(_UNLIMITED)).subquery("twice")
+    return rows.limit(UNLIMITED).subquery("twice")
 
 
 def directed(terms: Sequence[Term]) -> list[Any]:

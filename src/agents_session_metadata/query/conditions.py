@@ -428,6 +428,10 @@ def constant(number: int) -> ColumnElement[int]:
     return bindparam(None, number, Integer, literal_execute=True)
 
 
+UNLIMITED: ColumnElement[int] = constant(2**31 - 1)
+"""A limit above every number of rows: with it, no database merges a subquery into its statement."""
+
+
 def _hex(value: SearchKey) -> str:
     return (value.indexed + value.rest).hex()
 

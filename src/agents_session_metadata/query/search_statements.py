@@ -27,7 +27,7 @@ from agents_session_metadata.storage.words import TEXT, WORDS
 from agents_session_metadata.values import upper_bound
 
 from .builder import Builder, limit_of_call
-from .conditions import bytes_of_call
+from .conditions import UNLIMITED, bytes_of_call
 from .logic import Condition, Context
 
 QUEUE_READ = 1_000
@@ -113,7 +113,7 @@ class SearchBuilder(Builder):
         if shape.by_prefix:
             inner = inner.distinct()
         # With a limit, no planner walks in the order of the page instead.
-        rows = inner.limit(literal_column(str(2**31 - 1))).subquery("entries_of_word")
+        rows = inner.limit(UNLIMITED).subquery("entries_of_word")
         statement = self._narrowed(rows, shape)
         if sessions is None:
             statement = statement.where(self.truth(rows.c.session_id))
