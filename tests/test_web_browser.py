@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from demonstration import CHROMIUM, serving
 from node_packages import installed
-from playwright.async_api import Browser, Page, async_playwright
+from playwright.async_api import Browser, Locator, Page, async_playwright
 from scaling import scale
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
@@ -38,6 +38,13 @@ async def browser(chromium) -> AsyncIterator[Browser]:
         await browser.close()
 
 
+async def follow(page: Page, element: str | Locator, key: str | None = None) -> None:
+    """Click, or press a key, and wait for the page that it leads to: a click alone does not."""
+    found = page.locator(element).first if isinstance(element, str) else element
+    async with page.expect_navigation():
+        await (found.press(key) if key else found.click())
+
+
 def watched(page: Page, address: str) -> list[str]:
     """What goes wrong on a page, and what it loads from elsewhere."""
     problems: list[str] = []
@@ -52,20 +59,20 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     await page.goto(f"{demo}/")
     assert await page.locator("table.sessions tbody tr").count() == 25
     await page.fill("#filter", "status=completed agent=billing")
-    await page.click("text=Apply")
-    await page.click("td.name a")
+    await follow(page, "text=Apply")
+    await follow(page, "td.name a")
     await page.click("summary >> text=Tool")
     assert await page.locator("details[open] pre").first.is_visible()
     await page.fill("#title", "<b>Renamed</b>")
-    await page.click("text=Save")
+    await follow(page, "text=Save")
     assert await page.inner_text("h1") == "<b>Renamed</b>"
     tags = await page.input_value("#tags")
     assert "\n" in tags
     await page.fill("#tags", f"one, two\n{tags}")
-    await page.click("text=Save")
+    await follow(page, "text=Save")
     assert await page.input_value("#tags") == f"{tags}\none, two"
-    await page.click("text=Delete…")
-    await page.click("button:text('Delete')")
+    await follow(page, "text=Delete…")
+    await follow(page, "button:text('Delete')")
     assert await page.inner_text(".total") == "183 sessions"
     # In the list, the link to delete appears on the row under the mouse.
     first = page.locator("table.sessions tbody tr").first
@@ -73,8 +80,8 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     assert await first.locator(".delete").evaluate(opacity) == "0"
     await first.hover()
     assert await first.locator(".delete").evaluate(opacity) == "1"
-    await first.locator(".delete").click()
-    await page.click("button:text('Delete')")
+    await follow(page, first.locator(".delete"))
+    await follow(page, "button:text('Delete')")
     assert await page.inner_text(".total") == "182 sessions"
 
 
@@ -82,12 +89,12 @@ async def test_a_hit_leads_to_its_message(shared_demo, browser) -> None:
     page = await browser.new_page(java_script_enabled=False, viewport=WIDE)
     await page.goto(f"{shared_demo}/?agent=travel")
     await page.fill("#search", '"tram 28"')
-    await page.click("text=Apply")
+    await follow(page, "text=Apply")
     assert {*await page.locator("mark").all_inner_texts()} == {"tram 28"}
     assert "agent=travel" in page.url
-    await page.click("text=Older →")
-    await page.click("text=← Newer")
-    await page.click(".hits a >> nth=0")
+    await follow(page, "text=Older →")
+    await follow(page, "text=← Newer")
+    await follow(page, ".hits a >> nth=0")
     target = page.locator(":target")
     assert "quiet hotel near tram 28" in await target.inner_text()
     paint = "each => getComputedStyle(each).backgroundColor"
@@ -98,25 +105,24 @@ async def test_a_hit_leads_to_its_message(shared_demo, browser) -> None:
 async def test_approving_and_rejecting(demo, browser) -> None:
     page = await browser.new_page(java_script_enabled=False, viewport=WIDE)
     await page.goto(demo)
-    await page.click("nav >> text=Waiting")
+    await follow(page, "nav >> text=Waiting")
     runs = page.locator("article.run")
     assert await runs.count() == 4
-    await page.click("button[aria-label='Approve refund']")
+    await follow(page, "button[aria-label='Approve refund']")
     assert "Approved by ana" in await page.inner_text(".run:target")
     assert "Decided" in await page.inner_text(".run:target")
     push = page.locator(".call", has_text="push")
     await push.get_by_role("textbox").fill("Not on Friday")
     # The message belongs to the rejection: Enter does not approve.
-    await push.get_by_role("textbox").press("Enter")
-    await page.wait_for_url("**#run-*")
+    await follow(page, push.get_by_role("textbox"), "Enter")
     assert "Rejected by ana" in await push.inner_text()
     assert "Not on Friday" in await push.inner_text()
     # From a session, a link leads to its run alone.
-    await page.click("text=Retry only connection errors")
-    await page.click("text=waits for approval")
+    await follow(page, "text=Retry only connection errors")
+    await follow(page, "text=waits for approval")
     assert await runs.count() == 1
     await push.locator("summary").click()
-    await push.get_by_role("button", name="Approve").click()
+    await follow(page, push.get_by_role("button", name="Approve"))
     assert "Approved by ana" in await push.inner_text()
 
 
