@@ -29,6 +29,12 @@ SNIPPET = 160
 """The characters of a snippet."""
 _LEAD = 40
 """Characters of a snippet before the first match."""
+_LONGEST_PART = 64
+"""Characters that are normalized together; marks that follow are ignored.
+
+Putting marks in their canonical order takes a time that grows with the square of their number.
+Text of any language has a few; the stream-safe format of UAX #15 allows 30.
+"""
 
 # Compiled at first use: compiling these takes longer than importing the rest of the module.
 _DROPPED = "[\u034f\u180b-\u180f\u200c\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]"
@@ -80,23 +86,6 @@ def _has_accents(character: str) -> bool:
     return unicodedata.name(character, "").startswith(_ACCENTED_SCRIPTS)
 
 
-class _Kind(NamedTuple):
-    """What a character is for a word: part of one, a mark, or a character of an unspaced run."""
-
-    word: bool
-    mark: bool
-    unspaced: bool
-
-
-@lru_cache(maxsize=65_536)
-def _kind(character: str) -> _Kind:
-    if character == "_":
-        return _Kind(True, False, False)
-    category = unicodedata.category(character)[0]
-    mark = category == "M"
-    return _Kind(category in "LMN", mark, not mark and bool(re.match(_UNSPACED, character)))
-
-
 def normalize(text: str) -> str:
     """Text in the form in which it is compared."""
     if text.isascii():
@@ -116,19 +105,36 @@ def normalize(text: str) -> str:
     return unicodedata.normalize("NFKC", "".join(kept))
 
 
-_normalize_part = lru_cache(maxsize=65_536)(normalize)
+class _Character(NamedTuple):
+    """A normalized character: whether it belongs to a word, is a mark, or is in an unspaced run."""
+
+    text: str
+    word: bool
+    mark: bool
+    unspaced: bool
 
 
-def _parts(text: str) -> Iterator[tuple[int, int]]:
-    """The parts of a text that are normalized each by itself: a character and its marks."""
-    start = 0
-    for place in range(1, len(text)):
-        character = text[place]
-        if character < "\x80" or not _extends(character):
-            yield start, place
-            start = place
-    if text:
-        yield start, len(text)
+def _classified(character: str) -> _Character:
+    if character == "_":
+        return _Character(character, True, False, False)
+    category = unicodedata.category(character)[0]
+    mark = category == "M"
+    unspaced = not mark and bool(re.match(_UNSPACED, character))
+    return _Character(character, category in "LMN", mark, unspaced)
+
+
+@lru_cache(maxsize=65_536)
+def _characters(part: str) -> tuple[_Character, ...]:
+    """A character and its marks, normalized."""
+    return tuple(map(_classified, normalize(part[:_LONGEST_PART])))
+
+
+def _end_of_part(text: str, start: int) -> int:
+    """Where the part ends that is normalized by itself: a character and its marks."""
+    end, length = start + 1, len(text)
+    while end < length and text[end] >= "\x80" and _extends(text[end]):
+        end += 1
+    return end
 
 
 def tokenize(text: str) -> Iterator[Token]:
@@ -140,17 +146,18 @@ def tokenize(text: str) -> Iterator[Token]:
     word, begin, finish = "", 0, 0
     # Whether the word is a character of an unspaced run, and whether it follows another one.
     unspaced = joined = False
-    for start, end in _parts(text):
-        for character in _normalize_part(text[start:end]):
-            kind = _kind(character)
-            if word and kind.word and (kind.mark or not (unspaced or kind.unspaced)):
+    start = end = 0
+    while end < len(text):
+        start, end = end, _end_of_part(text, end)
+        for character, is_word, is_mark, is_unspaced in _characters(text[start:end]):
+            if word and is_word and (is_mark or not (unspaced or is_unspaced)):
                 word, finish = word + character, end
                 continue
             if word:
                 yield Token(word, begin, finish, unspaced, joined)
-            joined = bool(word) and unspaced and kind.unspaced
-            word = character if kind.word else ""
-            unspaced, begin, finish = kind.unspaced, start, end
+            joined = bool(word) and unspaced and is_unspaced
+            word = character if is_word else ""
+            unspaced, begin, finish = is_unspaced, start, end
     if word:
         yield Token(word, begin, finish, unspaced, joined)
 

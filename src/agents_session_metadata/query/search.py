@@ -19,10 +19,11 @@ from sqlalchemy import Connection
 
 from agents_session_metadata.errors import TextIndexMissingError
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
+from agents_session_metadata.storage.long_texts import apply_to_text
 from agents_session_metadata.storage.stored import decode_time
 from agents_session_metadata.storage.words import TITLE_ITEM
 from agents_session_metadata.types import SearchHit
-from agents_session_metadata.words import WordQuery, text_of_item
+from agents_session_metadata.words import Match, WordQuery, text_of_item
 
 from .logic import NO_DRIVER, Condition, best_of
 from .places import HiddenPlace, Place
@@ -41,12 +42,16 @@ WALKS = (500, 2_500, 10_000)
 """Entries that a page walks past at most, in each of its attempts."""
 CHECKED = 1_000
 """Texts that a page compares with the query at most."""
+COMPARED = 2_000_000
+"""Characters after which a page compares no further text with the query."""
 _TEXTS_AT_ONCE = 50
 _COUNTED = 500
 """As far as entries are counted to find the rarest word."""
 
 _Texts = dict[tuple[str, int], Any]
 """Role, text and time of messages and titles, by session and item."""
+_NO_TEXT = ("", "", None)
+"""What is there for one that is gone, or that is not in a session to search in."""
 
 
 @dataclass(frozen=True)
@@ -103,15 +108,19 @@ class Search:
         if ids == []:
             return Found([], None, complete)
         found: list[tuple[Place, SearchHit]] = []
-        checked, last = 0, after
+        checked, compared, last = 0, 0, after
         for places, texts, reached in self._candidates(ids, limit + 1, after, is_rare=is_rare):
-            found += self._check(places, texts)
-            checked += len(places)
-            if len(found) > limit:
-                hits = [hit for _, hit in found[:limit]]
-                return Found(hits, found[limit - 1][0], complete)
-            if places and checked >= CHECKED:
-                return Found([hit for _, hit in found], places[-1].hidden(key), complete)
+            for place in places:
+                role, text, at = texts.get((place.session_id, place.item_id), _NO_TEXT)
+                match = apply_to_text(self._query.match, text)
+                if match is not None:
+                    found.append((place, self._hit(place, role, at, match)))
+                if len(found) > limit:
+                    hits = [hit for _, hit in found[:limit]]
+                    return Found(hits, found[limit - 1][0], complete)
+                checked, compared = checked + 1, compared + len(text)
+                if checked >= CHECKED or compared >= COMPARED:
+                    return Found([hit for _, hit in found], place.hidden(key), complete)
             last = reached
         return Found([hit for _, hit in found], last and last.hidden(key), complete)
 
@@ -295,21 +304,12 @@ class Search:
             if isinstance(title, str)
         }
 
-    def _check(self, places: Sequence[Place], texts: _Texts) -> list[tuple[Place, SearchHit]]:
-        """Compare texts with the query."""
-        found = []
-        for place in places:
-            session_id = place.session_id
-            role, text, at = texts.get((session_id, place.item_id), ("", None, None))
-            match = None if text is None else self._query.match(text)
-            if match is not None:
-                item_id = None if place.item_id == TITLE_ITEM else place.item_id
-                column = "updated_at" if item_id is None else "item_created_at"
-                created_at = decode_time(self._dialect, session_id, column, at)
-                highlights = list(match.highlights)
-                hit = SearchHit(session_id, item_id, created_at, role, match.snippet, highlights)
-                found.append((place, hit))
-        return found
+    def _hit(self, place: Place, role: str, at: Any, match: Match) -> SearchHit:
+        item_id = None if place.item_id == TITLE_ITEM else place.item_id
+        column = "updated_at" if item_id is None else "item_created_at"
+        created_at = decode_time(self._dialect, place.session_id, column, at)
+        highlights = list(match.highlights)
+        return SearchHit(place.session_id, item_id, created_at, role, match.snippet, highlights)
 
 
 def _place(row: Any) -> Place:

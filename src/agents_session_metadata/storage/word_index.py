@@ -32,6 +32,7 @@ from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
+from .long_texts import apply_to_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
 
@@ -167,7 +168,7 @@ class WordIndex:
     def rows(self, texts: dict[Queued, tuple[str | None, Any]]) -> Iterator[dict[str, Any]]:
         """The rows of the index for some texts, given with their times."""
         for (session_id, item_id), (text, at) in sorted(texts.items(), key=itemgetter(0)):
-            found = set() if text is None or at is None else indexed_words(text)
+            found = apply_to_text(indexed_words, text) if text and at is not None else None
             # The empty word is in every text: it leads through all of them by age.
             for word in sorted(found | {b""}) if found else ():
                 yield {
