@@ -66,7 +66,14 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-_from_text = json.JSONDecoder(parse_constant=_refuse_constant).raw_decode
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large")
+    return number
+
+
+_from_text = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode
 
 
 class MetadataValueError(ValueError):

@@ -226,7 +226,8 @@ class Questions(CatalogPart):
             The totals.
 
         Raises:
-            CorruptMetadataError: If the status of a session is not valid JSON.
+            CorruptMetadataError: If the status of a session is not valid JSON, or the database
+                refuses a stored number or list that is damaged.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

@@ -164,9 +164,16 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
 
 
 def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
-    """One item of a thread as part of a record."""
+    """One item of a thread as part of a record.
+
+    Raises:
+        ValueError: If it is not what this package writes.
+    """
     end = {} if item.history_end is None else {"history_end": item.history_end}
-    return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
+    data = json.loads(item.data, parse_constant=_finite, parse_float=_finite)
+    if not isinstance(data, dict):
+        raise ValueError("not an object")  # as other bad data
+    return {"item_id": item.item_id, "kind": item.kind, "item": data, **end}
 
 
 def invalid(path: str, problem: str) -> InvalidMetadataError:

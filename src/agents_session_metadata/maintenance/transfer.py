@@ -37,6 +37,7 @@ from agents_session_metadata.storage.bulk import (
 )
 from agents_session_metadata.storage.messages import read_history
 from agents_session_metadata.storage.rows import check_id
+from agents_session_metadata.storage.stored import corrupt_thread
 from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
@@ -99,10 +100,14 @@ def read_records(
         }
         for each in found
     ]
-    for record in records:
-        if record["session_id"] in threads:
-            items = threads[record["session_id"]]
-            record["thread_items"] = [dump_thread_item(item) for item in items]
+    for index, record in enumerate(records):
+        items = threads.get(record["session_id"])
+        if items is not None:
+            try:
+                record["thread_items"] = [dump_thread_item(item) for item in items]
+            except (ValueError, RecursionError):
+                error = corrupt_thread(record["session_id"])
+                found[index] = found[index]._replace(errors=(*found[index].errors, error))
     return found, records
 
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
     type_coerce,
     union_all,
 )
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
@@ -34,6 +35,11 @@ from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.builder import Builder
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.storage.stored import (
+    corrupt_search_key,
+    read_search_key,
+    search_keys_of,
+)
 from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
@@ -162,13 +168,20 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
     """Read the totals over the sessions that match.
 
     Raises:
-        CorruptMetadataError: If the status of a session is not valid JSON.
+        CorruptMetadataError: If the status of a session is not valid JSON, or the database refuses
+            a stored number or list.
     """
 
     def build(builder: Builder) -> Statement:
         return statistics_statement(builder, queries.dialect, queries.tables)
 
-    found: Iterable[Any] = connection.execute(*queries.statistics(condition, build))
+    try:
+        found: Iterable[Any] = connection.execute(*queries.statistics(condition, build)).all()
+    except DBAPIError as error:
+        if not (error.connection_invalidated or queries.dialect.is_transient(error)):
+            connection.rollback()
+            _check_added(connection, queries, condition)
+        raise
     rows = [
         (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
         for kind, name, *numbers in found
@@ -182,6 +195,29 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
             )
             raise CorruptMetadataError(str(connection.scalars(*query).first()), keys.STATUS)
     return _to_statistics(rows)
+
+
+def _check_added(connection: Connection, queries: Queries, condition: Condition) -> None:
+    """Find a value that is not what its search key says.
+
+    Raises:
+        CorruptMetadataError: If there is one.
+    """
+    values = queries.tables.metadata.c
+    added = select(
+        values.session_id,
+        values.key,
+        queries.dialect.json_text(values.value),
+        values.search_key,
+        values.search_rest,
+    ).where(values.key.in_((*_COUNTERS, keys.COST, keys.TOOL_CALLS)))
+    found: Any = connection.execute(*queries.where(added, condition, values.session_id))
+    for session_id, key, text, *stored in found:
+        decoded = search_keys_of(text)
+        if decoded is None:
+            raise CorruptMetadataError(session_id, key)
+        if decoded[0] != read_search_key(*stored):
+            raise corrupt_search_key(session_id, key)
 
 
 def _is_valid(text: Any) -> bool:

@@ -259,7 +259,7 @@ class ClaimedRun:
     def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Any:
         """Check the session, and that the run may be resumed; give the session."""
         progress = Progress(hooks)
-        details = Details.read(self._row.details)
+        details = Details.of(self._row)
         if session is not None and session.session_id != self.session_id:
             raise ValueError(
                 f"the paused run belongs to session {quoted(self.session_id)}, got a session with "
@@ -475,7 +475,7 @@ async def claim_run(
         check_claim(row, after_crash=after_crash)
         check_history(row, end, force=force)
         text = row.state or ""
-        if Details.read(row.details).encrypted:
+        if Details.of(row).encrypted:
             text = encryption.decrypted(text)
             if encryption.encrypt is None:
                 raise ValueError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.catalog.questions import LONGEST_PAGE
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.paused_rows import PausedRow
@@ -153,7 +154,8 @@ class PausedRuns:
     ) -> PausedPage:
         """Return a page of paused runs, newest first.
 
-        If `decrypt` raises for a run, a warning is logged and its calls have no arguments.
+        If `decrypt` raises for a run, a warning is logged and its calls have no arguments. A run
+        that cannot be read is left out, and a warning is logged.
 
         Args:
             where: A filter for the sessions.
@@ -171,12 +173,16 @@ class PausedRuns:
         check_limit(limit, LONGEST_PAGE)
         condition = self._store.store.condition(where)
         rows, next_cursor = await self._store.page(condition, limit, cursor)
-        return PausedPage([self._listed(row) for row in rows], next_cursor)
+        runs = [run for row in rows if (run := self._listed(row)) is not None]
+        return PausedPage(runs, next_cursor)
 
-    def _listed(self, row: PausedRow) -> PausedRun:
-        """A run of a page, without arguments if they cannot be decrypted."""
+    def _listed(self, row: PausedRow) -> PausedRun | None:
+        """A run of a page, without arguments if they cannot be decrypted; None if it is damaged."""
         try:
             return paused_run(row, self._encryption)
+        except CorruptMetadataError as error:
+            logger.warning("a paused run is left out of a page: %s", error)
+            return None
         except Exception:
             logger.warning(
                 "the arguments of the paused run of session %s could not be decrypted",
@@ -195,6 +201,7 @@ class PausedRuns:
             The run, or None if nothing is paused.
 
         Raises:
+            CorruptMetadataError: If the run cannot be read.
             TypeError: If the id is not a string.
         """
         found = await self._store.read(session_id)
@@ -229,6 +236,7 @@ class PausedRuns:
             The paused run.
 
         Raises:
+            CorruptMetadataError: If the run cannot be read.
             LookupError: If nothing is paused, the run was paused at another time than `paused_at`,
                 or it does not wait for this call.
             RunClaimedError: If the run is claimed.
@@ -289,6 +297,7 @@ class PausedRuns:
             The claimed run.
 
         Raises:
+            CorruptMetadataError: If the run cannot be read.
             LookupError: If nothing is paused.
             RunClaimedError: If the run is claimed. `crashed` is True if the claiming process has
                 crashed.

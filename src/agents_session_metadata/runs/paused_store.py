@@ -40,7 +40,15 @@ from agents_session_metadata.storage.rows import check_id_type, decoded, id_prob
 from agents_session_metadata.types import Metadata
 
 from .lifecycle import KEPT, enter_phase
-from .records import Details, Encryption, PausedRun, decisions_left, moment, paused_run
+from .records import (
+    Details,
+    Encryption,
+    PausedRun,
+    decisions_left,
+    moment,
+    paused_run,
+    phase_before,
+)
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
@@ -126,7 +134,7 @@ class PausedStore:
                 raise RunClaimedError(session_id)
             before = self._enter_approval(connection, session_id)
             if row is not None and before == APPROVAL:
-                before = Details.read(row.details).phase
+                before = phase_before(row)
             end = self.rows.history_end(connection, session_id)
             values = {
                 "state": state,
@@ -163,12 +171,12 @@ class PausedStore:
         def decide(connection: Connection, row: PausedRow) -> PausedRun:
             if row.is_claimed:
                 raise RunClaimedError(session_id)
+            waiting = [call["call_id"] for call in Details.of(row).pending]
             if paused_at not in (None, moment(row.paused_at)):
                 raise LookupError(
                     f"the run of session {quoted(session_id)} that was paused at {paused_at} is not"
                     f" paused any more; another one has been since {moment(row.paused_at)}"
                 )
-            waiting = [call["call_id"] for call in Details.read(row.details).pending]
             if call_id not in waiting:
                 shown = ", ".join(map(quoted, waiting)) or "no call"
                 raise LookupError(
@@ -268,7 +276,7 @@ class PausedStore:
                 return  # It was committed, although an error was raised.
             if row.token != token:
                 raise RunClaimedError(session_id)
-            new = details(Details.read(row.details))
+            new = details(Details.of(row))
             stored.append(new.text())
             end = self.rows.history_end(connection, session_id)
             values = {
@@ -363,7 +371,7 @@ class PausedStore:
 
     def _delete(self, connection: Connection, row: PausedRow) -> None:
         self.rows.delete(connection, row.session_id)
-        before = Details.read(row.details).phase
+        before = phase_before(row)
         if before is not None and before != APPROVAL:
             self._move(connection, row.session_id, before, only_from=APPROVAL)
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
 """A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
+
+_UNREADABLE: Final = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError),
+)
+"""What reading a row raises that this package has not written so."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -139,9 +147,13 @@ class Details:
     phase: str | None = None
 
     @classmethod
-    def read(cls, text: str) -> Details:
-        """The details of a row."""
-        return cls(**json.loads(text))
+    def of(cls, row: PausedRow) -> Details:
+        """The details of a row.
+
+        Raises:
+            CorruptMetadataError: If the row cannot be read.
+        """
+        return _read(row)[0]
 
     def text(self) -> str:
         """The details as they are stored."""
@@ -166,26 +178,64 @@ def decisions_left(row: PausedRow, calls: Iterable[Mapping[str, Any]]) -> str:
     return json.dumps({call_id: each for call_id, each in decided.items() if call_id in waiting})
 
 
+def phase_before(row: PausedRow) -> str | None:
+    """The phase of the session before the pause, as far as the row can be read."""
+    try:
+        return Details.of(row).phase
+    except CorruptMetadataError:
+        return None
+
+
 def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
-    """A row as a caller sees it."""
-    details, decided = Details.read(row.details), json.loads(row.decisions)
-    readable = not details.encrypted or encryption.decrypt is not None
-    calls = []
-    for call in details.pending:
-        arguments = call["arguments"] if readable else None
-        if arguments is not None and details.encrypted:
-            arguments = encryption.decrypted(arguments)
-        decision = decided.get(call["call_id"])
-        if decision is not None:
-            decision = Decision(**{**decision, "at": moment(decision["at"])})
-        calls.append(PendingCall(**{**call, "arguments": arguments}, decision=decision))
-    return PausedRun(
-        row.session_id,
-        details.agent,
-        tuple(calls),
-        moment(row.paused_at),
-        None if row.claimed_until is None else moment(row.claimed_until),
-        row.is_crashed,
+    """A row as a caller sees it.
+
+    Raises:
+        CorruptMetadataError: If it cannot be read.
+        Exception: What `decrypt` raises.
+    """
+    details, run = _read(row)
+    if not details.encrypted:
+        return run
+
+    def decrypted(call: PendingCall) -> PendingCall:
+        is_readable = call.arguments is not None and encryption.decrypt is not None
+        arguments = encryption.decrypted(call.arguments or "") if is_readable else None
+        return replace(call, arguments=arguments)
+
+    return replace(run, pending=tuple(map(decrypted, run.pending)))
+
+
+def _read(row: PausedRow) -> tuple[Details, PausedRun]:
+    """What a row says, with the arguments of calls as they are stored."""
+    try:
+        details = Details(**json.loads(row.details))
+        decided = {
+            call_id: Decision(**{**decision, "at": moment(decision["at"])})
+            for call_id, decision in json.loads(row.decisions).items()
+        }
+        run = PausedRun(
+            row.session_id,
+            details.agent,
+            tuple(
+                PendingCall(**call, decision=decided.get(call["call_id"]))
+                for call in details.pending
+            ),
+            moment(row.paused_at),
+            None if row.claimed_until is None else moment(row.claimed_until),
+            row.is_crashed,
+        )
+    except _UNREADABLE as error:
+        raise corrupt_run(row.session_id) from error
+    return details, run
+
+
+def corrupt_run(session_id: str) -> CorruptMetadataError:
+    """The error for a row that this package has not written so."""
+    return CorruptMetadataError(
+        session_id,
+        "$paused_run",
+        f"the stored paused run of session {quoted(session_id)} cannot be read; correct it by SQL, "
+        "or discard it",
     )
 
 

@@ -15,6 +15,8 @@ from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 from agents_session_metadata.errors import StateVersionError
 from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
 
+from .records import corrupt_run
+
 _TOLD = ("name", "namespace", "arguments", "input", "action", "operation")
 """By what the SDK tells two calls of one id apart."""
 
@@ -160,11 +162,15 @@ async def deserialize(
     """The state of a stored text.
 
     Raises:
+        CorruptMetadataError: If it is not a JSON object.
         StateVersionError: If the SDK cannot read states of its version.
         UserError: If the SDK cannot restore it with this agent or context.
     """
-    stored = json.loads(text)
-    version = stored.get("$schemaVersion")
+    try:
+        stored = json.loads(text)
+        version = stored.get("$schemaVersion")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise corrupt_run(session_id) from error
     if version not in SUPPORTED_SCHEMA_VERSIONS:
         raise StateVersionError(session_id, version)
     return await RunState.from_json(

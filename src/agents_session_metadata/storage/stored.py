@@ -82,6 +82,16 @@ def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> d
         ) from None
 
 
+def corrupt_thread(session_id: str) -> CorruptMetadataError:
+    """Returns the error for the text of a thread item that is not a JSON object."""
+    return CorruptMetadataError(
+        session_id,
+        "$thread_item",
+        f"the stored text of a thread item of session {quoted(session_id)} is not a JSON object; "
+        "correct it by SQL, or delete the item",
+    )
+
+
 def read_search_key(indexed: Any, rest: Any) -> SearchKey:
     """A stored search key. If it is not bytes, an empty one, which no value has."""
     try:
