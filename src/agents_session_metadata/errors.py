@@ -192,7 +192,7 @@ class SessionPausedError(SessionMetadataError, RuntimeError):
 
 
 class RunClaimedError(SessionMetadataError, RuntimeError):
-    """A paused run is claimed by another process, which can have crashed.
+    """A paused run is claimed by another process, which can have crashed, or a claim was lost.
 
     Attributes:
         session_id: The session's id.
@@ -200,16 +200,21 @@ class RunClaimedError(SessionMetadataError, RuntimeError):
             crashed.
     """
 
-    def __init__(self, session_id: str, *, crashed: bool = False) -> None:
+    def __init__(self, session_id: str, *, crashed: bool = False, lost: bool = False) -> None:
         self.session_id = session_id
         self.crashed = crashed
-        name = f"the paused run of session {quoted(session_id)}"
-        super().__init__(
-            f"{name} was claimed by a process that did not finish it; tools that ran since would "
-            "run again; to claim it anyway, pass after_crash=True"
-            if crashed
-            else f"{name} is claimed by another process; try again after its lease expires"
-        )
+        problem = "is claimed by another process; try again after its lease expires"
+        if crashed:
+            problem = (
+                "was claimed by a process that did not finish it; tools that ran since would run "
+                "again; to claim it anyway, pass after_crash=True"
+            )
+        elif lost:
+            problem = (
+                "is no longer claimed by this process: another one has claimed it, or it was "
+                "deleted with its session or history"
+            )
+        super().__init__(f"the paused run of session {quoted(session_id)} {problem}")
 
 
 class StateVersionError(SessionMetadataError, RuntimeError):

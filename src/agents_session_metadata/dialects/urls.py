@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sqlalchemy import URL, event, make_url
@@ -59,6 +60,19 @@ def file_of(url: URL) -> str | None:
     if not is_file_based(url) or not name or name == ":memory:" or name.startswith("file:"):
         return None
     return name
+
+
+def may_be_same(one: URL, other: URL) -> bool:
+    """Whether two URLs may lead to one database: a server can have several addresses."""
+    if one.get_backend_name() != other.get_backend_name():
+        return False
+    if is_file_based(one):
+        files = file_of(one), file_of(other)
+        if files[0] is not None and files[1] is not None:
+            return os.path.realpath(files[0]) == os.path.realpath(files[1])
+        return one.database == other.database and (one.database or "").startswith("file:")
+    same_server = (one.host, one.port) == (other.host, other.port)
+    return not same_server or one.database == other.database
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:

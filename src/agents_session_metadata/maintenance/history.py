@@ -271,6 +271,20 @@ def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
         )
 
 
+def is_item_encrypted(store: ScopedStore, connection: Connection, session: str, item: int) -> bool:
+    """Whether an item of a session that is locked is there and encrypted."""
+    found = read_items(
+        connection,
+        store.database.tables,
+        store.database.dialect,
+        session,
+        [item],
+        descending=False,
+        restrict=lambda statement, _: (statement, {}),
+    )
+    return any(_is_encrypted(each.item) for each in found)
+
+
 def _is_encrypted(item: Any) -> bool:
     """Whether an item was written through the SDK's `EncryptedSession`."""
     return isinstance(item, dict) and item.get("__enc__") == 1

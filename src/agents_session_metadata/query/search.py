@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from agents_session_metadata.errors import TextIndexMissingError
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
 from agents_session_metadata.storage.long_texts import apply_to_text
-from agents_session_metadata.storage.stored import decode_time
+from agents_session_metadata.storage.stored import decode_time, plain_text
 from agents_session_metadata.storage.words import TITLE_ITEM
 from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import Match, WordQuery, text_of_item
@@ -318,6 +318,6 @@ def _place(row: Any) -> Place:
 
 def _json(stored: Any) -> Any:
     try:
-        return json.loads(stored)
+        return json.loads(plain_text(stored))
     except (ValueError, TypeError, RecursionError):
         return None

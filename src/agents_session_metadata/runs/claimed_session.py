@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from agents.items import TResponseInputItem
 from sqlalchemy import Connection
 
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.database import insist, settle
 from agents_session_metadata.storage.messages import newest_id, read_history
 
+from .given_sessions import sessions_inside
 from .progress import Progress
-from .states import underlying
 
 
 class _FencedStore(ScopedStore):
@@ -141,24 +142,68 @@ def claimed_session(
     return session
 
 
-def fence(session: Any, session_id: str, check: Callable[[Connection], None]) -> Callable[[], None]:
+def fence(
+    session: Any,
+    session_id: str,
+    store: ScopedStore,
+    check: Callable[[Connection], None],
+    check_now: Callable[[], Awaitable[None]],
+) -> tuple[Any, Callable[[], None]]:
     """Let a session of the caller's own write only while the lease is held.
 
+    A session of this package checks that in the transaction in which it writes. Before any other
+    session writes, it is checked in a transaction of its own.
+
     Args:
-        session: The session, or a wrapper around it. One of another package is not changed.
-        session_id: Its id.
+        session: The session, or a wrapper around it.
+        session_id: The id that it has to have.
+        store: The store of the catalog.
         check: Raises if the lease is lost.
+        check_now: The same in a transaction of its own.
 
     Returns:
-        A function that ends this.
+        The session to use, and a function that ends this.
+
+    Raises:
+        ValueError: If the session has another id, or is in another database.
     """
-    inside = [each for each in underlying(session) if isinstance(each, SQLAlchemyMetadataSession)]
-    stores = [(each, each._store) for each in inside]
-    for each, store in stores:
-        each._store = _FencedStore(store, session_id, check)
+    if session.session_id != session_id:
+        raise ValueError(
+            f"the paused run belongs to session {quoted(session_id)}, got a session with the id "
+            f"{quoted(session.session_id)}"
+        )
+    stores = [(each, each._store) for each in sessions_inside(session, store)]
+    for each, own in stores:
+        each._store = _FencedStore(own, session_id, check)
 
     def end() -> None:
-        for each, store in stores:
-            each._store = store
+        for each, own in stores:
+            each._store = own
 
-    return end
+    return session if stores else _CheckedSession(session, check_now), end
+
+
+class _CheckedSession:
+    """A session that is not known to be one of this package, with a check before each write."""
+
+    def __init__(self, session: Any, check: Callable[[], Awaitable[None]]) -> None:
+        self._session = session
+        self.session_id: str = session.session_id
+        self.session_settings: Any = getattr(session, "session_settings", None)
+        self.get_items: Any = session.get_items
+        self.add_items: Any = _checked(session.add_items, check)
+        self.pop_item: Any = _checked(session.pop_item, check)
+        self.clear_session: Any = _checked(session.clear_session, check)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+
+def _checked(method: Any, check: Callable[[], Awaitable[None]]) -> Any:
+    # The SDK looks at the signatures of the methods.
+    @wraps(method)
+    async def checked(*args: Any, **kwargs: Any) -> Any:
+        await check()
+        return await method(*args, **kwargs)
+
+    return checked

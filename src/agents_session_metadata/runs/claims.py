@@ -37,6 +37,7 @@ from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 from .claimed_session import ClaimedSession, claimed_session, fence
+from .given_sessions import is_encrypted
 from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
@@ -45,7 +46,6 @@ from .states import (
     apply_decisions,
     context_to_write,
     deserialize,
-    is_encrypted,
     pending_calls,
     restorable,
     serialize,
@@ -260,25 +260,15 @@ class ClaimedRun:
         """Check the session, and that the run may be resumed; give the session."""
         progress = Progress(hooks)
         details = Details.of(self._row)
-        if session is not None and session.session_id != self.session_id:
-            raise ValueError(
-                f"the paused run belongs to session {quoted(self.session_id)}, got a session with "
-                f"the id {quoted(session.session_id)}"
-            )
         if details.wrapped and not is_encrypted(session):
             raise ValueError(
                 "the history of the paused run is encrypted; pass an EncryptedSession around "
                 f"catalog.session({quoted(self.session_id)}) as session="
             )
         if self._is_lost:
-            raise RunClaimedError(self.session_id)
+            raise RunClaimedError(self.session_id, lost=True)
         if self._is_started:
             raise RuntimeError("a claim resumes its run once; claim the run again")
-        self._is_started = True
-        self._progress = progress
-        usage = usage_of(self.state)
-        if isinstance(hooks, SessionTracker) and usage is not None:
-            hooks._resumes(usage, details.agent)
 
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
@@ -287,17 +277,29 @@ class ClaimedRun:
             check(connection)
             progress.use_wrapped()
 
-        if session is not None:
-            self._end_fence = fence(session, self.session_id, check_wrapped)
-            return session
-        self._own_session = claimed_session(
-            self._store.store,
-            self.session_id,
-            check,
-            self._progress,
-            **self._catalog._session_arguments,
-        )
-        return self._own_session
+        async def check_now() -> None:
+            progress.use_wrapped()
+            if not await self._store.renew(self.session_id, self._token, self._lease):
+                raise RunClaimedError(self.session_id, lost=True)
+
+        if session is None:
+            session = self._own_session = claimed_session(
+                self._store.store,
+                self.session_id,
+                check,
+                progress,
+                **self._catalog._session_arguments,
+            )
+        else:
+            session, self._end_fence = fence(
+                *(session, self.session_id, self._store.store, check_wrapped, check_now)
+            )
+        self._is_started = True
+        self._progress = progress
+        usage = usage_of(self.state)
+        if isinstance(hooks, SessionTracker) and usage is not None:
+            hooks._resumes(usage, details.agent)
+        return session
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
@@ -307,7 +309,7 @@ class ClaimedRun:
             self._end_fence()
             await self._keep(self._continued)
             if self._is_lost:
-                raise RunClaimedError(self.session_id) from error
+                raise RunClaimedError(self.session_id, lost=True) from error
             raise
         self._end_fence()
         await self._store_result(result)
@@ -407,7 +409,7 @@ class ClaimedRun:
             stream.cancel()
             await asyncio.wait({task})
         if self._is_lost:
-            raise RunClaimedError(self.session_id)
+            raise RunClaimedError(self.session_id, lost=True)
         failed = task is not None and (task.cancelled() or task.exception() is not None)
         # A stream that was cancelled after a turn has neither a result nor an error.
         goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[

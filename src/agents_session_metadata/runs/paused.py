@@ -25,6 +25,7 @@ from .records import (
     Encryption,
     PausedPage,
     PausedRun,
+    encryption_missing,
     paused_run,
     pending_as_stored,
 )
@@ -111,16 +112,18 @@ class PausedRuns:
 
         Raises:
             RunClaimedError: If a run of the session is paused and claimed.
-            SessionNotFoundError: If the session does not exist.
+            SessionNotFoundError: If the session does not exist, or is outside the scope of the
+                catalog or of `session`.
             TypeError: If `session` is not a session.
             UserError: If the context or the state cannot be stored.
-            ValueError: If the run was not interrupted, or the session is an `EncryptedSession` and
-                there is no `encrypt`.
+            ValueError: If the run was not interrupted, `session` is in another database, or the
+                session is an `EncryptedSession` or has an encrypted history and there is no
+                `encrypt`.
         """
+        from .given_sessions import is_encrypted, sessions_inside
         from .states import (
             ContextArguments,
             check_context,
-            is_encrypted,
             pending_calls,
             restorable,
             serialize,
@@ -132,9 +135,9 @@ class PausedRuns:
             raise ValueError("the run was not interrupted: result.interruptions is empty")
         wrapped = is_encrypted(session)
         if wrapped and self._encryption.encrypt is None:
-            raise ValueError(
-                "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
-            )
+            raise encryption_missing()
+        # A session can be in a narrower scope than the catalog.
+        stores = [each._store for each in sessions_inside(session, self._store.store)]
         context = ContextArguments(context_serializer, strict=strict_context)
         state = result.to_state()
         written = serialize(state, context)
@@ -147,7 +150,7 @@ class PausedRuns:
             wrapped=wrapped,
         )
         text = self._encryption.encrypted(json.dumps(restorable(written)))
-        return await self._store.put(session.session_id, details, text)
+        return await self._store.put(session.session_id, details, text, stores)
 
     async def list(
         self, where: Where | None = None, *, limit: int = 100, cursor: str | None = None
@@ -241,7 +244,8 @@ class PausedRuns:
                 or it does not wait for this call.
             RunClaimedError: If the run is claimed.
             TypeError: If an argument has the wrong type.
-            ValueError: If a call is approved with a message, or several pending calls have the id.
+            ValueError: If a call is approved with a message, several pending calls have the id, or
+                `paused_at` has no time zone.
         """
         if not isinstance(approve, bool):
             raise TypeError(f"approve must be True or False, got {type(approve).__name__}")
@@ -250,6 +254,8 @@ class PausedRuns:
                 raise TypeError(f"{name} must be a string, got {type(text).__name__}")
         if paused_at is not None and not isinstance(paused_at, datetime):
             raise TypeError(f"paused_at must be a datetime, got {type(paused_at).__name__}")
+        if paused_at is not None and paused_at.utcoffset() is None:
+            raise ValueError(f"paused_at must have a time zone, got {paused_at.isoformat()}")
         if approve and message is not None:
             raise ValueError("message is for calls that are rejected, got one with approve=True")
         return await self._store.decide(
@@ -338,7 +344,8 @@ class PausedRuns:
     async def discard(self, session_id: str) -> bool:
         """Delete a paused run without resuming it. History and metadata are kept.
 
-        The history can end with calls that have no output. Rewind it before the next run.
+        The history can end with calls that have no output. Rewind it before the next run, or, if
+        it is encrypted, remove these items with `pop_item`.
 
         Args:
             session_id: The session's id.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -23,6 +23,7 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionNotFoundError,
 )
+from agents_session_metadata.maintenance.history import is_item_encrypted
 from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
@@ -45,6 +46,7 @@ from .records import (
     Encryption,
     PausedRun,
     decisions_left,
+    encryption_missing,
     moment,
     paused_run,
     phase_before,
@@ -118,27 +120,42 @@ class PausedStore:
 
     # ---- writing ----
 
-    async def put(self, session_id: str, details: Details, state: str) -> PausedRun:
+    async def put(
+        self, session_id: str, details: Details, state: str, stores: Sequence[ScopedStore] = ()
+    ) -> PausedRun:
         """Store a paused run, in place of one that nobody holds.
+
+        Args:
+            session_id: The session.
+            details: What the row is to say.
+            state: The state as it is to be stored.
+            stores: Stores in whose scopes the session has to be as well.
 
         Raises:
             RunClaimedError: If somebody holds a lease on the run that is there.
             SessionNotFoundError: If there is no such session.
+            ValueError: If the history is encrypted, and the state is not.
         """
 
         def put(connection: Connection, _: Queries) -> PausedRun:
-            if not self.store.lock(connection, session_id):
+            found = self.store.lock(connection, session_id)
+            if not (found and all(each.admits(connection, session_id) for each in stores)):
                 raise SessionNotFoundError(session_id)
+            end = self.rows.history_end(connection, session_id)
+            wrapped = details.wrapped or is_item_encrypted(
+                *(self.store, connection, session_id, end.last_item or 0)
+            )
+            if wrapped and not details.encrypted:
+                raise encryption_missing()
             row = self.rows.locked(connection, session_id)
             if row is not None and row.is_claimed:
                 raise RunClaimedError(session_id)
             before = self._enter_approval(connection, session_id)
             if row is not None and before == APPROVAL:
                 before = phase_before(row)
-            end = self.rows.history_end(connection, session_id)
             values = {
                 "state": state,
-                "details": replace(details, phase=before).text(),
+                "details": replace(details, wrapped=wrapped, phase=before).text(),
                 "decisions": "{}",
                 **end._asdict(),
             }
@@ -275,7 +292,7 @@ class PausedStore:
             if row.token is None and row.details in stored:
                 return  # It was committed, although an error was raised.
             if row.token != token:
-                raise RunClaimedError(session_id)
+                raise RunClaimedError(session_id, lost=True)
             new = details(Details.of(row))
             stored.append(new.text())
             end = self.rows.history_end(connection, session_id)
@@ -304,7 +321,7 @@ class PausedStore:
 
         def finish(connection: Connection, row: PausedRow) -> None:
             if row.token != token:
-                raise RunClaimedError(session_id)
+                raise RunClaimedError(session_id, lost=True)
             self._delete(connection, row)
 
         # Whoever deleted the session or cleared its history deleted the run with it.
@@ -339,7 +356,7 @@ class PausedStore:
         """
         row = self.rows.locked(connection, session_id)
         if row is None or row.token != token:
-            raise RunClaimedError(session_id)
+            raise RunClaimedError(session_id, lost=True)
 
     async def _change(self, session_id: str, change: Callable[[Connection, PausedRow], T]) -> T:
         """Run a change of a row in a transaction.

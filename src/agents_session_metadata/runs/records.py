@@ -229,6 +229,13 @@ def _read(row: PausedRow) -> tuple[Details, PausedRun]:
     return details, run
 
 
+def encryption_missing() -> ValueError:
+    """The error for a run in an encrypted history whose state would not be encrypted."""
+    return ValueError(
+        "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
+    )
+
+
 def corrupt_run(session_id: str) -> CorruptMetadataError:
     """The error for a row that this package has not written so."""
     return CorruptMetadataError(

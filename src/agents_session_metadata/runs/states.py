@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,24 +179,6 @@ async def deserialize(
         context_deserializer=context.deserializer,
         strict_context=context.strict,
     )
-
-
-def underlying(session: Any) -> Iterator[Any]:
-    """A session and those that it is wrapped around, from the outside."""
-    seen: set[int] = set()
-    while session is not None and id(session) not in seen:
-        seen.add(id(session))
-        yield session
-        # Not `getattr`: a wrapper may forward it to the session inside.
-        session = getattr(session, "__dict__", {}).get("underlying_session")
-
-
-def is_encrypted(session: Any) -> bool:
-    """Whether a session is wrapped in the SDK's `EncryptedSession`."""
-    # Importing it would need the library that it encrypts with.
-    module = sys.modules.get("agents.extensions.memory.encrypt_session")
-    kind = getattr(module, "EncryptedSession", None)
-    return kind is not None and any(isinstance(each, kind) for each in underlying(session))
 
 
 def pending_calls(items: Iterable[Any]) -> list[dict[str, Any]]:

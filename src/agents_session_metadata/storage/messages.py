@@ -27,7 +27,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
 from .removal import delete_rows
-from .stored import decode_time
+from .stored import decode_time, plain_text
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -207,6 +207,7 @@ def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
 
 def _item(text: Any) -> Any:
     try:
-        return json.loads(text)
+        # Bytes may be in another encoding, or begin with a mark of theirs; the SDK reads text.
+        return json.loads(plain_text(text))
     except (ValueError, TypeError, RecursionError):
         return UNREADABLE

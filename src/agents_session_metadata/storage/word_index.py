@@ -33,6 +33,7 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
 from .long_texts import apply_to_text
+from .stored import plain_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
 
@@ -296,7 +297,7 @@ class WordIndex:
 def item_text(stored: str) -> str | None:
     """The text of a message as the SDK stores it; None if it is not searched."""
     try:
-        found = text_of_item(json.loads(stored))
+        found = text_of_item(json.loads(plain_text(stored)))
     except (ValueError, TypeError, RecursionError):
         return None
     return found[1] if found else None
@@ -305,7 +306,7 @@ def item_text(stored: str) -> str | None:
 def title_text(stored: str) -> str | None:
     """The text of a title as it is stored; None if it is none."""
     try:
-        title = json.loads(stored)
+        title = json.loads(plain_text(stored))
     except (ValueError, TypeError, RecursionError):
         return None
     return title if isinstance(title, str) else None

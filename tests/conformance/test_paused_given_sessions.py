@@ -1,0 +1,245 @@
+"""Sessions that callers pass to `pause` and `resume`: wrappers, scopes and other databases."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from agents import Agent, Runner, function_tool
+from agents.extensions.memory import EncryptedSession, SQLAlchemySession
+from agents.testing import ScriptedModel, assistant_message
+from cryptography.fernet import Fernet
+
+from agents_session_metadata import (
+    PausedRuns,
+    RunClaimedError,
+    SessionCatalog,
+    SessionNotFoundError,
+)
+from conformance import raw
+from conformance.approving import Deployer, call, deploys, pause, paused_runs
+
+FERNET = Fernet(Fernet.generate_key())
+CIPHERS = {"encrypt": FERNET.encrypt, "decrypt": FERNET.decrypt}
+
+
+class Logged:
+    """A wrapper of an application's own, which forwards what it does not know."""
+
+    def __init__(self, session: Any) -> None:
+        self.inner = session
+        self.session_id = session.session_id
+
+    async def add_items(self, items: list[Any]) -> None:
+        await self.inner.add_items(items)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class Slots(Logged):
+    __slots__ = ("_hidden",)
+
+    def __init__(self, session: Any) -> None:
+        object.__setattr__(self, "_hidden", session)
+
+    @property
+    def inner(self) -> Any:
+        return self._hidden
+
+    @property
+    def session_id(self) -> str:
+        return str(self._hidden.session_id)
+
+
+def closed(session: Any) -> Any:
+    """A wrapper that shows nothing of what it is wrapped around."""
+
+    class Closed:
+        session_id = session.session_id
+        session_settings = None
+
+        async def get_items(self, limit: int | None = None) -> list[Any]:
+            return list(await session.get_items(limit))
+
+        async def add_items(self, items: list[Any]) -> None:
+            await session.add_items(items)
+
+        async def pop_item(self) -> Any:
+            return await session.pop_item()
+
+        async def clear_session(self) -> None:
+            await session.clear_session()
+
+    return Closed()
+
+
+def encrypted(session: Any) -> EncryptedSession:
+    return EncryptedSession(session.session_id, session, "a key")
+
+
+def of_the_sdk(session: Any) -> SQLAlchemySession:
+    return SQLAlchemySession(session.session_id, engine=session.engine)
+
+
+WRAPPERS = {
+    "logged": Logged,
+    "slots": Slots,
+    "closed": closed,
+    "sdk": of_the_sdk,
+    "encrypted": encrypted,
+    "encrypted logged": lambda session: encrypted(Logged(session)),
+    "logged encrypted": lambda session: Logged(encrypted(session)),
+    "encrypted sdk": lambda session: encrypted(of_the_sdk(session)),
+    "closed encrypted": lambda session: closed(encrypted(session)),
+}
+
+
+@pytest.fixture(params=WRAPPERS)
+def wrapped(request):
+    return WRAPPERS[request.param]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_wrapped_session_is_resumed(engine, wrapped, streamed):
+    paused, deployer = paused_runs(engine, **CIPHERS), Deployer()
+    session = wrapped(await paused.catalog.create_session("chat"))
+    # What is inside cannot be seen, but that the history is encrypted can.
+    await pause(paused, deployer.agent(deploys("c1")), session=session)
+    await paused.decide("chat", "c1", approve=True)
+    given = session
+    if wrapped is WRAPPERS["closed encrypted"]:
+        given = encrypted(paused.catalog.session("chat"))
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        if streamed:
+            stream = run.resume_streamed(session=given)
+            async for _ in stream.stream_events():
+                pass
+            assert stream.final_output == "Done"
+        else:
+            assert (await run.resume(session=given)).final_output == "Done"
+    assert deployer.calls == ["deploy c1"]
+    assert len(await session.get_items()) == 4
+    assert await paused.get("chat") is None
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_it_does_not_write_into_the_session_of_another_owner(engine, wrapped, streamed):
+    paused = paused_runs(engine, **CIPHERS)
+    catalog = paused.catalog
+
+    @function_tool(needs_approval=True)
+    async def deploy(target: str) -> str:
+        # Somebody else takes the id meanwhile.
+        await catalog.delete_session("chat")
+        await catalog.create_session("chat", metadata={"owner_id": "u2"})
+        return f"the secret of {target}"
+
+    def agent(*steps: Any) -> Agent[Any]:
+        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
+
+    session = wrapped(await catalog.create_session("chat", metadata={"owner_id": "u1"}))
+    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=session)
+    await paused.decide("chat", "c1", approve=True)
+    given = session
+    if wrapped is WRAPPERS["closed encrypted"]:
+        given = encrypted(closed(catalog.session("chat")))
+    resuming = agent([assistant_message("Done")])
+
+    async def resume() -> None:
+        async with paused.claim("chat", resuming) as run:
+            if streamed:
+                async for _ in run.resume_streamed(session=given).stream_events():
+                    pass
+            else:
+                await run.resume(session=given)
+
+    with pytest.raises(RunClaimedError, match="no longer claimed"):
+        await resume()
+    assert await raw.count_rows(engine, "agent_messages") == 0
+    assert (await catalog.get_metadata("chat")) == {"owner_id": "u2"}
+
+
+@pytest.mark.parametrize("wrap", [lambda session: session, Logged, encrypted])
+async def test_a_run_is_not_stored_in_a_session_outside_the_scope_of_its_session(engine, wrap):
+    paused, deployer = paused_runs(engine, **CIPHERS), Deployer()
+    catalog = paused.catalog
+    await catalog.create_session("chat", metadata={"owner_id": "u2"})
+    await pause(paused, deployer.agent(deploys("c1")))
+    before = await paused.decide("chat", "c1", approve=False, message="u2 says no")
+    mine = wrap(catalog.scoped({"owner_id": "u1"}).session("chat"))
+    result = await Runner.run(deployer.agent(deploys("c2")), "Of u1")
+    with pytest.raises(SessionNotFoundError):
+        await paused.pause(mine, result)
+    assert await paused.get("chat") == before
+    # Of the same owner.
+    theirs = wrap(catalog.scoped({"owner_id": "u2"}).session("chat"))
+    assert (await paused.pause(theirs, result)).pending[0].call_id == "c2"
+
+
+async def test_a_session_of_another_database(engine, tmp_path):
+    paused, deployer = paused_runs(engine), Deployer()
+    other = SessionCatalog.from_url(f"sqlite:///{tmp_path}/other.db", create_tables=True)
+    for catalog in (paused.catalog, other):
+        await catalog.create_session("chat")
+    elsewhere = other.session("chat")
+    result = await Runner.run(deployer.agent(deploys("c1")), "Go", session=elsewhere)
+    for session in (elsewhere, Logged(elsewhere)):
+        with pytest.raises(ValueError, match="another database"):
+            await paused.pause(session, result)
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        with pytest.raises(ValueError, match="another database"):
+            await run.resume(session=elsewhere)
+        assert deployer.calls == []
+        assert (await run.resume(session=paused.catalog.session("chat"))).final_output == "Done"
+    await other.engine.dispose()
+
+
+async def test_the_same_database_by_another_engine(shared_database):
+    paused, deployer = paused_runs(shared_database.engine()), Deployer()
+    second = SessionCatalog(shared_database.engine())
+    await paused.catalog.create_session("chat")
+    session = second.session("chat")
+    await pause(paused, deployer.agent(deploys("c1")), session=session)
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        assert (await run.resume(session=session)).final_output == "Done"
+
+
+async def test_an_encrypted_history_is_recognized_without_the_wrapper(engine):
+    plain, deployer = paused_runs(engine), Deployer()
+    session = await plain.catalog.create_session("chat")
+    agent = deployer.agent(deploys("c1"), "Done")
+    result = await Runner.run(agent, "Go", session=encrypted(session))
+    for given in (session, closed(encrypted(session))):
+        with pytest.raises(ValueError, match="encrypt="):
+            await plain.pause(given, result)
+        assert await plain.get("chat") is None
+        secret = PausedRuns(plain.catalog, **CIPHERS)
+        await secret.pause(given, result)
+        await secret.decide("chat", "c1", approve=True)
+        async with secret.claim("chat", agent) as run:
+            for wrong in (None, session):
+                with pytest.raises(ValueError, match="EncryptedSession"):
+                    await run.resume(session=wrong)
+        assert deployer.calls == []
+        assert await secret.discard("chat")
+    await secret.pause(encrypted(session), result)
+    await secret.decide("chat", "c1", approve=True)
+    async with secret.claim("chat", agent) as run:
+        await run.resume(session=encrypted(session))
+    assert len(await encrypted(session).get_items()) == 4
+
+
+async def test_a_decision_about_a_time_without_a_zone(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    run = await pause(paused, deployer.agent(deploys("c1")))
+    local = run.paused_at.replace(tzinfo=None)
+    with pytest.raises(ValueError, match="time zone"):
+        await paused.decide("chat", "c1", approve=True, paused_at=local)
+    assert isinstance(local, datetime)
+    decided = await paused.decide("chat", "c1", approve=True, paused_at=run.paused_at)
+    assert decided.undecided == ()
