@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -269,3 +270,48 @@ async def test_at_most_one_call_more_for_each_run(shared_database):
     assert found == [[[1] * RUNS]] * PROCESSES
     [total] = await catalog.usage(by=())
     assert 1100 <= total.total_tokens < 1100 + 110 * RUNS * PROCESSES
+
+
+OPENINGS = {
+    "unscoped": lambda catalog: catalog.session("chat"),
+    "must exist": lambda catalog: catalog.session("chat", must_exist=True),
+    "scope of a team": lambda catalog: catalog.scoped({"team": "t"}).session("chat"),
+    "scope of the owner": lambda catalog: catalog.scoped({"owner_id": "u1"}).session("chat"),
+}
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+@pytest.mark.parametrize("taken", [False, True])
+async def test_a_chat_that_is_deleted_in_the_middle_is_paid_by_its_owner(catalog, opening, taken):
+    budget = Budget(tokens=110, per="owner_id")
+
+    @function_tool
+    async def end() -> str:
+        await catalog.delete_session("chat")
+        if taken:
+            await catalog.create_session("chat", metadata={"owner_id": "u2", "team": "t"})
+        return "deleted"
+
+    async def run(*steps: object, budget: Budget | None = None) -> None:
+        await catalog.delete_session("chat")
+        await catalog.create_session("chat", metadata={"owner_id": "u1", "team": "t"})
+        session = OPENINGS[opening](catalog)
+        async with SessionTracker(session, budget=budget) as hooks:
+            await Runner.run(agent("a", *steps, tools=[end]), "hello", session=session, hooks=hooks)
+
+    # Calls before and after the deletion, in a run that may fail when it is stored.
+    with suppress(SessionNotFoundError):
+        await run(calls("end"), "Done")
+    rows = await catalog.usage(by=("owner_id",))
+    assert [row.owner_id for row in rows] == ["u1"]
+    assert rows[0].total_tokens >= 110
+    # So the budget holds for the next one, and for the next call in the same run.
+    with pytest.raises(BudgetExceededError):
+        await run("Done", budget=budget)
+    await catalog.delete_usage(before=date.max)
+    with pytest.raises((BudgetExceededError, SessionNotFoundError)):
+        await run(calls("end"), "Done", budget=budget)
+    rows = await catalog.usage(by=("owner_id",))
+    assert [(row.owner_id, row.total_tokens) for row in rows] == [("u1", 110)]
+    with pytest.raises(BudgetExceededError):
+        await run("Done", budget=budget)

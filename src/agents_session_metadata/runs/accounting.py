@@ -15,10 +15,14 @@ from typing import Any
 from agents.usage import Usage
 
 from agents_session_metadata.storage.usage import UsageEntry
+from agents_session_metadata.types import JSONValue
 
 from .prices import ModelPrice, Prices, Tokens, cost_of, model_name, price_of
 
 _NOTHING = Tokens()
+_COST_DECIMALS = Decimal("1e-12")
+_TOO_MUCH = Decimal(10**12)
+"""Nobody spends so much: a stored cost beyond is not one."""
 
 
 @dataclass
@@ -168,3 +172,24 @@ class Accounts:
         before, cost_before = self._pending.get(whose, (_NOTHING, None))
         added = cost if cost_before is None else cost_before + (cost or 0)
         self._pending[whose] = before.plus(used), added
+
+
+def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
+    """A stored cost and another, added as decimals; one that is no cost stays as it is."""
+    before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
+    if not abs(before) < _TOO_MUCH:
+        return stored
+    return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
+
+
+def added_calls(stored: list[Any], calls: list[tuple[str, str, int]]) -> list[list[Any]]:
+    """Stored calls and milliseconds by tool, and others, added."""
+    totals: dict[str, list[int]] = {}
+    for entry in stored:
+        if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
+            totals[entry[0]] = [number if type(number) is int else 0 for number in entry[1:]]
+    for _, tool, milliseconds in calls:
+        total = totals.setdefault(tool, [0, 0])
+        total[0] += 1
+        total[1] += milliseconds
+    return [[tool, *total] for tool, total in totals.items()]

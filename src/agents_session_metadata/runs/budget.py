@@ -13,6 +13,7 @@ from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.reports.usage import read_spent
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.types import JSONValue
 
 Per = Literal["session", "owner_id"]
 """Whose usage counts towards a budget."""
@@ -75,8 +76,20 @@ def first_day(window: Window | None, today: date) -> date | None:
     return None if window is None else today
 
 
+async def read_owner(store: ScopedStore, session_id: str) -> JSONValue:
+    """The `owner_id` of the scope, or else of the session."""
+    owner = store.scope.values.get(OWNER_ID)
+    if owner is None:
+        owner = (await store.get_metadata(session_id, [OWNER_ID]))[OWNER_ID]
+    return owner
+
+
 async def check_budget(
-    budget: Budget, store: ScopedStore, session_id: str, unpriced: Collection[str | None]
+    budget: Budget,
+    store: ScopedStore,
+    session_id: str,
+    owner: JSONValue,
+    unpriced: Collection[str | None],
 ) -> None:
     """Refuse a model call if the budget is used up.
 
@@ -84,6 +97,7 @@ async def check_budget(
         budget: The budget.
         store: The store of the session.
         session_id: The session's id.
+        owner: Its owner when the run began, if it had one.
         unpriced: Models without a price: that of the call, and those of calls before it.
 
     Raises:
@@ -93,10 +107,6 @@ async def check_budget(
     """
     whose: dict[str, Any] = {"session_id": session_id}
     if budget.per == OWNER_ID:
-        stored = await store.get_metadata(session_id, [OWNER_ID])
-        owner = stored[OWNER_ID]
-        if owner is None:
-            owner = store.scope.values.get(OWNER_ID)
         if owner is None:
             raise ValueError(
                 f"a budget per owner_id needs a session with an owner_id; session "

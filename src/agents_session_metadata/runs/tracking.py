@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from decimal import Decimal
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,8 +29,8 @@ from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
 from agents_session_metadata.types import JSONValue, Metadata
 from agents_session_metadata.values import storable_text
 
-from .accounting import Accounts
-from .budget import Budget, check_budget
+from .accounting import Accounts, added_calls, added_cost
+from .budget import Budget, check_budget, read_owner
 from .lifecycle import Forwarding, count_of, edit_keeping, store_of
 from .prices import ModelPrice, check_prices
 from .titles import SessionTitler
@@ -43,9 +42,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_TRACE_IDS = 20
 """How many of the newest trace ids are kept."""
-
-_COST_DECIMALS = Decimal("1e-12")
-_TOO_MUCH = Decimal(10**12)
 
 _warned: set[str] = set()
 """What was warned of in this process and is not warned of again."""
@@ -150,6 +146,9 @@ class SessionTracker(RunHooks[Any]):
         self._open: dict[Any, _ToolCall] = {}
         self._failures: list[str] = []
         self._has_answer = False
+        # Whoever the session belongs to when the model is called pays, even if it is deleted then.
+        self._owner: JSONValue = None
+        self._has_read_owner = False
         self._started = self._clock()
 
     async def __aenter__(self) -> Self:
@@ -177,6 +176,11 @@ class SessionTracker(RunHooks[Any]):
         if self._sees(context):
             if self._budget is not None:
                 await self._check_budget(self._budget, agent)
+            elif not self._has_read_owner:
+                try:
+                    await self._read_owner()
+                except Exception:  # The call does not depend on it.
+                    logger.debug("the owner of the session was not read", exc_info=True)
             self._accounts.call_starts(context.usage, _storable(agent.name), agent)
         elif self._budget is not None:
             raise RuntimeError(
@@ -257,6 +261,11 @@ class SessionTracker(RunHooks[Any]):
             return call.milliseconds
         return round((self._clock() - call.started) * 1000)
 
+    async def _read_owner(self) -> None:
+        self._has_read_owner = True
+        if self._owner is None and self._store is not None:
+            self._owner = await read_owner(self._store, self.session.session_id)
+
     async def _check_budget(self, budget: Budget, agent: Any) -> None:
         """Write what was used so far, for others to see, and then refuse a call beyond a budget."""
         assert self._store is not None  # noqa: S101  # the constructor has checked it
@@ -265,7 +274,8 @@ class SessionTracker(RunHooks[Any]):
         model = self._accounts.model_of(agent)
         if self._accounts.price_of(model) is None:
             unpriced[model] = None
-        await check_budget(budget, self._store, self.session.session_id, unpriced)
+        await self._read_owner()
+        await check_budget(budget, self._store, self.session.session_id, self._owner, unpriced)
 
     async def _flush(self, store: ScopedStore) -> None:
         """Write the entries that are not in the ledger yet; keep them if they are not written.
@@ -278,7 +288,7 @@ class SessionTracker(RunHooks[Any]):
         try:
             await store.database.ensure(USAGE)
             await self._edit_with(
-                store, entries, lambda _: added.clear(), lambda: added.append(True)
+                store, entries, self._owner, lambda _: added.clear(), lambda: added.append(True)
             )
         except BaseException:
             if not added:
@@ -291,11 +301,11 @@ class SessionTracker(RunHooks[Any]):
         if not len(self._accounts) and not failures:
             return
         change = self._change()
-        entries = self._accounts.take()
+        entries, owner = self._accounts.take(), self._owner
         self._reset()
         stored: Metadata | None = None
         try:
-            edited, missing = await self._with_ledger(entries)
+            edited, missing = await self._with_ledger(entries, owner)
             try:
                 stored = await edit_keeping(edited, keys.INVOCATIONS, change)
             except MetadataLimitError as full:
@@ -313,7 +323,7 @@ class SessionTracker(RunHooks[Any]):
             logger.warning("what a run did could not be recorded", exc_info=True)
             lost = isinstance(error, SessionMetadataError)
             if lost and self._store is not None and not isinstance(error, TablesMissingError):
-                await self._write_ledger(self._store, entries)
+                await self._write_ledger(self._store, entries, owner)
         if self._titler is not None and answered and not failures and stored is not None:
             self._titler.start(self.session, stored)
 
@@ -337,7 +347,7 @@ class SessionTracker(RunHooks[Any]):
             for key, number in added.items():
                 stored[key] = count_of(stored, key) + number
             if self._prices is not None:
-                stored[keys.COST] = _added_cost(stored.get(keys.COST), cost)
+                stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
             if by_name:
                 known = _list_of(stored, keys.AGENTS)
                 stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
@@ -347,7 +357,7 @@ class SessionTracker(RunHooks[Any]):
                 ]
                 stored[keys.TRACE_IDS] = [*before, *trace_ids][-MOST_TRACE_IDS:]
             if calls and by_name:
-                stored[keys.TOOL_CALLS] = _added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
+                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
             if calls:
                 newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
                 stored[keys.INVOCATIONS] = newest[-kept:]
@@ -359,7 +369,7 @@ class SessionTracker(RunHooks[Any]):
         return change
 
     async def _with_ledger(
-        self, entries: list[UsageEntry]
+        self, entries: list[UsageEntry], owner: JSONValue
     ) -> tuple[Any, TablesMissingError | None]:
         """What edits the session's metadata and adds to the ledger in the same transaction.
 
@@ -372,32 +382,36 @@ class SessionTracker(RunHooks[Any]):
             await store.database.ensure(USAGE)
         except TablesMissingError as missing:
             return self.session, missing
-        return _Ledgered(partial(self._edit_with, store, entries)), None
+        return _Ledgered(partial(self._edit_with, store, entries, owner)), None
 
     async def _edit_with(
         self,
         store: ScopedStore,
         entries: list[UsageEntry],
+        owner: JSONValue,
         change: Callable[[Metadata], object],
         added: Callable[[], object] = lambda: None,
     ) -> Metadata:
         session_id = self.session.session_id
 
         def add(connection: Connection, metadata: Metadata) -> None:
-            owner = metadata.get(keys.OWNER_ID)
-            _add(connection, store, entries, session_id=session_id, owner=owner)
+            payer = metadata.get(keys.OWNER_ID) if owner is None else owner
+            _add(connection, store, entries, session_id=session_id, owner=payer)
             added()
 
         must_exist = getattr(self.session, "_must_exist", False)
         return await store.edit_metadata(session_id, change, must_exist=must_exist, also=add)
 
-    async def _write_ledger(self, store: ScopedStore, entries: list[UsageEntry]) -> None:
+    async def _write_ledger(
+        self, store: ScopedStore, entries: list[UsageEntry], owner: JSONValue
+    ) -> None:
         """Write the ledger alone, when the metadata could not be written."""
-        owner = store.scope.values.get(keys.OWNER_ID)
+        if owner is None:
+            owner = store.scope.values.get(keys.OWNER_ID)
         try:
             await store.database.ensure(USAGE)
             try:
-                await self._edit_with(store, entries, _change_nothing)
+                await self._edit_with(store, entries, owner, _change_nothing)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
                     lambda connection, _: _add(
@@ -466,23 +480,3 @@ def _storable(text: object) -> str:
 def _list_of(stored: Mapping[str, Any], key: str) -> list[Any]:
     value = stored.get(key)
     return value if isinstance(value, list) else []
-
-
-def _added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """A stored cost and another, added as decimals; one that is no cost stays as it is."""
-    before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
-    if not abs(before) < _TOO_MUCH:
-        return stored
-    return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
-
-
-def _added_calls(stored: list[Any], calls: list[tuple[str, str, int]]) -> list[list[Any]]:
-    totals: dict[str, list[int]] = {}
-    for entry in stored:
-        if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
-            totals[entry[0]] = [number if type(number) is int else 0 for number in entry[1:]]
-    for _, tool, milliseconds in calls:
-        total = totals.setdefault(tool, [0, 0])
-        total[0] += 1
-        total[1] += milliseconds
-    return [[tool, *total] for tool, total in totals.items()]
