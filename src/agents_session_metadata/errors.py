@@ -280,6 +280,9 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
 class TablesMismatchError(TablesMissingError):
     """The tables do not belong together: one was renamed or dropped, or a name is misspelled.
 
+    It is also raised if a table lacks a column, or if the messages or the metadata do not
+    distinguish ids that the sessions do, such as "a" and "A".
+
     An empty sessions table would hide all sessions, and each new session would delete what an
     earlier one with its id has left. An empty metadata table would hide what retention spares. So
     nothing is created or written, even with `create_tables=True`. If all tables were renamed,
@@ -288,16 +291,20 @@ class TablesMismatchError(TablesMissingError):
 
     Attributes:
         tables: The name of the table that is missing, to which the others do not refer, that seems
-            to be a copy, or whose triggers have other names or are on another table.
+            to be a copy, whose triggers have other names or are on another table, or whose columns
+            are wrong.
     """
 
-    def __init__(self, table: str, problem: str, more: str | None = None) -> None:
+    def __init__(
+        self, table: str, problem: str, more: str | None = None, *, cause: str | None = None
+    ) -> None:
         self.tables: tuple[str, ...] = (table,)
-        super(TablesMissingError, self).__init__(
-            f"{problem}: a table was renamed or dropped, or the name of a table is misspelled; "
-            "restore the table, or pass the right names; `agent-sessions doctor` shows more"
-            + (f"; {more}" if more else "")
+        cause = cause or (
+            "a table was renamed or dropped, or the name of a table is misspelled; restore the "
+            "table, or pass the right names"
         )
+        advice = "`agent-sessions doctor` shows more" + (f"; {more}" if more else "")
+        super(TablesMissingError, self).__init__(f"{problem}: {cause}; {advice}")
 
 
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):

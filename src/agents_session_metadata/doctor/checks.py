@@ -216,11 +216,17 @@ def _unknown_columns(inspection: Inspection) -> Iterator[Finding]:
 
 def _ids(inspection: Inspection) -> Iterator[Finding]:
     """Ids and keys tell different texts apart, and children's are as their parents'."""
+    parent_id = inspection.expected.sessions.c.session_id
+    is_known = inspection.has(parent_id.table, parent_id.name)
+    same_ids = set(inspection.not_distinguished(parent_id)) if is_known else set()
     for table in reversed(inspection.present):
         for column in id_columns(inspection, table):
             problems = inspection.text_problems(column)
             if problems:
-                level: Level = "warning" if column.name == "session_id" else "error"
+                # All tables may follow the sessions.
+                follows = same_ids.issuperset(inspection.not_distinguished(column))
+                is_id = column.name == "session_id"
+                level: Level = "warning" if is_id and follows else "error"
                 problem = f"{table.name}.{column.name} {' and '.join(problems)}"
                 yield _finding(inspection, "collations", problem, (), level)
             for parent in (each.column for each in column.foreign_keys):

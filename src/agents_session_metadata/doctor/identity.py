@@ -80,8 +80,8 @@ def _names(inspection: Inspection) -> Iterator[Finding]:
     """Signs that the tables do not belong together: a typo, or a table that was renamed."""
     sessions, messages, metadata, elements = inspection.core
     identity = {
-        sessions: ("session_id",),
-        messages: ("session_id", "message_data"),
+        sessions: sessions.c.keys(),
+        messages: messages.c.keys(),
         metadata: ("session_id", "key", "created_at"),
     }
     for table, columns in identity.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, delete, insert, update
@@ -19,7 +20,8 @@ class Rewritten(NamedTuple):
 
     Attributes:
         rewritten: The number of values whose search key or elements were written again.
-        skipped: The number of values that are not valid JSON, or whose session has no row.
+        skipped: The number of values that are not valid JSON, whose session has no row, or whose
+            key the session has twice.
     """
 
     rewritten: int
@@ -31,8 +33,8 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
 
     The rows of list elements, which are search keys as well, are replaced where they do not agree
     with their list. Values and times stay as they are. Each transaction covers a batch of values
-    and locks their sessions as every writer does. A value that is not valid JSON, or whose
-    session has no row, is skipped.
+    and locks their sessions as every writer does. A value that is not valid JSON, whose session has
+    no row, or whose key the session has twice because the primary key is missing, is skipped.
 
     Args:
         engine: The engine; a schema translation is followed.
@@ -62,29 +64,34 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
         wrong = [stored for stored in batch if stored.is_wrong]
         skipped += sum(stored.problem is not None for stored in batch)
         if wrong:
-            written, without_session = await database.write(
+            written, left = await database.write(
                 lambda sync, *_, wrong=wrong: _rewrite(sync, store, contents, wrong)
             )
-            rewritten, skipped = rewritten + written, skipped + without_session
+            rewritten, skipped = rewritten + written, skipped + left
 
 
 def _rewrite(
     connection: Connection, store: ScopedStore, contents: Contents, wrong: list[Stored]
 ) -> tuple[int, int]:
-    """Write some values' search keys again; how many, and how many have no session row."""
+    """Write some values' search keys again; how many, and how many were skipped."""
     tables = store.database.tables
     rows, elements = tables.metadata, tables.elements
     keys_of: dict[str, list[str]] = {}
     for stored in wrong:
         keys_of.setdefault(stored.session_id, []).append(stored.key)
-    written = without_session = 0
+    written = skipped = 0
     for session_id, keys in keys_of.items():
         if not store.rows.lock_session(connection, session_id):
-            without_session += len(keys)
+            skipped += len(keys)
             continue
         # Read again under the lock: the value may have changed since.
-        for stored in contents.of_keys(connection, session_id, keys, lock=True):
+        found = list(contents.of_keys(connection, session_id, keys, lock=True))
+        rows_by_key = Counter(stored.key for stored in found)
+        for stored in found:
             if not stored.is_wrong:
+                continue
+            if rows_by_key[stored.key] > 1:
+                skipped += 1
                 continue
             written += 1
             if not stored.is_found:
@@ -103,4 +110,4 @@ def _rewrite(
                 parts = [*element_rows(session_id, stored.key, stored.elements)]
                 if parts:
                     connection.execute(insert(elements), parts)
-    return written, without_session
+    return written, skipped

@@ -80,6 +80,11 @@ class SQLiteInspection(Inspection):
             table=column.table.name,
             column=column.name,
         )
+        if collation is None:
+            # It goes with the column into a query that has the text instead of the rows.
+            stored = f"SELECT {self.quote(column.name)} FROM {self.name_of(column.table)} WHERE 0"  # noqa: S608  # names
+            one = f"WITH one(x) AS ({stored} UNION ALL SELECT :a)"
+            return f"EXISTS ({one} SELECT x FROM one WHERE x = :b)"  # noqa: S608  # names
         # SQLite keeps a collation's name as it was typed.
         name = str(collation).upper()
         return f":a = :b COLLATE {name if name in ('BINARY', 'NOCASE', 'RTRIM') else 'BINARY'}"

@@ -187,7 +187,7 @@ class _CheckedSession:
     """A session that is not known to be one of this package, with a check before each write."""
 
     def __init__(self, session: Any, check: Callable[[], Awaitable[None]]) -> None:
-        self._session = session
+        self._given = session
         self.session_id: str = session.session_id
         self.session_settings: Any = getattr(session, "session_settings", None)
         self.get_items: Any = session.get_items
@@ -196,7 +196,7 @@ class _CheckedSession:
         self.clear_session: Any = _checked(session.clear_session, check)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
+        return getattr(self._given, name)
 
 
 def _checked(method: Any, check: Callable[[], Awaitable[None]]) -> Any:

@@ -31,6 +31,7 @@ from .belonging import check_beside, check_copies, check_links, check_not_rename
 from .creation import create_missing, find_missing, groups_in_use
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .renames import check_names
+from .shapes import check_columns, check_ids
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import WordIndex
 
@@ -398,8 +399,10 @@ class Database(Generic[Q]):
         def prepare(connection: Connection) -> None:
             if group == CORE:
                 self.dialect.check_settings(connection)
+            check_columns(connection, *self.tables.group(group).tables)
             missing = find_missing(connection, self.names, (group,))
             if group == CORE:
+                check_ids(connection, self.tables)
                 check_links(connection, self.tables)
                 check_beside(connection, self.tables, missing)
             if missing:

@@ -1,0 +1,198 @@
+"""Tables with other columns, or that do not distinguish ids, are refused and left as they are."""
+
+from __future__ import annotations
+
+import pytest
+from agents.extensions.memory import SQLAlchemySession
+from servers import Database
+from sqlalchemy import inspect, text
+
+from agents_session_metadata import SessionCatalog, TablesMismatchError
+from agents_session_metadata.doctor import diagnose
+from agents_session_metadata.storage.tables import table_names
+from conformance import raw
+
+NAMES = {"sessions_table": "agent_messages", "messages_table": "agent_sessions"}
+
+
+async def everything(engine) -> dict:
+    """The columns and triggers of the whole database."""
+    async with engine.connect() as connection:
+
+        def look(sync):
+            inspector = inspect(sync)
+            return {
+                name: [column["name"] for column in inspector.get_columns(name)]
+                for name in inspector.get_table_names()
+            }
+
+        triggers = {
+            "sqlite": "SELECT name FROM sqlite_master WHERE type = 'trigger'",
+            "postgresql": "SELECT tgname FROM pg_trigger WHERE NOT tgisinternal",
+        }.get(
+            engine.dialect.name,
+            "SELECT trigger_name FROM information_schema.triggers"
+            " WHERE trigger_schema = database()",
+        )
+        found = (await connection.execute(text(triggers))).scalars()
+        return {**await connection.run_sync(look), "triggers": sorted(found)}
+
+
+async def refused(engine, about: str, **names: str) -> None:
+    """Nothing is created, written or read with these names."""
+    before = await everything(engine)
+    catalog = SessionCatalog(engine, create_tables=True, **names)
+    for work in (
+        lambda: catalog.create_session("chat", metadata={"a": 1}),
+        catalog.count_sessions,
+        lambda: catalog.create_index("owner_id"),
+        lambda: catalog.create_index("$text"),
+        lambda: catalog.session("chat").set_metadata({"a": 1}),
+    ):
+        with pytest.raises(TablesMismatchError, match=about):
+            await work()
+    assert await everything(engine) == before
+    findings = await diagnose(engine, table_names(**names))
+    assert any(finding.level == "error" for finding in findings)
+    assert [each for finding in findings for each in finding.repair] == []
+
+
+async def test_exchanged_names(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    await session.add_items([raw.message("hello")])
+    await refused(engine, "agent_messages has no column", **NAMES)
+    await SQLAlchemySession("chat", engine=engine).add_items([raw.message("again")])
+    assert len(await session.get_items()) == 2
+
+
+async def test_another_table_as_metadata(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    await catalog.create_index("owner_id")
+    other = "agent_sessions_metadata_activity"
+    await refused(engine, f"{other} has no column", metadata_table=other)
+
+
+@pytest.mark.parametrize("lacking", ["created_at", "updated_at", "session_id"])
+async def test_a_table_of_the_application(shared_database: Database, lacking):
+    engine = shared_database.engine()
+    columns = {
+        "session_id": "session_id VARCHAR(100) NOT NULL",
+        "created_at": "created_at TIMESTAMP NULL",
+        "updated_at": "updated_at TIMESTAMP NULL",
+    }
+    rest = [definition for name, definition in columns.items() if name != lacking]
+    await raw.execute(engine, f"CREATE TABLE agent_sessions (own INTEGER, {', '.join(rest)})")
+    await refused(engine, f"agent_sessions has no column {lacking}")
+    own, value = ("own", 1) if lacking == "session_id" else ("session_id", "'chat'")
+    await raw.execute(engine, f"INSERT INTO agent_sessions ({own}) VALUES ({value})")
+
+
+LOOSE = {
+    "sqlite": "VARCHAR(255) COLLATE NOCASE",
+    "mysql": "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci",
+}
+MESSAGES = {
+    "sqlite": "id INTEGER PRIMARY KEY AUTOINCREMENT",
+    "mysql": "id INTEGER PRIMARY KEY AUTO_INCREMENT",
+}
+
+
+async def loosen(engine, table: str) -> None:
+    """Make a table anew whose ids ignore case, without a foreign key."""
+    kind = engine.dialect.name
+    await raw.execute(engine, f"DROP TABLE {table}")
+    if table == "agent_messages":
+        columns = (
+            f"{MESSAGES[kind]}, session_id {LOOSE[kind]} NOT NULL, message_data TEXT NOT NULL,"
+        )
+        await raw.execute(
+            engine,
+            f"CREATE TABLE {table} ({columns}"
+            " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+        )
+    else:
+        binary, large = {
+            "sqlite": ("BLOB", "BLOB"),
+            "mysql": ("VARBINARY(512)", "LONGBLOB"),
+        }[kind]
+        await raw.execute(
+            engine,
+            f"CREATE TABLE {table} (session_id {LOOSE[kind]} NOT NULL,"
+            f" {engine.dialect.identifier_preparer.quote('key')} VARCHAR(255) NOT NULL,"
+            f" value TEXT NOT NULL, search_key {binary} NOT NULL, search_rest {large} NOT NULL,"
+            " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
+            " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+        )
+
+
+# A PostgreSQL without ICU, as the tests start, has no such collation.
+@pytest.mark.not_on("postgresql")
+async def test_messages_that_do_not_distinguish_ids(shared_database: Database):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await first.create_session("chat-A", metadata={"owner_id": "u1"})
+    await first.create_session("chat-a", metadata={"owner_id": "u2"})
+    await loosen(engine, "agent_messages")
+    await engine.dispose()
+    engine = shared_database.engine()
+    await raw.execute(
+        engine,
+        "INSERT INTO agent_messages (session_id, message_data) VALUES"
+        ' (\'chat-A\', \'{"role": "user", "content": "secret"}\')',
+    )
+    catalog = SessionCatalog(engine).scoped({"owner_id": "u2"})
+    session = catalog.session("chat-a")
+    for work in (
+        session.pop_item,
+        session.clear_session,
+        lambda: session.add_items([raw.message("hello")]),
+        session.get_items,
+        lambda: session.rewind(turns=1),
+        lambda: catalog.fork_session("chat-a", "copy"),
+        lambda: catalog.delete_session("chat-a"),
+        lambda: catalog.delete_sessions({"owner_id": "u2"}),
+    ):
+        with pytest.raises(TablesMismatchError, match="does not distinguish 'a' and 'A'"):
+            pytest.fail(repr(await work()))
+    assert await raw.count_rows(engine, "agent_messages") == 1
+    findings = await diagnose(engine)
+    [finding] = [each for each in findings if each.check == "collations"]
+    assert (finding.level, "agent_messages" in finding.problem) == ("error", True)
+
+
+@pytest.mark.not_on("postgresql")
+async def test_metadata_that_does_not_distinguish_ids(shared_database: Database):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await first.create_session("chat-A", metadata={"owner_id": "u1"})
+    if engine.dialect.name != "sqlite":
+        await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    await loosen(engine, "agent_sessions_metadata")
+    await engine.dispose()
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u2"})
+    with pytest.raises(TablesMismatchError, match="does not distinguish 'a' and 'A'"):
+        await catalog.create_session("chat-a")
+    findings = await diagnose(engine)
+    levels = [each.level for each in findings if each.check == "collations"]
+    assert "error" in levels
+
+
+@pytest.mark.only_on("mariadb")
+async def test_all_tables_may_follow_the_sessions(shared_database: Database):
+    """As on a server whose collation the application has chosen."""
+    engine = shared_database.engine()
+    await raw.execute(
+        engine,
+        f"CREATE TABLE agent_sessions (session_id {LOOSE['mysql']} PRIMARY KEY,"
+        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
+        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+    )
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat-A", metadata={"owner_id": "u1"})
+    await session.add_items([raw.message("hello")])
+    assert len(await catalog.session("chat-a").get_items()) == 1
