@@ -391,3 +391,25 @@ async def test_times_that_python_cannot_read_are_found(whole, shared_database):
             assert all(f"of {table}.{column} not in the years 1 to 9999" in each for each in times)
             assert all("of session 'a'; correct" in each for each in times)
         await raw.execute(engine, f"UPDATE {table} SET {column} = '{before}'")
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_key_that_a_session_has_twice_is_not_rewritten(filled):
+    engine = filled.engine
+    await raw.execute(
+        engine,
+        "ALTER TABLE agent_sessions_metadata DROP CONSTRAINT agent_sessions_metadata_pkey CASCADE",
+    )
+    columns = "session_id, key, search_key, search_rest, created_at, updated_at"
+    await raw.execute(
+        engine,
+        f"INSERT INTO agent_sessions_metadata ({columns}, value)"
+        f" SELECT {columns}, '\"other\"' FROM agent_sessions_metadata WHERE key = 'n'",
+    )
+    before = await stored(engine)
+    rows = await raw.count_rows(engine, "agent_sessions_metadata")
+    again = await rewrite_search_keys(engine)
+    assert again == await rewrite_search_keys(engine)
+    assert (again.rewritten, again.skipped > 0) == (0, True)
+    assert await stored(engine) == before
+    assert await raw.count_rows(engine, "agent_sessions_metadata") == rows

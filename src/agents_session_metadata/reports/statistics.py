@@ -175,8 +175,9 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
     def build(builder: Builder) -> Statement:
         return statistics_statement(builder, queries.dialect, queries.tables)
 
+    found: Any
     try:
-        found: Iterable[Any] = connection.execute(*queries.statistics(condition, build)).all()
+        found = connection.execute(*queries.statistics(condition, build)).all()
     except DBAPIError as error:
         if not (error.connection_invalidated or queries.dialect.is_transient(error)):
             connection.rollback()
