@@ -12,6 +12,7 @@ from agents.run_internal.items import drop_orphan_function_calls
 from hypothesis import given
 from processes import run_processes
 from scaling import examples, scale
+from sqlalchemy import text
 from test_pairs import HISTORIES
 
 from agents_session_metadata import (
@@ -272,6 +273,18 @@ async def test_rows_that_the_sdk_skips_go_with_their_neighbors(catalog, engine):
         await session.rewind(before=removed.item_id - 1)
     assert len(await session.rewind(turns=1)) == 2
     assert await raw.count_rows(engine, "agent_messages") == 0
+
+
+async def test_what_looks_like_an_encoding_is_no_item(catalog, engine):
+    session = catalog.session("chat")
+    await session.add_items([TURN[0]])
+    statement = text("INSERT INTO agent_messages (session_id, message_data) VALUES ('chat', :data)")
+    async with engine.begin() as connection:
+        for data in ('\ufeff{"role": "user", "content": "bom"}', "\ufeff", "\ufffe"):
+            await connection.execute(statement, {"data": data})
+    assert await session.get_items() == [TURN[0]]
+    assert [each.item for each in (await catalog.list_items("chat")).items] == [TURN[0]]
+    assert [each.item for each in await session.rewind(turns=1)] == [TURN[0]]
 
 
 async def test_encrypted_histories_are_left_alone(catalog):
