@@ -126,7 +126,7 @@ def _classified(character: str) -> _Character:
 @lru_cache(maxsize=65_536)
 def _characters(part: str) -> tuple[_Character, ...]:
     """A character and its marks, normalized."""
-    return tuple(map(_classified, normalize(part[:_LONGEST_PART])))
+    return tuple(map(_classified, normalize(part)))
 
 
 def _end_of_part(text: str, start: int) -> int:
@@ -149,7 +149,8 @@ def tokenize(text: str) -> Iterator[Token]:
     start = end = 0
     while end < len(text):
         start, end = end, _end_of_part(text, end)
-        for character, is_word, is_mark, is_unspaced in _characters(text[start:end]):
+        part = text[start : min(end, start + _LONGEST_PART)]
+        for character, is_word, is_mark, is_unspaced in _characters(part):
             if word and is_word and (is_mark or not (unspaced or is_unspaced)):
                 word, finish = word + character, end
                 continue
