@@ -402,7 +402,7 @@ class Database(Generic[Q]):
             check_columns(connection, *self.tables.group(group).tables)
             missing = find_missing(connection, self.names, (group,))
             if group == CORE:
-                check_ids(connection, self.tables)
+                check_ids(connection, self.tables, missing)
                 check_links(connection, self.tables)
                 check_beside(connection, self.tables, missing)
             if missing:
