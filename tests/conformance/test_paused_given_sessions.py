@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import asyncio
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from agents import Agent, Runner, function_tool
+from agents import Agent, Runner, SQLiteSession, function_tool
 from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents.testing import ScriptedModel, assistant_message
+from agents.testing.model import ModelStep
 from cryptography.fernet import Fernet
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
     PausedRuns,
@@ -232,6 +235,124 @@ async def test_an_encrypted_history_is_recognized_without_the_wrapper(engine):
     async with secret.claim("chat", agent) as run:
         await run.resume(session=encrypted(session))
     assert len(await encrypted(session).get_items()) == 4
+
+
+class Prefixed:
+    """A wrapper that gives a session the id without the prefix of its tenant."""
+
+    def __init__(self, session: Any) -> None:
+        self.inner = session
+        self.session_id = session.session_id.partition(":")[2]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_other_tables_and_other_ids(shared_database, tmp_path):
+    engine = shared_database.engine()
+    paused, deployer = paused_runs(engine), Deployer()
+    catalog = paused.catalog
+    await catalog.create_session("chat", metadata={"owner_id": "u2"})
+    await catalog.create_session("u1:chat", metadata={"owner_id": "u1"})
+    memory = create_async_engine("sqlite+aiosqlite://")
+    result = await Runner.run(deployer.agent(deploys("c1")), "Of u1")
+    for given in (
+        SQLAlchemySession("chat", engine=memory),
+        encrypted(SQLAlchemySession("chat", engine=memory)),
+        Logged(SQLAlchemySession("chat", engine=memory)),
+        SQLAlchemySession("chat", engine=engine, sessions_table="others", messages_table="texts"),
+        SQLiteSession("chat", tmp_path / "other.db"),
+        Prefixed(catalog.scoped({"owner_id": "u1"}).session("u1:chat")),
+        Prefixed(SQLAlchemySession("u1:chat", engine=engine)),
+    ):
+        with pytest.raises(ValueError, match="the catalog of the paused runs"):
+            await PausedRuns(catalog, **CIPHERS).pause(given, result)
+    assert await paused.get("chat") is None
+    await paused.pause(SQLAlchemySession("chat", engine=engine), result)
+    if shared_database.kind == "sqlite":
+        await paused.pause(SQLiteSession("chat", engine.url.database), result)
+    await memory.dispose()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("ending", ["delete_session", "clear_session"])
+@pytest.mark.parametrize("wrap", [lambda session: session, Logged, encrypted])
+async def test_a_session_that_was_deleted_does_not_come_back(engine, wrap, ending, streamed):
+    paused, deployer = paused_runs(engine, **CIPHERS), Deployer()
+    catalog = paused.catalog
+
+    async def end(*_: Any) -> Any:
+        if ending == "delete_session":
+            await catalog.delete_session("chat")
+        else:
+            await catalog.session("chat").clear_session()
+        return [assistant_message("Done")]
+
+    session = wrap(await catalog.create_session("chat"))
+    agent = deployer.agent(deploys("c1"))
+    await pause(paused, agent, session=session)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def resume() -> None:
+        async with paused.claim("chat", deployer.agent(ModelStep.respond(end))) as run:
+            if not streamed:
+                await run.resume(session=session)
+            else:
+                async for _ in run.resume_streamed(session=session).stream_events():
+                    pass
+
+    with pytest.raises(RunClaimedError, match="no longer claimed"):
+        await resume()
+    assert await raw.count_rows(engine, "agent_messages") == 0
+    assert await raw.count_rows(engine, "agent_sessions") == 0
+    await session.add_items([raw.message("Again")])
+    assert len(await session.get_items()) == 1
+
+
+async def test_two_claims_with_one_object(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    session = await paused.catalog.create_session("chat")
+    going, go_on = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: Any) -> Any:
+        going.set()
+        await go_on.wait()
+        return [assistant_message("Stale")]
+
+    await pause(paused, deployer.agent(deploys("c1")), session=session)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def stale() -> None:
+        async with paused.claim("chat", deployer.agent(ModelStep.respond(wait))) as run:
+            await run.resume(session=session)
+
+    first = asyncio.ensure_future(stale())
+    await going.wait()
+    await raw.execute(engine, "UPDATE agent_sessions_metadata_paused SET claimed_until = 1")
+    agent = deployer.agent("Second")
+    async with paused.claim("chat", agent, after_crash=True, force=True) as run:
+        with pytest.raises(ValueError, match="another claim"):
+            await run.resume(session=session)
+        await run.resume(session=paused.catalog.session("chat"))
+    go_on.set()
+    with pytest.raises(RunClaimedError):
+        await first
+    answers = [item for item in await session.get_items() if item.get("role") == "assistant"]
+    assert [item["content"][0]["text"] for item in answers] == ["Second"]
+    await session.add_items([raw.message("Afterwards")])
+
+
+async def test_leases_that_are_too_long(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"))
+    await pause(paused, agent)
+    for lease in (timedelta.max, timedelta(days=3_651)):
+        with pytest.raises(ValueError, match="at most 3650 days"):
+            async with paused.claim("chat", agent, lease=lease):
+                pass
+    async with paused.claim("chat", agent, lease=timedelta(days=3_650)):
+        held = await paused.get("chat")
+    assert held.claimed_until - held.paused_at >= timedelta(days=3_650)
 
 
 async def test_a_decision_about_a_time_without_a_zone(engine):

@@ -62,14 +62,20 @@ def file_of(url: URL) -> str | None:
     return name
 
 
+def is_file_of(url: URL, path: str) -> bool:
+    """Whether a URL leads to a file."""
+    own = file_of(url)
+    return own is not None and os.path.realpath(own) == os.path.realpath(path)
+
+
 def may_be_same(one: URL, other: URL) -> bool:
     """Whether two URLs may lead to one database: a server can have several addresses."""
     if one.get_backend_name() != other.get_backend_name():
         return False
     if is_file_based(one):
-        files = file_of(one), file_of(other)
-        if files[0] is not None and files[1] is not None:
-            return os.path.realpath(files[0]) == os.path.realpath(files[1])
+        path = file_of(other)
+        if path is not None:
+            return is_file_of(one, path)
         return one.database == other.database and (one.database or "").startswith("file:")
     same_server = (one.host, one.port) == (other.host, other.port)
     return not same_server or one.database == other.database

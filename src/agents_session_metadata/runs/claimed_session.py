@@ -44,6 +44,12 @@ class _FencedStore(ScopedStore):
             self._check(connection)
         return super().admits(connection, session_id)
 
+    def admits_new(self, connection: Connection, session_id: str) -> bool:
+        """As in the plain store, if the session is not the claimed one, which was deleted then."""
+        if session_id == self._session_id:
+            self._check(connection)
+        return super().admits_new(connection, session_id)
+
 
 @dataclass
 class Adding:
@@ -165,7 +171,7 @@ def fence(
         The session to use, and a function that ends this.
 
     Raises:
-        ValueError: If the session has another id, or is in another database.
+        ValueError: If the session has another id, is in other tables, or is used by another claim.
     """
     if session.session_id != session_id:
         raise ValueError(
@@ -173,6 +179,11 @@ def fence(
             f"{quoted(session.session_id)}"
         )
     stores = [(each, each._store) for each in sessions_inside(session, store)]
+    if any(isinstance(own, _FencedStore) for _, own in stores):
+        raise ValueError(
+            f"another claim of this process uses the same object of session {quoted(session_id)}; "
+            "pass another one, such as a new one of the catalog"
+        )
     for each, own in stores:
         each._store = _FencedStore(own, session_id, check)
 

@@ -150,8 +150,8 @@ class ClaimedRun:
             RunClaimedError: If the lease was lost. The state of the run is not stored.
             RuntimeError: If the run was resumed before.
             TypeError: If `hooks` are not run hooks. The run has not started.
-            ValueError: If the session has another id, or the history is encrypted and the session
-                is not an `EncryptedSession`. The run has not started.
+            ValueError: If the session has another id, is in other tables or in use by a claim, or
+                is no `EncryptedSession` for an encrypted history. The run has not started.
         """
         session = self._start(session, hooks)
         run = Runner.run(

@@ -7,7 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from agents_session_metadata.dialects.urls import may_be_same
+from agents import SQLiteSession
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy import Table
+
+from agents_session_metadata.dialects.urls import is_file_of, may_be_same
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
@@ -44,30 +48,36 @@ def is_encrypted(session: Any) -> bool:
 
 
 def sessions_inside(session: Any, store: ScopedStore) -> list[SQLAlchemyMetadataSession]:
-    """The sessions of this package in the store's database that a session stands for.
+    """The sessions of this package in the store's tables that a session stands for.
 
     Raises:
-        ValueError: If there are some, but all of them are in another database.
+        ValueError: If what is known of its inside has another id, or is in other tables.
     """
+    stored = [each for each in underlying(session) if isinstance(each, _STORED)]
     found = [
-        each
-        for each in underlying(session)
-        if isinstance(each, SQLAlchemyMetadataSession) and each.session_id == session.session_id
+        each for each in stored if each.session_id == session.session_id and _may_be_in(each, store)
     ]
-    same = [each for each in found if _may_share(each._store, store)]
-    if found and not same:
+    if stored and not found:
         raise ValueError(
-            f"session {quoted(session.session_id)} is in another database than the catalog of the "
-            "paused runs"
+            f"session {quoted(session.session_id)} is in another database or in other tables than "
+            "the catalog of the paused runs, or is wrapped around a session with another id"
         )
-    return same
+    return [each for each in found if isinstance(each, SQLAlchemyMetadataSession)]
 
 
-def _may_share(one: ScopedStore, other: ScopedStore) -> bool:
-    """Whether two stores may have the same tables."""
-    if one.database.names != other.database.names:
-        return False
-    first, second = one.database.engine, other.database.engine
-    if first.sync_engine is second.sync_engine:
-        return True
-    return may_be_same(first.url, second.url)
+_STORED = (SQLAlchemySession, SQLiteSession)
+"""Sessions that say where they are stored; those of this package are among them."""
+
+
+def _may_be_in(session: SQLAlchemySession | SQLiteSession, store: ScopedStore) -> bool:
+    """Whether a session may be in a store's tables: one server can have several addresses."""
+    names, engine = store.database.names, store.database.engine
+    if isinstance(session, SQLiteSession):
+        tables = {session.sessions_table, session.messages_table}
+        same_database = is_file_of(engine.url, str(session.db_path))
+    else:
+        tables = {each.name for each in vars(session).values() if isinstance(each, Table)}
+        same_database = session.engine.sync_engine is engine.sync_engine or may_be_same(
+            session.engine.url, engine.url
+        )
+    return same_database and {names.sessions, names.messages} <= tables

@@ -39,6 +39,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 LEASE = timedelta(minutes=15)
 """How long a claim lasts, unless it is renewed."""
+LONGEST_LEASE = timedelta(days=3_650)
 
 
 class PausedRuns:
@@ -116,9 +117,9 @@ class PausedRuns:
                 catalog or of `session`.
             TypeError: If `session` is not a session.
             UserError: If the context or the state cannot be stored.
-            ValueError: If the run was not interrupted, `session` is in another database, or the
-                session is an `EncryptedSession` or has an encrypted history and there is no
-                `encrypt`.
+            ValueError: If the run was not interrupted, `session` is in another database or other
+                tables than the catalog or wrapped around a session with another id, or it is an
+                `EncryptedSession` or has an encrypted history and there is no `encrypt`.
         """
         from .given_sessions import is_encrypted, sessions_inside
         from .states import (
@@ -311,8 +312,8 @@ class PausedRuns:
             StateVersionError: If the SDK does not know the version of the state. It stays stored.
             TypeError: If `lease` is not a timedelta.
             UserError: If the SDK cannot restore the state with this agent or context.
-            ValueError: If `lease` is not positive, or the state is encrypted and there is no
-                `decrypt` or no `encrypt`.
+            ValueError: If `lease` is not positive or is more than 3,650 days, or the state is
+                encrypted and there is no `decrypt` or no `encrypt`.
         """
         from .claims import claim_run
         from .states import ContextArguments
@@ -321,6 +322,8 @@ class PausedRuns:
             raise TypeError(f"lease must be a timedelta, got {type(lease).__name__}")
         if lease <= timedelta(0):
             raise ValueError(f"lease must be positive, got {lease}")
+        if lease > LONGEST_LEASE:
+            raise ValueError(f"lease must be at most {LONGEST_LEASE.days} days, got {lease}")
         run = await claim_run(
             self._store,
             self.catalog,

@@ -7,6 +7,7 @@ sessions too, `delete_histories`. What depends on items can follow there, in the
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -27,7 +28,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
 from .removal import delete_rows
-from .stored import decode_time, plain_text
+from .stored import decode_time
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -207,7 +208,8 @@ def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
 
 def _item(text: Any) -> Any:
     try:
-        # Bytes may be in another encoding, or begin with a mark of theirs; the SDK reads text.
-        return json.loads(plain_text(text))
+        # Text that is read as bytes is no JSON if it begins with this mark, as bytes may.
+        is_marked = isinstance(text, bytes) and text.startswith(BOM_UTF8)
+        return UNREADABLE if is_marked else json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return UNREADABLE
