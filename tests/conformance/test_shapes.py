@@ -196,3 +196,49 @@ async def test_all_tables_may_follow_the_sessions(shared_database: Database):
     session = await catalog.create_session("chat-A", metadata={"owner_id": "u1"})
     await session.add_items([raw.message("hello")])
     assert len(await catalog.session("chat-a").get_items()) == 1
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_unique_index_by_which_rows_would_be_merged(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a", metadata={"slug": "my-chat"})
+    await raw.execute(
+        engine,
+        "ALTER TABLE agent_sessions_metadata ADD own VARCHAR(190) COLLATE utf8mb4_general_ci AS"
+        " (CASE WHEN `key` = 'slug' THEN left(value, 190) END) PERSISTENT, ADD UNIQUE (own)",
+    )
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    with pytest.raises(TablesMismatchError, match="unique index own"):
+        await catalog.create_session("b", metadata={"slug": "MY-CHAT"})
+    (finding,) = [each for each in await diagnose(engine) if each.level == "error"]
+    assert "unique index own" in finding.problem
+    await raw.execute(engine, "ALTER TABLE agent_sessions_metadata DROP INDEX own, ADD INDEX (own)")
+    assert (await catalog.create_session("b", metadata={"slug": "MY-CHAT"})).session_id == "b"
+    assert await catalog.get_metadata("a") == {"slug": "my-chat"}
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("charset", ["utf16", "ucs2", "utf32", "ascii", "latin1"])
+async def test_history_in_other_character_sets(shared_database: Database, charset):
+    engine = shared_database.engine()
+    await raw.execute(
+        engine,
+        f"CREATE TABLE agent_sessions (session_id VARCHAR(100) CHARACTER SET {charset} PRIMARY KEY,"
+        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
+        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+    )
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = catalog.session("chat")
+    await session.add_items([raw.message("hello")])
+    assert len(await session.get_items()) == 1
+
+
+@pytest.mark.only_on("postgresql")
+async def test_columns_in_upper_case(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await raw.execute(engine, 'ALTER TABLE agent_sessions RENAME updated_at TO "UPDATED_AT"')
+    catalog = SessionCatalog(shared_database.engine())
+    with pytest.raises(TablesMismatchError, match="no column updated_at"):
+        await catalog.list_sessions()

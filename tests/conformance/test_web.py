@@ -7,6 +7,7 @@ import re
 from urllib.parse import urlencode
 
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
@@ -175,6 +176,21 @@ async def test_changes(engine) -> None:
         assert await catalog.get_session("a") is not None
         assert (await browser.post("/delete", data=form)).status_code == 303
         assert await catalog.get_session("a") is None
+
+
+async def test_editing_a_session_that_cannot_have_metadata(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a")
+    long = "y" * 305
+    can_exist = engine.dialect.name != "mysql"
+    if can_exist:
+        await SQLAlchemySession(long, engine=engine).add_items([raw.message("One")])
+    async with client(catalog, allow_write=True) as browser:
+        browser.headers["Origin"] = HOST
+        form = {"token": token(await browser.get("/session?id=a")), "title": "New"}
+        for name, status in {"nope": 404, "x" * 256: 404, "a\0": 404, long: 409}.items():
+            answer = await browser.post("/edit", data={**form, "id": name})
+            assert answer.status_code == (status if can_exist else 404), name
 
 
 @pytest.mark.parametrize("ids", [("a\n1", "a\r\n1", "a\r1"), ("a\u202e%41+", "a\\u202eA+")])

@@ -6,6 +6,7 @@ import json
 
 import jsonschema
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from conformance import raw
 from fastapi import FastAPI, HTTPException
 from starlette.applications import Starlette
@@ -369,3 +370,18 @@ def test_arguments():
         sessions_app("sqlite://", scope=None)
     with pytest.raises(ValueError, match="positive"):
         sessions_app(catalog, scope=None, max_body=0)
+
+
+async def test_metadata_of_a_conversation_whose_id_is_too_long(catalog):
+    engine, long = catalog.engine, "y" * 305
+    await catalog.count_sessions()
+    can_exist = engine.dialect.name != "mysql"
+    if can_exist:
+        await SQLAlchemySession(long, engine=engine).add_items([user("hello")])
+    async with raw_client(mounted(catalog, scope=None)) as client:
+        change = {"metadata": {"a": 1}}
+        response = await client.post(f"/conversations/{long}", json=change)
+        assert response.status_code == (400 if can_exist else 404), response.text
+        if can_exist:
+            assert "255 characters" in response.json()["error"]["message"]
+        assert (await client.post(f"/conversations/{'z' * 305}", json=change)).status_code == 404

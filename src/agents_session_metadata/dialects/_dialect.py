@@ -67,10 +67,9 @@ class Dialect:
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for running a statement that was prepared on another connection."""
     locks_metadata: ClassVar[bool] = False
-    """Whether reading metadata before writing it must lock the metadata rows too.
-
-    The session's row is always locked.
-    """
+    """Whether reading metadata before writing it must lock its rows too, beside the session's."""
+    upserts_by_any_key: ClassVar[bool] = False
+    """Whether an upsert replaces a row that has the same value in any unique index."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]

@@ -163,6 +163,7 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
+    upserts_by_any_key = True
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     warns_of_missing = True

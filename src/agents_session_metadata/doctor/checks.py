@@ -22,7 +22,7 @@ from .contents import Contents
 from .findings import Finding, Level
 from .groups import lacking_finding
 from .identity import REFILLED, check_reliable, id_columns
-from .indexes import check_activity, check_words, trigger_problem
+from .indexes import check_activity, check_merging, check_words, trigger_problem
 from .inspection import Inspection, Statements
 
 _RENAMED = "the tables had other names when it was created"
@@ -55,6 +55,7 @@ def check(inspection: Inspection) -> list[Finding]:
         _orphans,
         _foreign_keys,
         _indexes,
+        check_merging,
         _triggers,
         _renamed_triggers,
         _left_triggers,

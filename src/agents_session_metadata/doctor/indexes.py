@@ -31,6 +31,7 @@ from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_check import compare, needed_triggers
 from agents_session_metadata.storage.definitions import TableGroup
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
+from agents_session_metadata.storage.shapes import MERGING, merging_indexes
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
 
@@ -45,6 +46,15 @@ REQUEUED = 500
 
 _CREATE = "agent-sessions index create '$text'"
 _AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
+
+
+def check_merging(inspection: Inspection) -> Iterator[Finding]:
+    """Unique indexes by which a write could change the row of another session."""
+    metadata = inspection.expected.metadata
+    if metadata in inspection.present:
+        for name in merging_indexes(inspection.connection, metadata):
+            problem = f"{metadata.name} has the unique index {name}: {MERGING}"
+            yield Finding("error", "indexes", problem)
 
 
 def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) -> str | None:

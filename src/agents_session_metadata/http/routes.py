@@ -23,6 +23,7 @@ from agents_session_metadata.maintenance.items import (
     read_rows,
 )
 from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
+from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 
@@ -125,6 +126,9 @@ class Call:
         changes = _writable(self.body.metadata)
         removed = [key for key, value in changes.items() if value is None]
         await self._require()
+        problem = id_problem(self.session_id)
+        if problem is not None:
+            raise APIError(400, f"The conversation cannot have metadata: its id {problem}.")
         await self.catalog._store.merge_metadata(self.session_id, _without_nulls(changes), removed)
         return await self.conversation()
 

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.errors import TablesMismatchError
 
 from .tables import SessionTables
@@ -22,6 +23,12 @@ _NOT_APART = (
     "one session could then change what belongs to another one; give the column the collation "
     "that `agent-sessions ddl` shows"
 )
+
+MERGING = (
+    "this database replaces the row that has the same value in it, which can belong to another "
+    "session; drop the index, or make it not unique"
+)
+"""What is wrong with an index of `merging_indexes`."""
 
 
 def check_columns(connection: Connection, *tables: Table) -> None:
@@ -54,11 +61,30 @@ def _check_columns(connection: Connection, table: Table) -> None:
     inspector, schema = inspect(connection), connection.schema_for_object(table)
     if not inspector.has_table(table.name, schema):
         return
-    found = {column["name"].lower() for column in inspector.get_columns(table.name, schema)}
-    lacking = [each.name for each in table.c if each.name.lower() not in found]
+    found = {column["name"] for column in inspector.get_columns(table.name, schema)}
+    lacking = [each.name for each in table.c if each.name not in found]
     if lacking:
         problem = f"{table.name} has no column {', '.join(lacking)}"
         raise TablesMismatchError(table.name, problem, cause=_MADE_BY_OTHERS)
+
+
+def check_unique(connection: Connection, table: Table) -> None:
+    """Refuse a unique index by which an upsert could take a row for another one.
+
+    Raises:
+        TablesMismatchError: If there is one.
+    """
+    for name in merging_indexes(connection, table):
+        problem = f"{table.name} has the unique index {name}"
+        raise TablesMismatchError(table.name, problem, cause=MERGING)
+
+
+def merging_indexes(connection: Connection, table: Table) -> list[str]:
+    """The unique indexes of a table by which an upsert could take a row for another one."""
+    if not dialect_of(connection.dialect).upserts_by_any_key:
+        return []
+    found = inspect(connection).get_indexes(table.name, connection.schema_for_object(table))
+    return [str(index["name"]) for index in found if index["unique"]]
 
 
 def check_ids(connection: Connection, tables: SessionTables, missing: Container[str]) -> None:
@@ -77,8 +103,16 @@ def check_ids(connection: Connection, tables: SessionTables, missing: Container[
     present = [column for column in columns if column.table.name not in missing]
     if of_sessions not in present[:1]:
         return
+    if key in present:
+        check_unique(connection, tables.metadata)
     parts = (_taken_for_one(connection, *each) for each in enumerate(present))
-    found = _execute(connection, " UNION ALL ".join(parts))
+    try:
+        found = _execute(connection, " UNION ALL ".join(parts))
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        connection.rollback()
+        return  # The columns have other types or character sets, of which doctor tells.
     taken = {present[index]: same for index, *same in found}
     for column, same in taken.items():
         for like, is_same, is_allowed in zip(_LIKE, same, taken[of_sessions], strict=True):

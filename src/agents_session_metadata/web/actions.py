@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from agents_session_metadata import keys
+from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.types import Metadata
 
 from . import text
@@ -40,6 +41,9 @@ async def edit(call: Call) -> Response:
         if set(given) != set(known):
             _change_tags(metadata, known, given)
 
+    if id_problem(session_id) is not None:
+        await load_session(call)
+        raise Refused(409, "A session with this id cannot have metadata.")
     await call.catalog.edit_metadata(session_id, change, must_exist=True)
     return call.redirect("/session", id=session_id)
 
