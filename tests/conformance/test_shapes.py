@@ -6,6 +6,7 @@ import pytest
 from agents.extensions.memory import SQLAlchemySession
 from servers import Database
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata import SessionCatalog, TablesMismatchError
 from agents_session_metadata.doctor import diagnose
@@ -242,3 +243,43 @@ async def test_columns_in_upper_case(shared_database: Database):
     catalog = SessionCatalog(shared_database.engine())
     with pytest.raises(TablesMismatchError, match="no column updated_at"):
         await catalog.list_sessions()
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize(
+    "key", ['session_id COLLATE NOCASE, "key"', 'session_id, "key" COLLATE NOCASE']
+)
+async def test_a_primary_key_with_another_collation_than_its_columns(
+    shared_database: Database, key
+):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("a", metadata={"n": 1})
+    (create,) = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE name = 'agent_sessions_metadata'"
+    )
+    changed = create[0].replace('PRIMARY KEY (session_id, "key")', f"PRIMARY KEY ({key})")
+    assert changed != create[0]
+    await raw.execute(engine, "DROP TABLE agent_sessions_metadata")
+    await raw.execute(engine, changed)
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    with pytest.raises(TablesMismatchError, match="unique index"):
+        await catalog.scoped({"owner_id": "u2"}).create_session("A")
+    assert any(each.level == "error" for each in await diagnose(engine))
+
+
+@pytest.mark.not_on("mariadb")  # It is refused there.
+async def test_a_unique_column_of_the_application(shared_database: Database):
+    """It prevents equal values where it cannot lead to another row."""
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    column = "lower(value)" if engine.dialect.name == "postgresql" else "value COLLATE NOCASE"
+    where = "WHERE key = 'slug'"
+    await raw.execute(
+        engine, f"CREATE UNIQUE INDEX slugs ON agent_sessions_metadata ({column}) {where}"
+    )
+    catalog = SessionCatalog(shared_database.engine())
+    await catalog.create_session("a", metadata={"slug": "my-chat"})
+    with pytest.raises(IntegrityError):
+        await catalog.create_session("b", metadata={"slug": "MY-CHAT"})
+    assert await catalog.get_metadata("a") == {"slug": "my-chat"}
+    assert await catalog.get_session("b") is None

@@ -68,8 +68,8 @@ class Dialect:
     """Error codes for running a statement that was prepared on another connection."""
     locks_metadata: ClassVar[bool] = False
     """Whether reading metadata before writing it must lock its rows too, beside the session's."""
-    upserts_by_any_key: ClassVar[bool] = False
-    """Whether an upsert replaces a row that has the same value in any unique index."""
+    merging_indexes: ClassVar[str]
+    """A query for indexes, with columns, by which an upsert of metadata can take another row."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]

@@ -163,7 +163,11 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    upserts_by_any_key = True
+    merging_indexes = (
+        "SELECT DISTINCT index_name, '' FROM information_schema.statistics"
+        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " AND non_unique = 0 AND index_name <> 'PRIMARY'"
+    )
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     warns_of_missing = True

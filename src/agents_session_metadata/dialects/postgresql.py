@@ -75,6 +75,14 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
+    merging_indexes = (
+        "SELECT c.relname, a.attname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " CROSS JOIN unnest(i.indcollation::oid[]) WITH ORDINALITY AS u(collation_oid, place)"
+        " JOIN pg_collation l ON l.oid = u.collation_oid AND NOT l.collisdeterministic"
+        " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[u.place - 1]"
+        " WHERE i.indisunique AND a.attname IN ('session_id', 'key') AND i.indrelid"
+        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
+    )
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

@@ -104,6 +104,11 @@ class SQLite(Dialect):
 
     name = "sqlite"
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
+    merging_indexes = (
+        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
+        ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
+        " AND upper(c.coll) <> 'BINARY' AND c.name IN ('session_id', 'key')"
+    )
     single_writer = True
     uses_triggers = True
     probes_by_range = True

@@ -52,7 +52,7 @@ def check_merging(inspection: Inspection) -> Iterator[Finding]:
     """Unique indexes by which a write could change the row of another session."""
     metadata = inspection.expected.metadata
     if metadata in inspection.present:
-        for name in merging_indexes(inspection.connection, metadata):
+        for name, _ in merging_indexes(inspection.connection, metadata):
             problem = f"{metadata.name} has the unique index {name}: {MERGING}"
             yield Finding("error", "indexes", problem)
 

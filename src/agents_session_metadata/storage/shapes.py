@@ -25,7 +25,7 @@ _NOT_APART = (
 )
 
 MERGING = (
-    "this database replaces the row that has the same value in it, which can belong to another "
+    "a write replaces the row that the index takes for the same, which can belong to another "
     "session; drop the index, or make it not unique"
 )
 """What is wrong with an index of `merging_indexes`."""
@@ -68,23 +68,14 @@ def _check_columns(connection: Connection, table: Table) -> None:
         raise TablesMismatchError(table.name, problem, cause=_MADE_BY_OTHERS)
 
 
-def check_unique(connection: Connection, table: Table) -> None:
-    """Refuse a unique index by which an upsert could take a row for another one.
+def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str]]:
+    """The unique indexes of a table by which an upsert could take a row for another one.
 
-    Raises:
-        TablesMismatchError: If there is one.
+    Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
-    for name in merging_indexes(connection, table):
-        problem = f"{table.name} has the unique index {name}"
-        raise TablesMismatchError(table.name, problem, cause=MERGING)
-
-
-def merging_indexes(connection: Connection, table: Table) -> list[str]:
-    """The unique indexes of a table by which an upsert could take a row for another one."""
-    if not dialect_of(connection.dialect).upserts_by_any_key:
-        return []
-    found = inspect(connection).get_indexes(table.name, connection.schema_for_object(table))
-    return [str(index["name"]) for index in found if index["unique"]]
+    query = text(dialect_of(connection.dialect).merging_indexes)
+    names = {"name": table.name, "schema": connection.schema_for_object(table)}
+    return [(index, column) for index, column in connection.execute(query, names)]
 
 
 def check_ids(connection: Connection, tables: SessionTables, missing: Container[str]) -> None:
@@ -103,8 +94,6 @@ def check_ids(connection: Connection, tables: SessionTables, missing: Container[
     present = [column for column in columns if column.table.name not in missing]
     if of_sessions not in present[:1]:
         return
-    if key in present:
-        check_unique(connection, tables.metadata)
     parts = (_taken_for_one(connection, *each) for each in enumerate(present))
     try:
         found = _execute(connection, " UNION ALL ".join(parts))
@@ -114,6 +103,10 @@ def check_ids(connection: Connection, tables: SessionTables, missing: Container[
         connection.rollback()
         return  # The columns have other types or character sets, of which doctor tells.
     taken = {present[index]: same for index, *same in found}
+    for index, name in merging_indexes(connection, tables.metadata) if key in present else ():
+        if name != of_sessions.name or not any(taken[of_sessions]):
+            problem = f"{tables.metadata.name} has the unique index {index}"
+            raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
     for column, same in taken.items():
         for like, is_same, is_allowed in zip(_LIKE, same, taken[of_sessions], strict=True):
             if is_same and (column is key or not is_allowed):
