@@ -16,6 +16,9 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 
+_STORED = (SQLAlchemySession, SQLiteSession)
+"""Sessions that say where they are stored; those of this package are among them."""
+
 
 def underlying(session: Any) -> Iterator[Any]:
     """A session and those that it is wrapped around, whatever the attribute is called."""
@@ -63,10 +66,6 @@ def sessions_inside(session: Any, store: ScopedStore) -> list[SQLAlchemyMetadata
             "the catalog of the paused runs, or is wrapped around a session with another id"
         )
     return [each for each in found if isinstance(each, SQLAlchemyMetadataSession)]
-
-
-_STORED = (SQLAlchemySession, SQLiteSession)
-"""Sessions that say where they are stored; those of this package are among them."""
 
 
 def _may_be_in(session: SQLAlchemySession | SQLiteSession, store: ScopedStore) -> bool:

@@ -23,7 +23,6 @@ _NOT_APART = (
     "one session could then change what belongs to another one; give the column the collation "
     "that `agent-sessions ddl` shows"
 )
-
 MERGING = (
     "a write replaces the row that the index takes for the same, which can belong to another "
     "session; drop the index, or make it not unique"
@@ -129,10 +128,8 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
 
 
 def _name_of(connection: Connection, table: Table) -> str:
-    quote, schema = (
-        connection.dialect.identifier_preparer.quote,
-        connection.schema_for_object(table),
-    )
+    quote = connection.dialect.identifier_preparer.quote
+    schema = connection.schema_for_object(table)
     return f"{quote(schema)}.{quote(table.name)}" if schema else quote(table.name)
 
 
