@@ -283,3 +283,52 @@ async def test_a_unique_column_of_the_application(shared_database: Database):
         await catalog.create_session("b", metadata={"slug": "MY-CHAT"})
     assert await catalog.get_metadata("a") == {"slug": "my-chat"}
     assert await catalog.get_session("b") is None
+
+
+@pytest.mark.only_on("sqlite")
+async def test_ids_that_are_equal_as_numbers(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("1001")
+    (create,) = await raw.execute(
+        engine, "SELECT sql FROM sqlite_master WHERE name = 'agent_sessions_metadata'"
+    )
+    await raw.execute(engine, "DROP TABLE agent_sessions_metadata")
+    await raw.execute(engine, create[0].replace("session_id VARCHAR", "session_id STRING"))
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    with pytest.raises(TablesMismatchError, match="'1' and '01'"):
+        await catalog.scoped({"owner_id": "u2"}).create_session("01001")
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "MODIFY session_id CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL",
+        "MODIFY `key` CHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL",
+        "DROP PRIMARY KEY, ADD PRIMARY KEY (session_id(20), `key`)",
+        "DROP PRIMARY KEY, ADD PRIMARY KEY (`key`)",
+    ],
+)
+async def test_columns_and_keys_that_cut_what_they_hold(shared_database: Database, change):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("a")
+    await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
+    await raw.execute(
+        engine,
+        "ALTER TABLE agent_sessions_metadata DROP FOREIGN KEY agent_sessions_metadata_session_fk",
+    )
+    await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata {change}")
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    with pytest.raises(TablesMismatchError, match="unique index"):
+        await catalog.create_session("a ", metadata={"owner_id": "u2"})
+    assert any(each.level == "error" for each in await diagnose(engine))
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_number_of_the_application_that_the_server_gives(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("a")
+    await raw.execute(
+        engine, "ALTER TABLE agent_sessions ADD own BIGINT AUTO_INCREMENT, ADD INDEX (own)"
+    )
+    assert [each.problem for each in await diagnose(engine) if each.level == "error"] == []

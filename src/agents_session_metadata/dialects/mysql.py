@@ -164,9 +164,14 @@ class MySQL(Dialect):
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     merging_indexes = (
-        "SELECT DISTINCT index_name, '' FROM information_schema.statistics"
+        "SELECT index_name, '' FROM information_schema.statistics"
         " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
-        " AND non_unique = 0 AND index_name <> 'PRIMARY'"
+        " AND non_unique = 0 GROUP BY index_name"
+        " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
+        " UNION ALL SELECT concat('of the CHAR column ', column_name), ''"
+        " FROM information_schema.columns"
+        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " AND column_name IN ('session_id', 'key') AND data_type = 'char'"
     )
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.

@@ -206,6 +206,7 @@ def _unknown_columns(inspection: Inspection) -> Iterator[Finding]:
     for table in inspection.present:
         for name, actual in inspection.columns[table.name].items():
             given = any(actual.get(each) for each in ("default", "computed", "identity"))
+            given = given or actual.get("autoincrement") is True
             if name not in table.c and not actual["nullable"] and not given:
                 yield Finding(
                     "error",

@@ -13,9 +13,8 @@ from agents_session_metadata.errors import TablesMismatchError
 
 from .tables import SessionTables
 
-_TEXT = "a"
-_LIKE = ("A", "a ")
-"""What some collations take for the same text; a column need not hold more than ASCII."""
+_ALIKE = {"A": "a", "a ": "a", "a\x01": "a", "01": "1"}
+"""Texts that some collations and types take for another one; a column need hold ASCII only."""
 _MADE_BY_OTHERS = (
     "another program made the table, or the name of a table is misspelled; pass the right names"
 )
@@ -107,24 +106,25 @@ def check_ids(connection: Connection, tables: SessionTables, missing: Container[
             problem = f"{tables.metadata.name} has the unique index {index}"
             raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
     for column, same in taken.items():
-        for like, is_same, is_allowed in zip(_LIKE, same, taken[of_sessions], strict=True):
+        for like, is_same, is_allowed in zip(_ALIKE, same, taken[of_sessions], strict=True):
             if is_same and (column is key or not is_allowed):
                 name = f"{column.table.name}.{column.name}"
-                problem = f"{name} does not distinguish {_TEXT!r} and {like!r}"
+                problem = f"{name} does not distinguish {_ALIKE[like]!r} and {like!r}"
                 raise TablesMismatchError(column.table.name, problem, cause=_NOT_APART)
 
 
 def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> str:
-    """A number, and which of `_LIKE` the collation of a column does not distinguish from `_TEXT`.
+    """A number, and which of `_ALIKE` a column does not distinguish from the other text.
 
-    The collation goes with the column into a query that has the text instead of the rows.
+    Its collation goes with the column into a query that has texts instead of the rows.
     """
     name = connection.dialect.identifier_preparer.quote(column.name)
     rows = f"SELECT t.{name} AS stored FROM {_name_of(connection, column.table)} t WHERE 1 = 0"  # noqa: S608  # names
-    same = ", ".join(f"CASE WHEN stored = '{like}' THEN 1 ELSE 0 END" for like in _LIKE)
-    # Merged with the query around it, the text would lose the collation.
-    one = f"({rows} UNION ALL SELECT '{_TEXT}' LIMIT 1 OFFSET 0) one_{index}"
-    return f"SELECT {index}, {same} FROM {one}"  # noqa: S608  # names
+    texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
+    same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
+    # Merged with the query around it, the texts would lose the collation.
+    all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
+    return f"SELECT {index}, {', '.join(same)} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _name_of(connection: Connection, table: Table) -> str:
