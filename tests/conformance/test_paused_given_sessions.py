@@ -364,3 +364,121 @@ async def test_a_decision_about_a_time_without_a_zone(engine):
     assert isinstance(local, datetime)
     decided = await paused.decide("chat", "c1", approve=True, paused_at=run.paused_at)
     assert decided.undecided == ()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("wrap", [lambda session: session, Logged, encrypted, of_the_sdk, closed])
+async def test_a_session_that_leaves_the_scope_of_the_claim(engine, wrap, streamed):
+    catalog = SessionCatalog(engine, create_tables=True)
+    paused = PausedRuns(catalog.scoped({"owner_id": "u1"}), **CIPHERS)
+
+    @function_tool(needs_approval=True)
+    async def deploy(target: str) -> str:
+        await catalog.set_metadata("chat", {"owner_id": "u2"})
+        return f"the secret of {target}"
+
+    def agent(*steps: Any) -> Agent[Any]:
+        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
+
+    session = wrap(await catalog.create_session("chat", metadata={"owner_id": "u1"}))
+    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=session)
+    await paused.decide("chat", "c1", approve=True)
+    before = await raw.count_rows(engine, "agent_messages")
+
+    async def resume() -> None:
+        async with paused.claim("chat", agent([assistant_message("Done")])) as run:
+            if streamed:
+                async for _ in run.resume_streamed(session=session).stream_events():
+                    pass
+            else:
+                await run.resume(session=session)
+
+    with pytest.raises((SessionNotFoundError, RunClaimedError)):
+        await resume()
+    assert await raw.count_rows(engine, "agent_messages") == before
+
+
+async def test_a_scoped_session_that_leaves_its_scope(engine):
+    paused, catalog = paused_runs(engine), SessionCatalog(engine)
+
+    @function_tool(needs_approval=True)
+    async def deploy(target: str) -> str:
+        await catalog.set_metadata("chat", {"owner_id": "u2"})
+        return f"the secret of {target}"
+
+    def agent(*steps: Any) -> Agent[Any]:
+        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
+
+    await paused.catalog.create_session("chat", metadata={"owner_id": "u1"})
+    mine = catalog.scoped({"owner_id": "u1"}).session("chat")
+    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=mine)
+    await paused.decide("chat", "c1", approve=True)
+    [before] = await raw.execute(engine, "SELECT state FROM agent_sessions_metadata_paused")
+    with pytest.raises(SessionNotFoundError):
+        async with paused.claim("chat", agent([assistant_message("Done")])) as run:
+            await run.resume(session=mine)
+    [after] = await raw.execute(engine, "SELECT state FROM agent_sessions_metadata_paused")
+    assert after == before
+
+
+async def test_a_session_of_another_scope_is_refused_before_anything_runs(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    await paused.catalog.create_session("chat", metadata={"owner_id": "u1"})
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    theirs = paused.catalog.scoped({"owner_id": "u2"}).session("chat")
+    for session in (theirs, Logged(theirs)):
+        with pytest.raises(SessionNotFoundError):
+            async with paused.claim("chat", deployer.agent("Done")) as run:
+                await run.resume(session=session)
+        assert deployer.calls == []
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        assert (await run.resume()).final_output == "Done"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"starting_agent": 1}, {"unknown": 1}, {"session": "x"}, {"session": {}}]
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_wrong_arguments_leave_the_run_free(engine, wrong, streamed):
+    paused, deployer = paused_runs(engine), Deployer()
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+
+    async def resume(run: Any) -> None:
+        if streamed:
+            run.resume_streamed(**wrong)
+        else:
+            await run.resume(**wrong)
+
+    async with paused.claim("chat", agent) as run:
+        with pytest.raises(TypeError):
+            await resume(run)
+    run = await paused.get("chat")
+    assert (run.claimed_until, deployer.calls) == (None, [])
+    async with paused.claim("chat", agent) as run:
+        result = await run.resume(run_config={"tracing_disabled": True})
+    assert result.final_output == "Done"
+
+
+async def test_a_filter_in_a_dict(engine):
+    paused, deployer, seen = paused_runs(engine), Deployer(), []
+
+    def call_filter(data: Any) -> Any:
+        seen.append(len(data.model_data.input))
+        return data.model_data
+
+    agent = deployer.agent(deploys("c1"), "Done")
+    await pause(paused, agent)
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", agent) as run:
+        await run.resume(run_config={"call_model_input_filter": call_filter})
+    assert seen == [3]
+
+
+async def test_pausing_what_is_no_result(engine):
+    paused = paused_runs(engine)
+    session = await paused.catalog.create_session("chat")
+    with pytest.raises(TypeError, match="result must be the result of a run, got str"):
+        await paused.pause(session, "x")

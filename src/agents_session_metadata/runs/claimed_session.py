@@ -154,7 +154,7 @@ def fence(
     store: ScopedStore,
     check: Callable[[Connection], None],
     check_now: Callable[[], Awaitable[None]],
-) -> tuple[Any, Callable[[], None]]:
+) -> tuple[Any, list[ScopedStore], Callable[[], None]]:
     """Let a session of the caller's own write only while the lease is held.
 
     A session of this package checks that in the transaction in which it writes. Before any other
@@ -168,11 +168,16 @@ def fence(
         check_now: The same in a transaction of its own.
 
     Returns:
-        The session to use, and a function that ends this.
+        The session to use, stores in whose scopes the run has to stay, and a function that ends
+        this.
 
     Raises:
+        TypeError: If it is not a session.
         ValueError: If the session has another id, is in other tables, or is used by another claim.
     """
+    is_session = isinstance(getattr(session, "session_id", None), str)
+    if not is_session or not callable(getattr(session, "add_items", None)):
+        raise TypeError(f"session must be a session, got {type(session).__name__}")
     if session.session_id != session_id:
         raise ValueError(
             f"the paused run belongs to session {quoted(session_id)}, got a session with the id "
@@ -191,7 +196,8 @@ def fence(
         for each, own in stores:
             each._store = own
 
-    return session if stores else _CheckedSession(session, check_now), end
+    given = session if stores else _CheckedSession(session, check_now)
+    return given, [own for _, own in stores], end
 
 
 class _CheckedSession:

@@ -18,10 +18,9 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
@@ -33,18 +32,17 @@ from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError, SessionNotFoundError
 from agents_session_metadata.quoting import quoted
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 from .claimed_session import ClaimedSession, claimed_session, fence
 from .given_sessions import is_encrypted
-from .paused_store import PausedStore, check_claim, check_history, nothing_paused
+from .paused_store import PausedStore, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
 from .states import (
     ContextArguments,
-    apply_decisions,
-    context_to_write,
     deserialize,
     pending_calls,
     restorable,
@@ -55,8 +53,6 @@ from .tracking import SessionTracker
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-_ROUNDS = 10
-"""How often a run may be changed by others while one caller wants to claim it."""
 _RENEWALS = 3
 """Renewals within one lease."""
 
@@ -110,6 +106,7 @@ class ClaimedRun:
         self._progress = Progress(None)
         self._own_session: ClaimedSession | None = None
         self._end_fence: Callable[[], None] = lambda: None
+        self._given_stores: Sequence[ScopedStore] = ()
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
@@ -148,20 +145,24 @@ class ClaimedRun:
 
         Raises:
             RunClaimedError: If the lease was lost. The state of the run is not stored.
+            SessionNotFoundError: If the session was deleted, or is outside the scope of the catalog
+                or of `session`.
             RuntimeError: If the run was resumed before.
-            TypeError: If `hooks` are not run hooks. The run has not started.
+            TypeError: If `session` is no session or `hooks` are not run hooks. The run has not
+                started.
             ValueError: If the session has another id, is in other tables or in use by a claim, or
                 is no `EncryptedSession` for an encrypted history. The run has not started.
         """
-        session = self._start(session, hooks)
-        run = Runner.run(
-            self._agent,
-            self.state,
-            session=session,
-            run_config=self._progress.observed(run_config),
-            hooks=self._progress,
-            **kwargs,
-        )
+        with self._start(session, hooks) as session:
+            await self._store.check_held(self.session_id, self._token, self._given_stores)
+            run = Runner.run(
+                self._agent,
+                self.state,
+                session=session,
+                run_config=self._progress.observed(run_config),
+                hooks=self._progress,
+                **kwargs,
+            )
         self._run = asyncio.ensure_future(run)
         end = asyncio.ensure_future(self._end(self._run))
         try:
@@ -199,15 +200,15 @@ class ClaimedRun:
             TypeError: As `resume`.
             ValueError: As `resume`.
         """
-        session = self._start(session, hooks)
-        self._stream = Runner.run_streamed(
-            self._agent,
-            self.state,
-            session=session,
-            run_config=run_config,
-            hooks=self._progress,
-            **kwargs,
-        )
+        with self._start(session, hooks) as session:
+            self._stream = Runner.run_streamed(
+                self._agent,
+                self.state,
+                session=session,
+                run_config=run_config,
+                hooks=self._progress,
+                **kwargs,
+            )
         return self._stream
 
     # ---- for `PausedRuns.claim` ----
@@ -256,8 +257,12 @@ class ClaimedRun:
 
     # ---- inside ----
 
-    def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Any:
-        """Check the session, and that the run may be resumed; give the session."""
+    @contextmanager
+    def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Iterator[Any]:
+        """Check the session, and that the run may be resumed; give the session.
+
+        If the block raises, the run has not started.
+        """
         progress = Progress(hooks)
         details = Details.of(self._row)
         if details.wrapped and not is_encrypted(session):
@@ -279,8 +284,7 @@ class ClaimedRun:
 
         async def check_now() -> None:
             progress.use_wrapped()
-            if not await self._store.renew(self.session_id, self._token, self._lease):
-                raise RunClaimedError(self.session_id, lost=True)
+            await self._store.check_held(self.session_id, self._token, ())
 
         if session is None:
             session = self._own_session = claimed_session(
@@ -291,7 +295,7 @@ class ClaimedRun:
                 **self._catalog._session_arguments,
             )
         else:
-            session, self._end_fence = fence(
+            session, self._given_stores, self._end_fence = fence(
                 *(session, self.session_id, self._store.store, check_wrapped, check_now)
             )
         self._is_started = True
@@ -299,7 +303,12 @@ class ClaimedRun:
         usage = usage_of(self.state)
         if isinstance(hooks, SessionTracker) and usage is not None:
             hooks._resumes(usage, details.agent)
-        return session
+        try:
+            yield session
+        except BaseException:
+            self._end_fence()
+            self._is_started = False
+            raise
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
@@ -400,7 +409,8 @@ class ClaimedRun:
 
         text = self._encryption.encrypted(json.dumps(written))
         return await self._store.replace(
-            self.session_id, self._token, text, change, history_is_known=history_is_known
+            *(self.session_id, self._token, text, change, self._given_stores),
+            history_is_known=history_is_known,
         )
 
     async def _close_stream(self, stream: RunResultStreaming) -> None:
@@ -446,55 +456,3 @@ class ClaimedRun:
             self._run.cancel()
         if self._stream is not None:
             self._stream.cancel()
-
-
-async def claim_run(
-    store: PausedStore,
-    catalog: SessionCatalog,
-    encryption: Encryption,
-    session_id: str,
-    agent: Agent[Any],
-    context: ContextArguments,
-    *,
-    lease: timedelta,
-    after_crash: bool,
-    force: bool,
-) -> ClaimedRun:
-    """Claim a run. Its state is restored before, so that a claim that fails changes nothing.
-
-    Raises:
-        LookupError: If nothing is paused.
-        RunClaimedError: If somebody holds a lease, or one has ended without a result.
-        SessionChangedError: If the history has changed.
-        StateVersionError: If the SDK cannot read the state.
-        UserError: If the SDK cannot restore the state with this agent or context.
-    """
-    for _ in range(_ROUNDS):
-        found = await store.read(session_id, state=True)
-        if found is None:
-            raise nothing_paused(session_id)
-        row, end = found
-        check_claim(row, after_crash=after_crash)
-        check_history(row, end, force=force)
-        text = row.state or ""
-        if Details.of(row).encrypted:
-            text = encryption.decrypted(text)
-            if encryption.encrypt is None:
-                raise ValueError(
-                    "the paused run is stored encrypted, and its next state would not be; "
-                    "pass encrypt= to PausedRuns"
-                )
-        state = await deserialize(session_id, agent, text, context)
-        apply_decisions(state, json.loads(row.decisions))
-        writing = context_to_write(context, text)
-        written = serialize(state, writing)  # What cannot be stored again must not run.
-        microseconds = lease // timedelta(microseconds=1)
-        run = ClaimedRun(
-            Claimable(
-                *(store, row, state, agent, catalog, encryption, writing, microseconds),
-                responses=len(written["model_responses"]),
-            )
-        )
-        if await run._claim(after_crash=after_crash, force=force):
-            return run
-    raise RunClaimedError(session_id)

@@ -115,7 +115,7 @@ class PausedRuns:
             RunClaimedError: If a run of the session is paused and claimed.
             SessionNotFoundError: If the session does not exist, or is outside the scope of the
                 catalog or of `session`.
-            TypeError: If `session` is not a session.
+            TypeError: If `session` is not a session, or `result` not the result of a run.
             UserError: If the context or the state cannot be stored.
             ValueError: If the run was not interrupted, `session` is in another database or other
                 tables than the catalog or wrapped around a session with another id, or it is an
@@ -132,6 +132,8 @@ class PausedRuns:
 
         if not isinstance(getattr(session, "session_id", None), str):
             raise TypeError(f"session must be the session of the run, got {type(session).__name__}")
+        if not hasattr(result, "interruptions"):
+            raise TypeError(f"result must be the result of a run, got {type(result).__name__}")
         if not result.interruptions:
             raise ValueError("the run was not interrupted: result.interruptions is empty")
         wrapped = is_encrypted(session)
@@ -315,7 +317,7 @@ class PausedRuns:
             ValueError: If `lease` is not positive or is more than 3,650 days, or the state is
                 encrypted and there is no `decrypt` or no `encrypt`.
         """
-        from .claims import claim_run
+        from .claiming import claim_run
         from .states import ContextArguments
 
         if not isinstance(lease, timedelta):

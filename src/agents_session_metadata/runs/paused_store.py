@@ -276,12 +276,14 @@ class PausedStore:
         token: str,
         state: str,
         details: Callable[[Details], Details],
+        stores: Sequence[ScopedStore],
         *,
         history_is_known: bool,
     ) -> bool:
-        """Store another state of a run and give back the claim; give whether it was not deleted.
+        """Store another state of a run and give back the claim; give whether it was stored.
 
-        If the history may have a turn that the state lacks, the next claim finds it changed.
+        It is not if the run was deleted, or has left the scope of one of the stores. If the history
+        may have a turn that the state lacks, the next claim finds it changed.
 
         Raises:
             RunClaimedError: If the lease is lost.
@@ -293,6 +295,8 @@ class PausedStore:
                 return  # It was committed, although an error was raised.
             if row.token != token:
                 raise RunClaimedError(session_id, lost=True)
+            if not all(each.admits(connection, session_id) for each in stores):
+                raise nothing_paused(session_id)
             new = details(Details.of(row))
             stored.append(new.text())
             end = self.rows.history_end(connection, session_id)
@@ -353,10 +357,29 @@ class PausedStore:
 
         Raises:
             RunClaimedError: If the run has another token, or is no longer paused.
+            SessionNotFoundError: If the session has left the scope.
         """
         row = self.rows.locked(connection, session_id)
         if row is None or row.token != token:
             raise RunClaimedError(session_id, lost=True)
+        if not self.store.admits(connection, session_id):
+            raise SessionNotFoundError(session_id)
+
+    async def check_held(self, session_id: str, token: str, stores: Sequence[ScopedStore]) -> None:
+        """As `check_token`, in a transaction of its own and in the scopes of stores as well.
+
+        Raises:
+            RunClaimedError: If the lease is lost.
+            SessionNotFoundError: If the session is outside one of the scopes.
+        """
+
+        def check(connection: Connection, _: Queries) -> None:
+            self.store.rows.lock_session(connection, session_id)
+            self.check_token(connection, session_id, token)
+            if not all(each.admits(connection, session_id) for each in stores):
+                raise SessionNotFoundError(session_id)
+
+        await self._database.write(check)
 
     async def _change(self, session_id: str, change: Callable[[Connection, PausedRow], T]) -> T:
         """Run a change of a row in a transaction.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agents import RunConfig, RunHooks
+from agents import RunHooks
 from agents.exceptions import UserError
 from agents.lifecycle import RunHooksBase
 from agents.run_config import CallModelData, ModelInputData
@@ -59,21 +59,26 @@ class Progress(RunHooks[Any]):
             if event.startswith("on_") and event not in vars(Progress):
                 setattr(self, event, getattr(self._hooks, event))
 
-    def observed(self, config: RunConfig | None) -> RunConfig | None:
-        """A run configuration with whose filter the input is remembered as it was before it."""
-        if config is None or config.call_model_input_filter is None:
+    def observed(self, config: Any) -> Any:
+        """A run configuration with whose filter the input is remembered as it was before it.
+
+        What is no configuration is left to the SDK, which also takes a dict.
+        """
+        name = "call_model_input_filter"
+        is_dict = isinstance(config, dict)
+        call_filter: Any = config.get(name) if is_dict else getattr(config, name, None)
+        if call_filter is None:
             return config
-        call_filter = config.call_model_input_filter
 
         async def remember(data: CallModelData[Any]) -> ModelInputData:
             unfiltered = list(data.model_data.input)
             result = call_filter(data)
-            filtered = await result if inspect.isawaitable(result) else result
+            filtered: ModelInputData = await result if inspect.isawaitable(result) else result
             # Runs inside tools use the filter too, before the next model call of this run does.
             self._unfiltered = unfiltered
             return filtered
 
-        return replace(config, call_model_input_filter=remember)
+        return {**config, name: remember} if is_dict else replace(config, **{name: remember})
 
     def use_wrapped(self) -> None:
         """Note that a wrapped session, whose items are not seen, writes or reads."""

@@ -1,0 +1,72 @@
+"""Claiming a paused run: it is read and restored, and then its lease is taken."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from agents import Agent
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import RunClaimedError
+
+from .claims import Claimable, ClaimedRun
+from .paused_store import PausedStore, check_claim, check_history, nothing_paused
+from .records import Details, Encryption
+from .states import ContextArguments, apply_decisions, context_to_write, deserialize, serialize
+
+_ROUNDS = 10
+"""How often a run may be changed by others while one caller wants to claim it."""
+
+
+async def claim_run(
+    store: PausedStore,
+    catalog: SessionCatalog,
+    encryption: Encryption,
+    session_id: str,
+    agent: Agent[Any],
+    context: ContextArguments,
+    *,
+    lease: timedelta,
+    after_crash: bool,
+    force: bool,
+) -> ClaimedRun:
+    """Claim a run. Its state is restored before, so that a claim that fails changes nothing.
+
+    Raises:
+        LookupError: If nothing is paused.
+        RunClaimedError: If somebody holds a lease, or one has ended without a result.
+        SessionChangedError: If the history has changed.
+        StateVersionError: If the SDK cannot read the state.
+        UserError: If the SDK cannot restore the state with this agent or context.
+    """
+    for _ in range(_ROUNDS):
+        found = await store.read(session_id, state=True)
+        if found is None:
+            raise nothing_paused(session_id)
+        row, end = found
+        check_claim(row, after_crash=after_crash)
+        check_history(row, end, force=force)
+        text = row.state or ""
+        if Details.of(row).encrypted:
+            text = encryption.decrypted(text)
+            if encryption.encrypt is None:
+                raise ValueError(
+                    "the paused run is stored encrypted, and its next state would not be; "
+                    "pass encrypt= to PausedRuns"
+                )
+        state = await deserialize(session_id, agent, text, context)
+        apply_decisions(state, json.loads(row.decisions))
+        writing = context_to_write(context, text)
+        written = serialize(state, writing)  # What cannot be stored again must not run.
+        microseconds = lease // timedelta(microseconds=1)
+        run = ClaimedRun(
+            Claimable(
+                *(store, row, state, agent, catalog, encryption, writing, microseconds),
+                responses=len(written["model_responses"]),
+            )
+        )
+        if await run._claim(after_crash=after_crash, force=force):
+            return run
+    raise RunClaimedError(session_id)
