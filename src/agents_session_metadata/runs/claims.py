@@ -148,7 +148,7 @@ class ClaimedRun:
             SessionNotFoundError: If the session was deleted, or is outside the scope of the catalog
                 or of `session`.
             RuntimeError: If the run was resumed before.
-            TypeError: If `session` is no session or `hooks` are not run hooks. The run has not
+            TypeError: If `session` is not a session, or `hooks` are not run hooks. The run has not
                 started.
             ValueError: If the session has another id, is in other tables or in use by a claim, or
                 is no `EncryptedSession` for an encrypted history. The run has not started.
