@@ -211,7 +211,7 @@ class RunClaimedError(SessionMetadataError, RuntimeError):
             )
         elif lost:
             problem = (
-                "is no longer claimed by this process: another one has claimed it, or it was "
+                "is no longer claimed by this process: another process has claimed it, or it was "
                 "deleted with its session or history"
             )
         super().__init__(f"the paused run of session {quoted(session_id)} {problem}")

@@ -66,14 +66,19 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
+    """The number of a JSON text, for `parse_float` and `parse_constant` of `json.loads`.
+
+    Raises:
+        ValueError: If it is infinite or NaN.
+    """
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text} is too large")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 
-_from_text = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite).raw_decode
+_from_text = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=finite).raw_decode
 
 
 class MetadataValueError(ValueError):

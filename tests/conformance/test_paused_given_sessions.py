@@ -86,6 +86,22 @@ def of_the_sdk(session: Any) -> SQLAlchemySession:
     return SQLAlchemySession(session.session_id, engine=session.engine)
 
 
+def with_tool(tool: Any, *steps: Any) -> Agent[Any]:
+    return Agent("deployer", model=ScriptedModel(list(steps)), tools=[tool])
+
+
+async def resume(paused: PausedRuns, agent: Agent[Any], session: Any, *, streamed: bool) -> str:
+    """Claim the run of `chat`, resume it, and give its answer."""
+    async with paused.claim("chat", agent) as run:
+        if streamed:
+            result: Any = run.resume_streamed(session=session)
+            async for _ in result.stream_events():
+                pass
+        else:
+            result = await run.resume(session=session)
+    return str(result.final_output)
+
+
 WRAPPERS = {
     "logged": Logged,
     "slots": Slots,
@@ -114,14 +130,7 @@ async def test_a_wrapped_session_is_resumed(engine, wrapped, streamed):
     given = session
     if wrapped is WRAPPERS["closed encrypted"]:
         given = encrypted(paused.catalog.session("chat"))
-    async with paused.claim("chat", deployer.agent("Done")) as run:
-        if streamed:
-            stream = run.resume_streamed(session=given)
-            async for _ in stream.stream_events():
-                pass
-            assert stream.final_output == "Done"
-        else:
-            assert (await run.resume(session=given)).final_output == "Done"
+    assert await resume(paused, deployer.agent("Done"), given, streamed=streamed) == "Done"
     assert deployer.calls == ["deploy c1"]
     assert len(await session.get_items()) == 4
     assert await paused.get("chat") is None
@@ -139,27 +148,15 @@ async def test_it_does_not_write_into_the_session_of_another_owner(engine, wrapp
         await catalog.create_session("chat", metadata={"owner_id": "u2"})
         return f"the secret of {target}"
 
-    def agent(*steps: Any) -> Agent[Any]:
-        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
-
     session = wrapped(await catalog.create_session("chat", metadata={"owner_id": "u1"}))
-    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=session)
+    await pause(paused, with_tool(deploy, [call("deploy", "c1", target="u1")]), session=session)
     await paused.decide("chat", "c1", approve=True)
     given = session
     if wrapped is WRAPPERS["closed encrypted"]:
         given = encrypted(closed(catalog.session("chat")))
-    resuming = agent([assistant_message("Done")])
-
-    async def resume() -> None:
-        async with paused.claim("chat", resuming) as run:
-            if streamed:
-                async for _ in run.resume_streamed(session=given).stream_events():
-                    pass
-            else:
-                await run.resume(session=given)
-
+    resuming = with_tool(deploy, [assistant_message("Done")])
     with pytest.raises(RunClaimedError, match="no longer claimed"):
-        await resume()
+        await resume(paused, resuming, given, streamed=streamed)
     assert await raw.count_rows(engine, "agent_messages") == 0
     assert (await catalog.get_metadata("chat")) == {"owner_id": "u2"}
 
@@ -292,17 +289,9 @@ async def test_a_session_that_was_deleted_does_not_come_back(engine, wrap, endin
     agent = deployer.agent(deploys("c1"))
     await pause(paused, agent, session=session)
     await paused.decide("chat", "c1", approve=True)
-
-    async def resume() -> None:
-        async with paused.claim("chat", deployer.agent(ModelStep.respond(end))) as run:
-            if not streamed:
-                await run.resume(session=session)
-            else:
-                async for _ in run.resume_streamed(session=session).stream_events():
-                    pass
-
+    resuming = deployer.agent(ModelStep.respond(end))
     with pytest.raises(RunClaimedError, match="no longer claimed"):
-        await resume()
+        await resume(paused, resuming, session, streamed=streamed)
     assert await raw.count_rows(engine, "agent_messages") == 0
     assert await raw.count_rows(engine, "agent_sessions") == 0
     await session.add_items([raw.message("Again")])
@@ -377,24 +366,13 @@ async def test_a_session_that_leaves_the_scope_of_the_claim(engine, wrap, stream
         await catalog.set_metadata("chat", {"owner_id": "u2"})
         return f"the secret of {target}"
 
-    def agent(*steps: Any) -> Agent[Any]:
-        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
-
     session = wrap(await catalog.create_session("chat", metadata={"owner_id": "u1"}))
-    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=session)
+    await pause(paused, with_tool(deploy, [call("deploy", "c1", target="u1")]), session=session)
     await paused.decide("chat", "c1", approve=True)
     before = await raw.count_rows(engine, "agent_messages")
-
-    async def resume() -> None:
-        async with paused.claim("chat", agent([assistant_message("Done")])) as run:
-            if streamed:
-                async for _ in run.resume_streamed(session=session).stream_events():
-                    pass
-            else:
-                await run.resume(session=session)
-
+    resuming = with_tool(deploy, [assistant_message("Done")])
     with pytest.raises((SessionNotFoundError, RunClaimedError)):
-        await resume()
+        await resume(paused, resuming, session, streamed=streamed)
     assert await raw.count_rows(engine, "agent_messages") == before
 
 
@@ -406,16 +384,13 @@ async def test_a_scoped_session_that_leaves_its_scope(engine):
         await catalog.set_metadata("chat", {"owner_id": "u2"})
         return f"the secret of {target}"
 
-    def agent(*steps: Any) -> Agent[Any]:
-        return Agent("deployer", model=ScriptedModel(list(steps)), tools=[deploy])
-
     await paused.catalog.create_session("chat", metadata={"owner_id": "u1"})
     mine = catalog.scoped({"owner_id": "u1"}).session("chat")
-    await pause(paused, agent([call("deploy", "c1", target="u1")]), session=mine)
+    await pause(paused, with_tool(deploy, [call("deploy", "c1", target="u1")]), session=mine)
     await paused.decide("chat", "c1", approve=True)
     [before] = await raw.execute(engine, "SELECT state FROM agent_sessions_metadata_paused")
     with pytest.raises(SessionNotFoundError):
-        async with paused.claim("chat", agent([assistant_message("Done")])) as run:
+        async with paused.claim("chat", with_tool(deploy, [assistant_message("Done")])) as run:
             await run.resume(session=mine)
     [after] = await raw.execute(engine, "SELECT state FROM agent_sessions_metadata_paused")
     assert after == before
@@ -446,7 +421,7 @@ async def test_wrong_arguments_leave_the_run_free(engine, wrong, streamed):
     await pause(paused, agent)
     await paused.decide("chat", "c1", approve=True)
 
-    async def resume(run: Any) -> None:
+    async def start(run: Any) -> None:
         if streamed:
             run.resume_streamed(**wrong)
         else:
@@ -454,7 +429,7 @@ async def test_wrong_arguments_leave_the_run_free(engine, wrong, streamed):
 
     async with paused.claim("chat", agent) as run:
         with pytest.raises(TypeError):
-            await resume(run)
+            await start(run)
     run = await paused.get("chat")
     assert (run.claimed_until, deployer.calls) == (None, [])
     async with paused.claim("chat", agent) as run:

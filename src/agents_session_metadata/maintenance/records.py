@@ -22,7 +22,6 @@ Format 1, field by field:
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -34,6 +33,7 @@ from agents_session_metadata.errors import InvalidMetadataError
 from agents_session_metadata.quoting import escaped, quoted
 from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.storage.thread_rows import ThreadItem
+from agents_session_metadata.values import finite
 
 FORMAT = 1
 """The version of the records that this package writes and reads."""
@@ -157,7 +157,7 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
     """One row of a history as an item of a record."""
     # The SDK skips rows that are not JSON; a copy of the database keeps them.
     try:
-        item = {"item": json.loads(text, parse_constant=_finite, parse_float=_finite)}
+        item = {"item": json.loads(text, parse_constant=finite, parse_float=finite)}
     except (ValueError, RecursionError):
         item = {"text": text}
     return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
@@ -170,7 +170,7 @@ def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
         ValueError: If it is not what this package writes.
     """
     end = {} if item.history_end is None else {"history_end": item.history_end}
-    data = json.loads(item.data, parse_constant=_finite, parse_float=_finite)
+    data = json.loads(item.data, parse_constant=finite, parse_float=finite)
     if not isinstance(data, dict):
         raise ValueError("not an object")  # as other bad data
     return {"item_id": item.item_id, "kind": item.kind, "item": data, **end}
@@ -203,10 +203,3 @@ def _problem(error: Any) -> str:
         "int_type": f"must be a whole number, got {given}",
         "string_unicode": "must not contain lone surrogates",
     }.get(kind, "must be an ISO 8601 time with an offset from UTC")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number

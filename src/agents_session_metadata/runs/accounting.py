@@ -175,7 +175,7 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """A stored cost and another, added as decimals; one that is no cost stays as it is."""
+    """The decimal sum of a stored cost and another. An invalid stored cost stays as it is."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
     if not abs(before) < _TOO_MUCH:
         return stored

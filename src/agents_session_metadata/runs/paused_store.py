@@ -128,7 +128,7 @@ class PausedStore:
         Args:
             session_id: The session.
             details: What the row is to say.
-            state: The state as it is to be stored.
+            state: The serialized state, encrypted if `details` says so.
             stores: Stores in whose scopes the session has to be as well.
 
         Raises:

@@ -62,7 +62,7 @@ class Progress(RunHooks[Any]):
     def observed(self, config: Any) -> Any:
         """A run configuration with whose filter the input is remembered as it was before it.
 
-        What is no configuration is left to the SDK, which also takes a dict.
+        The SDK also accepts a dict, and rejects values of other types.
         """
         name = "call_model_input_filter"
         is_dict = isinstance(config, dict)

@@ -206,7 +206,7 @@ def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
 
 
 def _read(row: PausedRow) -> tuple[Details, PausedRun]:
-    """What a row says, with the arguments of calls as they are stored."""
+    """The details of a row and its run, whose arguments may still be encrypted."""
     try:
         details = Details(**json.loads(row.details))
         decided = {

@@ -9,6 +9,7 @@ from sqlalchemy import Column, Connection, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import qualified
 from agents_session_metadata.errors import TablesMismatchError
 
 from .tables import SessionTables
@@ -42,7 +43,7 @@ def check_columns(connection: Connection, *tables: Table) -> None:
 
 def _can_select(connection: Connection, table: Table) -> bool:
     """Whether all columns can be selected, which takes a fraction of the time of reading them."""
-    name = _name_of(connection, table)
+    name = qualified(connection, table)
     quote = connection.dialect.identifier_preparer.quote
     columns = ", ".join(f"t.{quote(column.name)}" for column in table.c)
     try:
@@ -119,18 +120,12 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
     Its collation goes with the column into a query that has texts instead of the rows.
     """
     name = connection.dialect.identifier_preparer.quote(column.name)
-    rows = f"SELECT t.{name} AS stored FROM {_name_of(connection, column.table)} t WHERE 1 = 0"  # noqa: S608  # names
+    rows = f"SELECT t.{name} AS stored FROM {qualified(connection, column.table)} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
     return f"SELECT {index}, {', '.join(same)} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
-
-
-def _name_of(connection: Connection, table: Table) -> str:
-    quote = connection.dialect.identifier_preparer.quote
-    schema = connection.schema_for_object(table)
-    return f"{quote(schema)}.{quote(table.name)}" if schema else quote(table.name)
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
