@@ -15,6 +15,7 @@ from cryptography.fernet import Fernet
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
+    ClaimedRun,
     PausedRuns,
     RunClaimedError,
     SessionCatalog,
@@ -93,13 +94,18 @@ def with_tool(tool: Any, *steps: Any) -> Agent[Any]:
 async def resume(paused: PausedRuns, agent: Agent[Any], session: Any, *, streamed: bool) -> str:
     """Claim the run of `chat`, resume it, and give its answer."""
     async with paused.claim("chat", agent) as run:
-        if streamed:
-            result: Any = run.resume_streamed(session=session)
-            async for _ in result.stream_events():
-                pass
-        else:
-            result = await run.resume(session=session)
+        result = await finish(run, session, streamed=streamed)
     return str(result.final_output)
+
+
+async def finish(run: ClaimedRun, session: Any = None, *, streamed: bool) -> Any:
+    """Resume a claimed run, and give its result."""
+    if not streamed:
+        return await run.resume(session=session)
+    result = run.resume_streamed(session=session)
+    async for _ in result.stream_events():
+        pass
+    return result
 
 
 WRAPPERS = {
@@ -396,7 +402,8 @@ async def test_a_scoped_session_that_leaves_its_scope(engine):
     assert after == before
 
 
-async def test_a_session_of_another_scope_is_refused_before_anything_runs(engine):
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_session_of_another_scope_is_refused_before_anything_runs(engine, streamed):
     paused, deployer = paused_runs(engine), Deployer()
     await paused.catalog.create_session("chat", metadata={"owner_id": "u1"})
     await pause(paused, deployer.agent(deploys("c1")))
@@ -404,11 +411,31 @@ async def test_a_session_of_another_scope_is_refused_before_anything_runs(engine
     theirs = paused.catalog.scoped({"owner_id": "u2"}).session("chat")
     for session in (theirs, Logged(theirs)):
         with pytest.raises(SessionNotFoundError):
-            async with paused.claim("chat", deployer.agent("Done")) as run:
-                await run.resume(session=session)
+            await resume(paused, deployer.agent("Done"), session, streamed=streamed)
         assert deployer.calls == []
-    async with paused.claim("chat", deployer.agent("Done")) as run:
-        assert (await run.resume()).final_output == "Done"
+        assert (await paused.get("chat")).claimed_until is None
+    assert (await resume(paused, deployer.agent("Done"), None, streamed=streamed)) == "Done"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("approve", [False, True])
+async def test_a_session_that_was_given_away_since_the_claim(engine, streamed, approve):
+    catalog, deployer = SessionCatalog(engine, create_tables=True), Deployer()
+    paused = PausedRuns(catalog.scoped({"owner_id": "u1"}))
+    await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=approve)
+    agent = deployer.agent("Done")
+
+    async def give_away_and_resume() -> None:
+        async with paused.claim("chat", agent) as run:
+            await catalog.set_metadata("chat", {"owner_id": "u2"})
+            await finish(run, streamed=streamed)
+
+    with pytest.raises(SessionNotFoundError):
+        await give_away_and_resume()
+    assert deployer.calls == []
+    assert not agent.model.calls
 
 
 @pytest.mark.parametrize(

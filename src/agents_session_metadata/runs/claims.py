@@ -154,7 +154,7 @@ class ClaimedRun:
                 is no `EncryptedSession` for an encrypted history. The run has not started.
         """
         with self._start(session, hooks) as session:
-            await self._store.check_held(self.session_id, self._token, self._given_stores)
+            await self._check_held()
             run = Runner.run(
                 self._agent,
                 self.state,
@@ -196,11 +196,15 @@ class ClaimedRun:
 
         Raises:
             RunClaimedError: If the lease was lost.
+            SessionNotFoundError: As `resume`, but from the events and at the end of the block.
+                Nothing has run then, unless the run had paused inside an agent as a tool.
             RuntimeError: If the run was resumed before.
             TypeError: As `resume`.
             ValueError: As `resume`.
         """
         with self._start(session, hooks) as session:
+            # Checking takes a coroutine, and the stream has to be returned now.
+            self._progress.check = self._check_held
             self._stream = Runner.run_streamed(
                 self._agent,
                 self.state,
@@ -309,6 +313,9 @@ class ClaimedRun:
             self._end_fence()
             self._is_started = False
             raise
+
+    async def _check_held(self) -> None:
+        await self._store.check_held(self.session_id, self._token, self._given_stores)
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
@@ -420,6 +427,9 @@ class ClaimedRun:
             await asyncio.wait({task})
         if self._is_lost:
             raise RunClaimedError(self.session_id, lost=True)
+        if self._progress.refused is not None:
+            await self._store.release(self._row, self._token)  # Nothing has run.
+            raise self._progress.refused
         failed = task is not None and (task.cancelled() or task.exception() is not None)
         # A stream that was cancelled after a turn has neither a result nor an error.
         goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,8 @@ class Progress(RunHooks[Any]):
 
     Attributes:
         is_answered: Whether the final answer was given.
+        check: Is called before the first tool or model call, until it has succeeded once.
+        refused: What it raised.
 
     Raises:
         TypeError: If `hooks` is something else.
@@ -46,6 +48,8 @@ class Progress(RunHooks[Any]):
         if hooks is not None and not isinstance(hooks, RunHooksBase):
             raise TypeError(f"hooks must be RunHooks, got {type(hooks).__name__}")
         self.is_answered: bool = False
+        self.check: Callable[[], Awaitable[None]] | None = None
+        self.refused: Exception | None = None
         self._model_calls = 0
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._input: list[Any] = []
@@ -156,9 +160,23 @@ class Progress(RunHooks[Any]):
         # The calls of a turn that did not end are lost.
         return restorable(without_lost_calls(continued))
 
+    async def _check(self) -> None:
+        if self.check is not None:
+            try:
+                await self.check()
+            except Exception as error:
+                self.refused = error
+                raise
+            self.check = None
+
+    async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+        await self._check()
+        await self._hooks.on_tool_start(context, agent, tool)
+
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any
     ) -> None:
+        await self._check()
         self._model_calls += 1
         self._added = []
         self._handed_to = None
