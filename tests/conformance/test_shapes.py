@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from agents.extensions.memory import SQLAlchemySession
+from chatkit.store import NotFoundError
 from servers import Database
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from agents_session_metadata import SessionCatalog, TablesMismatchError
+from agents_session_metadata import PausedRuns, SessionCatalog, TablesMismatchError
+from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.storage.tables import table_names
 from conformance import raw
@@ -332,3 +336,103 @@ async def test_a_number_of_the_application_that_the_server_gives(shared_database
         engine, "ALTER TABLE agent_sessions ADD own BIGINT AUTO_INCREMENT, ADD INDEX (own)"
     )
     assert [each.problem for each in await diagnose(engine) if each.level == "error"] == []
+
+
+async def ignore_case(engine, table: str, column: str) -> None:
+    """Let a column of a table ignore case; its triggers stay, and its foreign keys go."""
+    if engine.dialect.name == "sqlite":
+        [[made]] = await raw.execute(
+            engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
+        )
+        triggers = await raw.execute(
+            engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
+        )
+        changed = re.sub(rf"\b{column} VARCHAR\S*", r"\g<0> COLLATE NOCASE", made, count=1)
+        assert changed != made
+        for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
+            await raw.execute(engine, statement)
+        return
+    keys = await raw.execute(
+        engine,
+        "SELECT DISTINCT table_name, constraint_name FROM information_schema.key_column_usage"
+        f" WHERE table_schema = database() AND '{table}' IN (table_name, referenced_table_name)"
+        " AND referenced_table_name IS NOT NULL",
+    )
+    for child, key in keys:
+        await raw.execute(engine, f"ALTER TABLE {child} DROP FOREIGN KEY {key}")
+    quoted = engine.dialect.identifier_preparer.quote(column)
+    null = "" if table.endswith("_attachments") and column == "session_id" else " NOT NULL"
+    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {quoted} {LOOSE['mysql']}{null}")
+
+
+PAUSED = "agent_sessions_metadata_paused"
+THREADS = "agent_sessions_metadata_thread"
+
+
+@pytest.mark.not_on("postgresql")
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("agent_sessions_metadata_elements", "session_id"),
+        (PAUSED, "session_id"),
+        (f"{THREADS}_items", "session_id"),
+        (f"{THREADS}_items", "item_id"),
+        ("agent_sessions_metadata_attachments", "attachment_id"),
+    ],
+)
+async def test_optional_tables_that_do_not_distinguish_ids(
+    shared_database: Database, table, column
+):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await first.create_session("Chat", metadata={"owner_id": "u1", "tags": ["a"]})
+    await PausedRuns(first).list()
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    await ignore_case(engine, table, column)
+    await engine.dispose()
+
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine)
+    if table == PAUSED:
+        refused = PausedRuns(catalog).get("chat")
+    elif table.endswith("_elements"):
+        refused = catalog.get_session("chat")
+    else:
+        refused = CatalogStore(catalog, scope=None).delete_attachment("none", None)
+    with pytest.raises(TablesMismatchError, match=f"{table}.{column} does not distinguish"):
+        await refused
+    findings = await diagnose(engine)
+    [finding] = [each for each in findings if each.check == "collations"]
+    assert (finding.level, f"{table}.{column}" in finding.problem) == ("error", True)
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_trigger_that_would_end_the_paused_run_of_another_session(
+    shared_database: Database,
+):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    await ignore_case(engine, PAUSED, "session_id")
+    await engine.dispose()
+    with pytest.raises(TablesMismatchError, match=f"{PAUSED}.session_id does not distinguish"):
+        await SessionCatalog(shared_database.engine()).create_session("chat")
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    "kind", ["UUID", "INET6", "VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_uca1400_ai_cs"]
+)
+@pytest.mark.parametrize("column", ["session_id", "key"])
+async def test_a_column_that_is_not_binary(shared_database: Database, kind, column):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await ignore_case(engine, "agent_sessions_metadata", column)
+    quoted = engine.dialect.identifier_preparer.quote(column)
+    await raw.execute(
+        engine, f"ALTER TABLE agent_sessions_metadata MODIFY {quoted} {kind} NOT NULL"
+    )
+    await engine.dispose()
+    with pytest.raises(TablesMismatchError, match=f"agent_sessions_metadata.{column} "):
+        await SessionCatalog(shared_database.engine()).count_sessions()

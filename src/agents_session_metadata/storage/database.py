@@ -401,8 +401,8 @@ class Database(Generic[Q]):
                 self.dialect.check_settings(connection)
             check_columns(connection, *self.tables.group(group).tables)
             missing = find_missing(connection, self.names, (group,))
+            check_ids(connection, self.tables, group, missing)
             if group == CORE:
-                check_ids(connection, self.tables, missing)
                 check_links(connection, self.tables)
                 check_beside(connection, self.tables, missing)
             if missing:

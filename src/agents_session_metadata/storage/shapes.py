@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Any
 
-from sqlalchemy import Column, Connection, Table, inspect, text
+from sqlalchemy import Column, Connection, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import qualified
 from agents_session_metadata.errors import TablesMismatchError
 
-from .tables import SessionTables
+from .tables import CORE, SessionTables
 
 _ALIKE = {"A": "a", "a ": "a", "a\x01": "a", "01": "1"}
 """Texts that some collations and types take for another one; a column need hold ASCII only."""
+_PROBLEMS = (
+    *(f"does not distinguish {other!r} and {like!r}" for like, other in _ALIKE.items()),
+    "does not hold every text",
+)
 _MADE_BY_OTHERS = (
     "another program made the table, or the name of a table is misspelled; pass the right names"
 )
 _NOT_APART = (
-    "one session could then change what belongs to another one; give the column the collation "
-    "that `agent-sessions ddl` shows"
+    "one session could then change what belongs to another one; give the column the type and "
+    "collation that `agent-sessions ddl` shows"
 )
 MERGING = (
     "a write replaces the row that the index takes for the same, which can belong to another "
@@ -77,45 +81,67 @@ def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str
     return [(index, column) for index, column in connection.execute(query, names)]
 
 
-def check_ids(connection: Connection, tables: SessionTables, missing: Container[str]) -> None:
+def check_ids(
+    connection: Connection, tables: SessionTables, group: str, missing: Container[str]
+) -> None:
     """Refuse tables in which two sessions have one id, or two metadata keys are one.
 
     Args:
         connection: The connection.
         tables: The tables.
+        group: The name of the group of tables to look at.
         missing: The names of those that do not exist.
 
     Raises:
         TablesMismatchError: If there is one.
     """
-    of_sessions, key = tables.sessions.c.session_id, tables.metadata.c.key
-    columns = [of_sessions, tables.messages.c.session_id, tables.metadata.c.session_id, key]
-    present = [column for column in columns if column.table.name not in missing]
-    if of_sessions not in present[:1]:
+    of_sessions = tables.sessions.c.session_id
+    some = (tables.sessions, *tables.group(group).tables)
+    present = [each for each in some if each.name not in missing]
+    if tables.sessions not in present:
         return
-    parts = (_taken_for_one(connection, *each) for each in enumerate(present))
+    ids = (column for table in present for column in table.c if _is_id(column))
+    columns = list(dict.fromkeys(ids))
+    parts = (_taken_for_one(connection, *each) for each in enumerate(columns))
     try:
-        found = _execute(connection, " UNION ALL ".join(parts))
+        rows = _execute(connection, " UNION ALL ".join(parts))
     except DBAPIError as error:
         if error.connection_invalidated:
             raise
         connection.rollback()
         return  # The columns have other types or character sets, of which doctor tells.
-    taken = {present[index]: same for index, *same in found}
-    for index, name in merging_indexes(connection, tables.metadata) if key in present else ():
-        if name != of_sessions.name or not any(taken[of_sessions]):
-            problem = f"{tables.metadata.name} has the unique index {index}"
-            raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
+    taken = {columns[index]: same for index, *same in rows}
+    if group == CORE and tables.metadata in present:
+        for name, column_name in merging_indexes(connection, tables.metadata):
+            if column_name != of_sessions.name or not any(taken[of_sessions]):
+                problem = f"{tables.metadata.name} has the unique index {name}"
+                raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
     for column, same in taken.items():
-        for like, is_same, is_allowed in zip(_ALIKE, same, taken[of_sessions], strict=True):
-            if is_same and (column is key or not is_allowed):
-                name = f"{column.table.name}.{column.name}"
-                problem = f"{name} does not distinguish {_ALIKE[like]!r} and {like!r}"
-                raise TablesMismatchError(column.table.name, problem, cause=_NOT_APART)
+        may_follow = column.name == of_sessions.name
+        for problem, is_so, is_allowed in zip(_PROBLEMS, same, taken[of_sessions], strict=True):
+            if is_so and not (may_follow and is_allowed):
+                name = column.table.name
+                found = f"{name}.{column.name} {problem}"
+                raise TablesMismatchError(name, found, cause=_NOT_APART)
+    if group == CORE and dialect_of(connection.dialect).uses_triggers:
+        # New sessions end rows of tables that their writer does not use otherwise.
+        existing = inspect(connection).get_table_names(
+            connection.schema_for_object(tables.sessions)
+        )
+        for other in tables.groups:
+            absent = [each.name for each in other.tables if each.name not in existing]
+            if other.name != CORE and len(absent) < len(other.tables):
+                check_ids(connection, tables, other.name, absent)
+
+
+def _is_id(column: Column[Any]) -> bool:
+    """Whether rows are found by the text in a column."""
+    is_text = isinstance(column.type, String)
+    return column.name == "session_id" or (is_text and column.primary_key)
 
 
 def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> str:
-    """A number, and which of `_ALIKE` a column does not distinguish from the other text.
+    """A number, and which of `_PROBLEMS` a column has.
 
     Its collation goes with the column into a query that has texts instead of the rows.
     """
@@ -123,9 +149,10 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
     rows = f"SELECT t.{name} AS stored FROM {qualified(connection, column.table)} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
+    lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    return f"SELECT {index}, {', '.join(same)} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+    return f"SELECT {index}, {', '.join(same)}, {lost} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
