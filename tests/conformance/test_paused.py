@@ -707,6 +707,24 @@ async def test_phases(engine):
     assert await session.get_metadata() == ended
 
 
+@pytest.mark.parametrize("new_phase", ["planning", "approval"])
+async def test_work_that_was_begun_after_the_pause_keeps_its_phase(engine, new_phase):
+    paused, deployer = paused_runs(engine), Deployer()
+    session = paused.catalog.session("chat")
+    lifecycle = SessionLifecycle(session)
+    await lifecycle.start("@deployer")
+    await lifecycle.enter("executing")
+    await pause(paused, deployer.agent(deploys("c1")))
+    await lifecycle.finish("abandoned")
+    await lifecycle.start("@planner")
+    for phase in dict.fromkeys(["planning", new_phase]):
+        await lifecycle.enter(phase)
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        assert (await run.resume()).final_output == "Done"
+    assert (await session.get_metadata())["phase"] == new_phase
+
+
 async def test_pages_and_scopes(engine):
     paused, deployer = paused_runs(engine), Deployer()
     catalog = paused.catalog

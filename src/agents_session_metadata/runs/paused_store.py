@@ -40,7 +40,7 @@ from agents_session_metadata.storage.paused_rows import (
 from agents_session_metadata.storage.rows import check_id_type, decoded, id_problem
 from agents_session_metadata.types import Metadata
 
-from .lifecycle import KEPT, enter_phase
+from .lifecycle import KEPT, came_from, enter_phase
 from .records import (
     Details,
     Encryption,
@@ -423,14 +423,16 @@ class PausedStore:
         self, connection: Connection, session_id: str, phase: str, only_from: str | None = None
     ) -> str | None:
         """Move an active lifecycle into a phase; give the phase from before if it is active."""
-        reading = self.store.rows.reading([keys.PHASE, keys.STATUS])
+        reading = self.store.rows.reading([keys.PHASE, keys.STATUS, keys.PHASE_HISTORY])
         found = connection.execute(reading, {"of_session": session_id})
         try:
             stored = decoded(session_id, found)
             before = stored.get(keys.PHASE)
             if not isinstance(before, str) or stored.get(keys.STATUS) != "active":
                 return None
-            if before != phase and only_from in (None, before):
+            # Work that was begun after the pause can be in that phase as well.
+            is_back = only_from == before and came_from(stored, before) in (None, phase)
+            if before != phase and (only_from is None or is_back):
                 self._edit(connection, session_id, phase)
         except (CorruptMetadataError, MetadataLimitError, ScopeError) as error:
             # The run matters more than the phase.
