@@ -399,7 +399,7 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
                     "UPDATE": "if the id of a session changes",
                 }[trigger.event]
                 problem = (
-                    f"trigger {trigger.name} is that of version 0.1: rows of"
+                    f"trigger {trigger.name} is that of an earlier version: rows of"
                     f" {trigger.emptied.name} are lost {when}"
                 )
             create = (inspection.sql(DropTrigger(trigger)), *create)
