@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
-from sqlalchemy import event
+from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, StaticPool
 from sqlalchemy.util import await_only
@@ -369,6 +369,37 @@ async def test_a_cancelled_writer_wrote_all_or_nothing(engine, call):
         if not task.cancelled():
             assert stored["key 0"] == [str(turns), "x"]
     assert getattr(engine.pool, "checkedout", int)() == 0
+
+
+# PostgreSQL waits for a lock without an error.
+@pytest.mark.not_on("postgresql")
+async def test_a_cancelled_writer_is_not_retried(shared_database):
+    engine = shared_database.engine()
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    await session.set_metadata({"a": 1})
+    failed: list[str] = []
+    impatient = shared_database.engine()
+    is_sqlite = engine.dialect.name == "sqlite"
+    setting = "PRAGMA busy_timeout = 50" if is_sqlite else "SET innodb_lock_wait_timeout = 1"
+    event.listen(impatient.sync_engine, "connect", lambda each, _: each.cursor().execute(setting))
+    event.listen(
+        impatient.sync_engine, "handle_error", lambda context: failed.append(context.statement)
+    )
+    writer = SQLAlchemyMetadataSession("chat", engine=impatient)
+    await writer.get_metadata()
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE agent_sessions SET updated_at = updated_at"))
+        task = asyncio.create_task(writer.set_metadata({"a": 2}))
+        while not failed:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        # An attempt may have begun before the cancellation.
+        assert len(failed) <= 2
+    assert await session.get_metadata() == {"a": 1}
+    await writer.set_metadata({"a": 3})
+    assert await session.get_metadata() == {"a": 3}
 
 
 async def test_cancelled_first_users_leave_usable_tables(shared_database):

@@ -56,8 +56,15 @@ RECONNECT_DELAYS = (0.1, 0.5, 2.0)
 """Seconds between attempts of a write that `insist` repeats."""
 
 
+_abandoned: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+"""Work that `settle` waits for although its caller was cancelled."""
+
+
 async def settle(awaitable: Awaitable[T]) -> T:
-    """Wait for an outcome even when the caller is cancelled, then let the cancellation go on."""
+    """Wait for an outcome even when the caller is cancelled, then let the cancellation go on.
+
+    `Database.retry` makes no further attempt then, if it is what is waited for.
+    """
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -65,6 +72,7 @@ async def settle(awaitable: Awaitable[T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:  # noqa: PERF203  # cancelled once, as a rule
             cancelled = cancelled or error
+            _abandoned.add(task)
     if cancelled is not None:
         if not task.cancelled():
             task.exception()  # Retrieved: the caller hears of the cancellation instead.
@@ -296,8 +304,10 @@ class Database(Generic[Q]):
                     race or await self._is_worth_retrying(error, groups, pooled=pooled)
                 ):
                     raise
-            # Jitter keeps those who met from meeting again.
-            await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
+                # Jitter keeps those who met from meeting again.
+                await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
+                if asyncio.current_task() in _abandoned:
+                    raise
         raise AssertionError("the last attempt returns or raises")
 
     async def ensure(self, group: str = CORE) -> None:
