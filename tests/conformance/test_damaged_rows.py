@@ -6,9 +6,10 @@ import logging
 import pickle
 
 import pytest
+from agents import Runner
 from sqlalchemy import text
 
-from agents_session_metadata import CorruptMetadataError, SessionLifecycle
+from agents_session_metadata import CorruptMetadataError, SessionLifecycle, SessionTracker
 from agents_session_metadata.chatkit import CatalogStore
 from conformance.approving import Deployer, deploys, pause, paused_runs
 from conformance.thread_items import user_item
@@ -88,6 +89,31 @@ async def test_another_run_replaces_a_damaged_one(engine):
     await change(engine, "agent_sessions_metadata_paused", "details", "{bad", "1 = 1")
     await paused.catalog.session("chat").clear_session()
     assert (await pause(paused, agent)).pending[0].call_id == "c2"
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_time_that_is_a_text_does_not_end_the_pages(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    for name in ("bad", "good"):
+        await pause(paused, deployer.agent(deploys("c1")), name)
+    table = "agent_sessions_metadata_paused"
+    await change(engine, table, "paused_at", "2026-01-01", "session_id = 'bad'")
+    first = await paused.list(limit=1)
+    assert first.runs == []
+    second = await paused.list(limit=1, cursor=first.next_cursor)
+    assert [run.session_id for run in second.runs] == ["good"]
+
+
+@pytest.mark.parametrize("owner", ["{bad", "", "[1e999]"])
+async def test_a_damaged_owner_in_the_ledger(catalog, owner):
+    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    async with SessionTracker(session) as tracker:
+        await Runner.run(Deployer().agent("Done"), "Hello", hooks=tracker)
+    await change(catalog.engine, "agent_sessions_metadata_usage", "owner_id", owner, "1 = 1")
+    assert [row.requests for row in await catalog.usage(by=["day"])] == [1]
+    with pytest.raises(CorruptMetadataError) as caught:
+        await catalog.usage(by=["owner_id"])
+    assert is_error_of(caught.value, "", "$usage_owner")
 
 
 @pytest.mark.parametrize("value", ["", "{bad", "[]", "null", '{"a": NaN}', '{"a": 1e999}'])

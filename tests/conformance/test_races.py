@@ -377,21 +377,23 @@ async def test_a_cancelled_writer_is_not_retried(shared_database):
     engine = shared_database.engine()
     session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
     await session.set_metadata({"a": 1})
-    failed: list[str] = []
+    failed, has_failed = [], asyncio.Event()
     impatient = shared_database.engine()
     is_sqlite = engine.dialect.name == "sqlite"
     setting = "PRAGMA busy_timeout = 50" if is_sqlite else "SET innodb_lock_wait_timeout = 1"
     event.listen(impatient.sync_engine, "connect", lambda each, _: each.cursor().execute(setting))
-    event.listen(
-        impatient.sync_engine, "handle_error", lambda context: failed.append(context.statement)
-    )
+
+    def note(context):
+        failed.append(context.statement)
+        has_failed.set()
+
+    event.listen(impatient.sync_engine, "handle_error", note)
     writer = SQLAlchemyMetadataSession("chat", engine=impatient)
     await writer.get_metadata()
     async with engine.begin() as connection:
         await connection.execute(text("UPDATE agent_sessions SET updated_at = updated_at"))
         task = asyncio.create_task(writer.set_metadata({"a": 2}))
-        while not failed:
-            await asyncio.sleep(0.01)
+        await has_failed.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

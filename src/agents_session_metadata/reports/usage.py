@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
@@ -235,6 +236,14 @@ class _Total:
     unpriced: set[str | None] = field(default_factory=set)
 
 
+def _owner(stored: str) -> JSONValue:
+    try:
+        return decode_value(stored)
+    except ValueError:
+        problem = f"the stored owner {quoted(stored)} in the ledger is not JSON; correct it by SQL"
+        raise CorruptMetadataError("", "$usage_owner", problem) from None
+
+
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
     totals: dict[tuple[Any, ...], _Total] = {}
     by_model = "model" in fields
@@ -244,7 +253,7 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         model = group[fields.index("model")] if by_model else group[-1]
         identity = dict(zip(fields, group, strict=False))
         if "owner_id" in identity:
-            identity["owner_id"] = None if owner is None else decode_value(owner)
+            identity["owner_id"] = None if owner is None else _owner(owner)
         total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
         numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
         *counts, cost = numbers

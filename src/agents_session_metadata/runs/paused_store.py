@@ -485,7 +485,9 @@ def nothing_paused(session_id: str) -> LookupError:
 
 
 def _sealed(row: PausedRow, question: Any) -> str:
-    return seal(json.dumps([row.paused_at, row.session_id]).encode(), question)
+    # SQLite stores what is given to it: a text, which comes before all numbers here.
+    paused_at = row.paused_at if type(row.paused_at) is int else 2**63 - 1
+    return seal(json.dumps([paused_at, row.session_id]).encode(), question)
 
 
 def _position(body: bytes) -> tuple[int, str]:
