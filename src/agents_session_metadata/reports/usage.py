@@ -236,7 +236,7 @@ class _Total:
     unpriced: set[str | None] = field(default_factory=set)
 
 
-def _owner(stored: str) -> JSONValue:
+def _owner(stored: str) -> Any:
     try:
         return decode_value(stored)
     except ValueError:
