@@ -343,8 +343,13 @@ async def test_a_trigger_that_does_something_else_is_replaced(filled, shared_dat
 async def test_no_trigger_is_printed_for_a_table_that_is_missing(filled, shared_database):
     engine = filled.engine
     await raw.execute(engine, "DROP TRIGGER agent_sessions_metadata_elements_after_delete")
+    await raw.execute(engine, "DROP TRIGGER agent_sessions_metadata_after_update")
     await raw.execute(engine, "DROP TABLE agent_sessions_metadata_elements")
-    assert [each.check for each in await explained(engine, "tables")] == ["tables", "triggers"]
+    found = await explained(engine, "tables")
+    assert [each.check for each in found] == ["tables", "triggers", "triggers"]
+    # One of the triggers changes ids in the table of metadata too, which is there.
+    for each in found[1:]:
+        assert "once agent_sessions_metadata_elements exists" in each.problem
     await raw.execute(engine, "DELETE FROM agent_sessions WHERE session_id = 'a'")
 
 

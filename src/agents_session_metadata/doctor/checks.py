@@ -380,8 +380,8 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
             problem = f"{_listed(others)} does the same as trigger {trigger.name}; {_RENAMED}"
             yield Finding("error", "triggers", problem, drops)
             continue
-        if not _has_tables(inspection, trigger):
-            problem += f"; doctor prints it once {trigger.emptied.name} exists"
+        if lacking := _lacking_table(inspection, trigger):
+            problem += f"; doctor prints it once {lacking} exists"
             yield Finding("error", "triggers", problem)
             continue
         if not inspection.has_key(trigger.table):
@@ -447,19 +447,19 @@ def _left_triggers(inspection: Inspection) -> Iterator[Finding]:
             yield Finding("error", "triggers", problem, repair)
 
 
-def _has_tables(inspection: Inspection, trigger: CreateTrigger) -> bool:
-    """Whether the tables of a trigger exist, or will by the statements printed before it.
+def _lacking_table(inspection: Inspection, trigger: CreateTrigger) -> str | None:
+    """A table of a trigger that is missing, also after the statements printed before it.
 
     A trigger that refers to a missing table would make every delete fail.
     """
 
-    def will_exist(table: Table) -> bool:
+    def is_lacking(table: Table) -> bool:
         is_refilled = table is inspection.expected.elements and Contents(inspection).has_lists(
             inspection.connection
         )
-        return table.name in inspection.existing or not is_refilled
+        return table.name not in inspection.existing and is_refilled
 
-    return all(map(will_exist, trigger.tables))
+    return next((table.name for table in trigger.tables if is_lacking(table)), None)
 
 
 def _clock(inspection: Inspection) -> Iterator[Finding]:
