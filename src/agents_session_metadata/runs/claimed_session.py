@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
@@ -126,13 +126,30 @@ class ClaimedSession(SQLAlchemyMetadataSession):
         return all(each.item != first for each in read_history(*where))
 
 
+@dataclass(frozen=True)
+class RunSession:
+    """The session of a run that is resumed.
+
+    Attributes:
+        session: What the SDK gets.
+        own: The same, unless the caller passed a session.
+        stores: Stores in whose scopes the run has to stay, beside that of the catalog.
+        end: Ends what was done to a session that the caller passed.
+    """
+
+    session: Any = None
+    own: ClaimedSession | None = None
+    stores: Sequence[ScopedStore] = ()
+    end: Callable[[], None] = lambda: None
+
+
 def claimed_session(
     store: ScopedStore,
     session_id: str,
     check: Callable[[Connection], None],
     progress: Progress,
     **arguments: Any,
-) -> ClaimedSession:
+) -> RunSession:
     """The session of a claimed run, which must exist.
 
     Args:
@@ -145,7 +162,7 @@ def claimed_session(
     fenced = _FencedStore(store, session_id, check)
     session = ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
     session.progress, session.adding = progress, None
-    return session
+    return RunSession(session, own=session)
 
 
 def fence(
@@ -154,7 +171,7 @@ def fence(
     store: ScopedStore,
     check: Callable[[Connection], None],
     check_now: Callable[[], Awaitable[None]],
-) -> tuple[Any, list[ScopedStore], Callable[[], None]]:
+) -> RunSession:
     """Let a session of the caller's own write only while the lease is held.
 
     A session of this package checks that in the transaction in which it writes. Before any other
@@ -166,10 +183,6 @@ def fence(
         store: The store of the catalog.
         check: Raises if the lease is lost.
         check_now: The same in a transaction of its own.
-
-    Returns:
-        The session to use, stores in whose scopes the run has to stay, and a function that ends
-        this.
 
     Raises:
         TypeError: If it is not a session.
@@ -197,7 +210,7 @@ def fence(
             each._store = own
 
     given = session if stores else _CheckedSession(session, check_now)
-    return given, [own for _, own in stores], end
+    return RunSession(given, stores=[own for _, own in stores], end=end)
 
 
 class _CheckedSession:

@@ -18,7 +18,7 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,11 +32,10 @@ from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError, SessionNotFoundError
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
-from .claimed_session import ClaimedSession, claimed_session, fence
+from .claimed_session import RunSession, claimed_session, fence
 from .given_sessions import is_encrypted
 from .paused_store import PausedStore, nothing_paused
 from .progress import Progress
@@ -104,9 +103,7 @@ class ClaimedRun:
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
-        self._own_session: ClaimedSession | None = None
-        self._end_fence: Callable[[], None] = lambda: None
-        self._given_stores: Sequence[ScopedStore] = ()
+        self._session = RunSession()
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
@@ -254,7 +251,7 @@ class ClaimedRun:
                 exc_info=True,
             )
         finally:
-            self._end_fence()
+            self._session.end()
             if self._renewal is not None:
                 self._renewal.cancel()
                 await asyncio.wait({self._renewal})
@@ -291,7 +288,7 @@ class ClaimedRun:
             await self._store.check_held(self.session_id, self._token, ())
 
         if session is None:
-            session = self._own_session = claimed_session(
+            self._session = claimed_session(
                 self._store.store,
                 self.session_id,
                 check,
@@ -299,7 +296,7 @@ class ClaimedRun:
                 **self._catalog._session_arguments,
             )
         else:
-            session, self._given_stores, self._end_fence = fence(
+            self._session = fence(
                 *(session, self.session_id, self._store.store, check_wrapped, check_now)
             )
         self._is_started = True
@@ -308,26 +305,26 @@ class ClaimedRun:
         if isinstance(hooks, SessionTracker) and usage is not None:
             hooks._resumes(usage, details.agent)
         try:
-            yield session
+            yield self._session.session
         except BaseException:
-            self._end_fence()
+            self._session.end()
             self._is_started = False
             raise
 
     async def _check_held(self) -> None:
-        await self._store.check_held(self.session_id, self._token, self._given_stores)
+        await self._store.check_held(self.session_id, self._token, self._session.stores)
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
         try:
             result = await run
         except BaseException as error:
-            self._end_fence()
+            self._session.end()
             await self._keep(self._continued)
             if self._is_lost:
                 raise RunClaimedError(self.session_id, lost=True) from error
             raise
-        self._end_fence()
+        self._session.end()
         await self._store_result(result)
         return result
 
@@ -359,9 +356,9 @@ class ClaimedRun:
         If the session was deleted or its history cleared in the meantime, nothing is stored.
         """
         try:
-            if self._own_session is not None:
+            if self._session.own is not None:
                 try:
-                    await self._own_session.add_failed()
+                    await self._session.own.add_failed()
                 except (SQLAlchemyError, OSError):
                     # The state of the interrupted turn has what the history lacks.
                     if self._progress.has_asked:
@@ -416,7 +413,7 @@ class ClaimedRun:
 
         text = self._encryption.encrypted(json.dumps(written))
         return await self._store.replace(
-            *(self.session_id, self._token, text, change, self._given_stores),
+            *(self.session_id, self._token, text, change, self._session.stores),
             history_is_known=history_is_known,
         )
 
