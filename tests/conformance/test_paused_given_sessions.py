@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from agents import Agent, Runner, SQLiteSession, function_tool
+from agents.exceptions import ModelBehaviorError, UserError
 from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
@@ -436,6 +438,59 @@ async def test_a_session_that_was_given_away_since_the_claim(engine, streamed, a
         await give_away_and_resume()
     assert deployer.calls == []
     assert not agent.model.calls
+
+
+async def test_a_check_that_fails_for_one_of_two_tools(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    await pause(paused, deployer.agent(deploys("c1", "c2")))
+    for call_id in ("c1", "c2"):
+        await paused.decide("chat", call_id, approve=True)
+    checks = 0
+
+    async def check_once(check: Any) -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 2:
+            while not deployer.calls:  # noqa: ASYNC110  # the tool has no event
+                await asyncio.sleep(0)
+            raise OSError("the database went away")
+        await check()
+
+    async def resume_with_a_lost_connection() -> None:
+        async with paused.claim("chat", deployer.agent("Done")) as run:
+            held = run._check_held
+            run._check_held = partial(check_once, held)
+            await finish(run, streamed=True)
+
+    with pytest.raises(UserError, match="went away"):
+        await resume_with_a_lost_connection()
+    # One tool has run: the run is not as it was before the claim.
+    assert checks == 2
+    assert len(deployer.calls) == 1
+    with pytest.raises(ModelBehaviorError):
+        await resume(paused, deployer.agent("Done"), None, streamed=False)
+    assert len(deployer.calls) == 1
+
+
+async def test_a_stream_that_is_cancelled_before_its_first_tool(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        check, checking = run._check_held, asyncio.Event()
+
+        async def check_slowly() -> None:
+            checking.set()
+            await asyncio.sleep(0.01)
+            await check()
+
+        run._check_held = check_slowly
+        stream = run.resume_streamed()
+        await checking.wait()
+        stream.cancel()
+    assert deployer.calls == []
+    assert await resume(paused, deployer.agent("Done"), None, streamed=True) == "Done"
+    assert deployer.calls == ["deploy c1"]
 
 
 @pytest.mark.parametrize(

@@ -424,9 +424,13 @@ class ClaimedRun:
             await asyncio.wait({task})
         if self._is_lost:
             raise RunClaimedError(self.session_id, lost=True)
-        if self._progress.refused is not None:
-            await self._store.release(self._row, self._token)  # Nothing has run.
-            raise self._progress.refused
+        refused = self._progress.refused
+        if refused is not None:
+            # Nothing has run, but the SDK counts a tool as executed before it calls the hook.
+            await self._store.release(self._row, self._token)
+            if isinstance(refused, asyncio.CancelledError):
+                return
+            raise refused
         failed = task is not None and (task.cancelled() or task.exception() is not None)
         # A stream that was cancelled after a turn has neither a result nor an error.
         goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[

@@ -38,7 +38,6 @@ class Progress(RunHooks[Any]):
     Attributes:
         is_answered: Whether the final answer was given.
         check: Is called before the first tool or model call, until it has succeeded once.
-        refused: What it raised.
 
     Raises:
         TypeError: If `hooks` is something else.
@@ -49,7 +48,7 @@ class Progress(RunHooks[Any]):
             raise TypeError(f"hooks must be RunHooks, got {type(hooks).__name__}")
         self.is_answered: bool = False
         self.check: Callable[[], Awaitable[None]] | None = None
-        self.refused: Exception | None = None
+        self._refused: BaseException | None = None
         self._model_calls = 0
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._input: list[Any] = []
@@ -110,6 +109,11 @@ class Progress(RunHooks[Any]):
             run.cancel()
 
     @property
+    def refused(self) -> BaseException | None:
+        """What `check` raised, unless it succeeded for another tool call of the same turn."""
+        return None if self.check is None else self._refused
+
+    @property
     def has_asked(self) -> bool:
         """Whether the model was called."""
         return self._model_calls > 0
@@ -164,8 +168,8 @@ class Progress(RunHooks[Any]):
         if self.check is not None:
             try:
                 await self.check()
-            except Exception as error:
-                self.refused = error
+            except BaseException as error:
+                self._refused = error
                 raise
             self.check = None
 
