@@ -103,7 +103,7 @@ class ClaimedRun:
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
-        self._session = RunSession()
+        self._run_session = RunSession()
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
@@ -251,7 +251,7 @@ class ClaimedRun:
                 exc_info=True,
             )
         finally:
-            self._session.end()
+            self._run_session.end()
             if self._renewal is not None:
                 self._renewal.cancel()
                 await asyncio.wait({self._renewal})
@@ -288,7 +288,7 @@ class ClaimedRun:
             await self._store.check_held(self.session_id, self._token, ())
 
         if session is None:
-            self._session = claimed_session(
+            self._run_session = claimed_session(
                 self._store.store,
                 self.session_id,
                 check,
@@ -296,7 +296,7 @@ class ClaimedRun:
                 **self._catalog._session_arguments,
             )
         else:
-            self._session = fence(
+            self._run_session = fence(
                 *(session, self.session_id, self._store.store, check_wrapped, check_now)
             )
         self._is_started = True
@@ -305,26 +305,26 @@ class ClaimedRun:
         if isinstance(hooks, SessionTracker) and usage is not None:
             hooks._resumes(usage, details.agent)
         try:
-            yield self._session.session
+            yield self._run_session.session
         except BaseException:
-            self._session.end()
+            self._run_session.end()
             self._is_started = False
             raise
 
     async def _check_held(self) -> None:
-        await self._store.check_held(self.session_id, self._token, self._session.stores)
+        await self._store.check_held(self.session_id, self._token, self._run_session.stores)
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
         """Wait for the end of a run, and store what follows from it."""
         try:
             result = await run
         except BaseException as error:
-            self._session.end()
+            self._run_session.end()
             await self._keep(self._continued)
             if self._is_lost:
                 raise RunClaimedError(self.session_id, lost=True) from error
             raise
-        self._session.end()
+        self._run_session.end()
         await self._store_result(result)
         return result
 
@@ -356,9 +356,9 @@ class ClaimedRun:
         If the session was deleted or its history cleared in the meantime, nothing is stored.
         """
         try:
-            if self._session.own is not None:
+            if self._run_session.own is not None:
                 try:
-                    await self._session.own.add_failed()
+                    await self._run_session.own.add_failed()
                 except (SQLAlchemyError, OSError):
                     # The state of the interrupted turn has what the history lacks.
                     if self._progress.has_asked:
@@ -413,7 +413,7 @@ class ClaimedRun:
 
         text = self._encryption.encrypted(json.dumps(written))
         return await self._store.replace(
-            *(self.session_id, self._token, text, change, self._session.stores),
+            *(self.session_id, self._token, text, change, self._run_session.stores),
             history_is_known=history_is_known,
         )
 
