@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from agents import RunConfig, RunHooks
+from agents import RunConfig, RunHooks, function_tool
 from agents.extensions.memory import EncryptedSession
 from agents.run_config import ModelInputData
 from agents.testing import assistant_message
@@ -456,3 +456,34 @@ async def test_a_run_that_stores_its_next_pause_pauses_although_it_is_cancelled(
     async with paused.claim("chat", agent) as run:
         assert (await run.resume()).final_output == "Done"
     assert deployer.calls == ["deploy c1", "look x", "deploy c3"]
+
+
+async def test_a_claim_that_is_cancelled_while_the_state_is_restored(engine):
+    """An anyio scope, such as one of Starlette, knows its own cancellation by the message."""
+    paused, deployer = paused_runs(engine), Deployer()
+    await pause_approved(paused, deployer.agent(deploys("c1")))
+    restoring, calls = asyncio.Event(), []
+
+    async def is_enabled(*_):
+        restoring.set()
+        calls.append("asked")
+        await asyncio.sleep(60)
+        return True
+
+    @function_tool(is_enabled=is_enabled)
+    def slow() -> str:
+        return "done"
+
+    async def claim():
+        async with paused.claim("chat", deployer.agent("Done", tools=[slow])):
+            pytest.fail("it was claimed")
+
+    task = asyncio.create_task(claim())
+    await restoring.wait()
+    task.cancel("by this scope")
+    with pytest.raises(asyncio.CancelledError, match="by this scope"):
+        await task
+    assert calls == ["asked"]
+    agent = deployer.agent("Done")
+    async with paused.claim("chat", agent) as run:
+        assert (await run.resume()).final_output == "Done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -172,13 +173,22 @@ async def deserialize(
         raise corrupt_run(session_id) from error
     if version not in SUPPORTED_SCHEMA_VERSIONS:
         raise StateVersionError(session_id, version)
-    return await RunState.from_json(
-        agent,
-        stored,
-        context_override=context.override,
-        context_deserializer=context.deserializer,
-        strict_context=context.strict,
+    restoring = asyncio.ensure_future(
+        RunState.from_json(
+            agent,
+            stored,
+            context_override=context.override,
+            context_deserializer=context.deserializer,
+            strict_context=context.strict,
+        )
     )
+    try:
+        return await asyncio.shield(restoring)
+    except asyncio.CancelledError:
+        # The SDK raises another one, without the message by which anyio knows its own.
+        restoring.cancel()
+        await asyncio.wait({restoring})
+        raise
 
 
 def pending_calls(items: Iterable[Any]) -> list[dict[str, Any]]:
