@@ -361,12 +361,11 @@ async def ignore_case(engine, table: str, column: str) -> None:
     for child, key in keys:
         await raw.execute(engine, f"ALTER TABLE {child} DROP FOREIGN KEY {key}")
     quoted = engine.dialect.identifier_preparer.quote(column)
-    null = "" if table.endswith("_attachments") and column == "session_id" else " NOT NULL"
-    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {quoted} {LOOSE['mysql']}{null}")
+    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {quoted} {LOOSE['mysql']} NOT NULL")
 
 
 PAUSED = "agent_sessions_metadata_paused"
-THREADS = "agent_sessions_metadata_thread"
+ITEMS = "agent_sessions_metadata_thread_items"
 
 
 @pytest.mark.not_on("postgresql")
@@ -375,8 +374,8 @@ THREADS = "agent_sessions_metadata_thread"
     [
         ("agent_sessions_metadata_elements", "session_id"),
         (PAUSED, "session_id"),
-        (f"{THREADS}_items", "session_id"),
-        (f"{THREADS}_items", "item_id"),
+        (ITEMS, "session_id"),
+        (ITEMS, "item_id"),
         ("agent_sessions_metadata_attachments", "attachment_id"),
     ],
 )

@@ -175,7 +175,7 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """The decimal sum of a stored cost and another. An invalid stored cost stays as it is."""
+    """Add a cost to a stored one, as decimals; return the stored one unchanged if it is invalid."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
     if not abs(before) < _TOO_MUCH:
         return stored

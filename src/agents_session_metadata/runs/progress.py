@@ -164,7 +164,7 @@ class Progress(RunHooks[Any]):
         # The calls of a turn that did not end are lost.
         return restorable(without_lost_calls(continued))
 
-    async def _check(self) -> None:
+    async def _check_once(self) -> None:
         if self.check is not None:
             try:
                 await self.check()
@@ -174,13 +174,13 @@ class Progress(RunHooks[Any]):
             self.check = None
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
-        await self._check()
+        await self._check_once()
         await self._hooks.on_tool_start(context, agent, tool)
 
     async def on_llm_start(
         self, context: Any, agent: Any, system_prompt: Any, input_items: Any
     ) -> None:
-        await self._check()
+        await self._check_once()
         self._model_calls += 1
         self._added = []
         self._handed_to = None

@@ -14,6 +14,7 @@ from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 
 from agents_session_metadata.errors import StateVersionError
 from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
+from agents_session_metadata.storage.database import settle
 
 from .records import corrupt_run
 
@@ -187,7 +188,7 @@ async def deserialize(
     except asyncio.CancelledError:
         # The SDK raises another one, without the message by which anyio knows its own.
         restoring.cancel()
-        await asyncio.wait({restoring})
+        await settle(asyncio.wait({restoring}))
         raise
 
 
