@@ -454,10 +454,12 @@ def _lacking_table(inspection: Inspection, trigger: CreateTrigger) -> str | None
     """
 
     def is_lacking(table: Table) -> bool:
-        is_refilled = table is inspection.expected.elements and Contents(inspection).has_lists(
-            inspection.connection
+        # The table of elements is not printed if lists have to be put into it.
+        return (
+            table is inspection.expected.elements
+            and table.name not in inspection.existing
+            and Contents(inspection).has_lists(inspection.connection)
         )
-        return table.name not in inspection.existing and is_refilled
 
     return next((table.name for table in trigger.tables if is_lacking(table)), None)
 
