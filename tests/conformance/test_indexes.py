@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from decimal import Decimal
+from itertools import product
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
@@ -272,6 +273,25 @@ async def test_entries_of_others_reach_nobody(catalog, engine):
     assert await catalog.get_session("s1") is not None
 
 
+@pytest.mark.parametrize("key", ["owner_id", "tags", "$updated_at"])
+async def test_entries_without_a_session_end_no_page(catalog, engine, key):
+    """As after the foreign key of the entries was lost."""
+    before, ages = await answers(catalog), {"inactive_for": timedelta(days=1), "batch_size": 2}
+    await catalog.create_index(key)
+    await raw.drop_foreign_keys(engine, ENTRIES)
+    columns = [quoted(engine, name) for name in ("key", "position", "of_list", "search_key")]
+    same = ", ".join(columns)
+    for source, end in product(("s0", "s1"), ("min", "max")):
+        await raw.execute(
+            engine,
+            f"INSERT INTO {ENTRIES} (session_id, {same}, updated_at)"
+            f" SELECT 'z {source} {end}', {same}, (SELECT {end}(e.updated_at) FROM {ENTRIES} e)"
+            f" FROM {ENTRIES} WHERE session_id = '{source}'",
+        )
+    assert await answers(catalog) == before
+    assert await catalog.delete_sessions(**ages) == 3
+
+
 async def test_on_tables_that_the_sdk_made(engine):
     await raw.create_sdk_tables(engine)
     names = ["a", "B", "é", "z", "Ä"]
@@ -421,6 +441,20 @@ async def test_an_index_of_visible_rows_alone_is_not_created(catalog, restricted
         await SessionCatalog(restricted, create_tables=True).create_index(key)
     assert not any(each.complete for each in await catalog.list_indexes())
     assert await catalog.create_index(key)
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("key", ["tags", "$updated_at"])
+async def test_entries_of_hidden_sessions_end_no_page(catalog, restricted, key):
+    """No policy restricts the index itself."""
+    await raw.set_times(catalog.engine, "s0", updated_at="2020-01-02 00:00:00")
+    theirs = SessionCatalog(restricted)
+    before = await answers(theirs)
+    await catalog.create_index(key)
+    theirs._store.database.known_indexes.forget()
+    for table in ("indexes", "activity"):
+        await raw.execute(catalog.engine, f"GRANT ALL ON agent_sessions_metadata_{table} TO PUBLIC")
+    assert await answers(theirs) == before
 
 
 @pytest.mark.only_on("postgresql")

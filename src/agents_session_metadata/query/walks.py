@@ -22,6 +22,7 @@ from sqlalchemy import (
     Integer,
     Result,
     String,
+    and_,
     bindparam,
     case,
     func,
@@ -97,7 +98,7 @@ class WalkBuilder(Builder):
         terms = list(self._by_columns(ordering, source.session_id))
         columns = self._info_columns(source.session_id, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        columns.append(self._holds(leader, source.session_id))
+        columns.append(self._holds(leader, source.session_id, self._sessions.c.session_id))
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         walked: Any = literal(0, Integer)
         if bounded:
@@ -120,7 +121,9 @@ class WalkBuilder(Builder):
             .subquery("walked")
         )
         state = self._state(literal(0, Integer))
-        holds = self._holds(leader, found.c.session_id)
+        own_id = self._sessions.c.session_id
+        present = select(own_id).where(own_id == found.c.session_id).correlate(found)
+        holds = self._holds(leader, found.c.session_id, present.scalar_subquery())
         rows = select(state.c.usable, found, holds).select_from(state.outerjoin(found, true()))
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
@@ -141,7 +144,8 @@ class WalkBuilder(Builder):
         found = select(entries.c.session_id).where(*of_value, entries.c.updated_at == time)
         source = self._of_sessions(found.subquery("walked"))
         inner = self._newest_of(source, details)
-        holds = self._holds(leader, inner.selected_columns.session_id)
+        newest_one = inner.selected_columns
+        holds = self._holds(leader, newest_one.session_id, newest_one.updated_at)
         inner = inner.add_columns(holds)
         state = self._state(literal(0, Integer))
         return self._with_metadata(inner, (), some_keys, details, beside=state)
@@ -185,20 +189,32 @@ class WalkBuilder(Builder):
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
 
     def _of_sessions(self, walked: FromClause) -> Source:
+        """The entries with their sessions; one that a lost foreign key has left behind has none."""
         session_id: ColumnElement[str] = walked.c.session_id
-        rows = self._joined(walked, self._sessions, session_id, selective=True)
+        by_key = self._by_key(self._sessions.c.session_id, session_id, selective=True)
+        rows = walked.outerjoin(self._sessions, by_key)
         truths = [
             part.truth(name, self._context, session_id)
             for name, part in self._condition.conjunction(NAME)
         ]
         return Source(rows, session_id, tuple(truths), selective=True)
 
-    def _holds(self, leader: Equals | None, session_id: ColumnElement[str]) -> Any:
-        """Whether a session fulfills the condition of the entries.
+    def _holds(
+        self, leader: Equals | None, session_id: ColumnElement[str], present: ColumnElement[Any]
+    ) -> Any:
+        """Whether the session exists and fulfills the condition of the entries.
 
-        Entries that a lost trigger has left behind would otherwise reach out of a scope.
+        Entries that a lost trigger has left behind would otherwise reach out of a scope, and
+        those without a session would end a page early.
+
+        Args:
+            leader: The condition of the entries.
+            session_id: The id of the session.
+            present: What is NULL if there is no session.
         """
-        holds = true() if leader is None else leader.truth(LEADER, self._context, session_id)
+        holds: ColumnElement[bool] = present.is_not(None)
+        if leader is not None:
+            holds = and_(holds, leader.truth(LEADER, self._context, session_id))
         return case((holds, constant(1)), else_=constant(0)).label("holds")
 
     def _state(self, walked: Any) -> FromClause:
