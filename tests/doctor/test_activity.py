@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from conformance import raw
 from doctoring import run
 
@@ -60,3 +61,20 @@ async def test_missing_triggers_and_indexes_that_are_not_complete(engine):
     [finding] = await activity(engine)
     assert finding.level == "warning"
     assert "agent-sessions index create owner_id continues it" in finding.problem
+
+
+@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.parametrize("table", [ENTRIES, "agent_sessions_metadata_indexes"])
+async def test_keys_of_another_collation_are_explained(whole, shared_database, table):
+    engine = whole.engine
+    change = "MODIFY `key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
+    if shared_database.kind == "postgresql":
+        await raw.execute(engine, 'CREATE COLLATION other FROM "POSIX"')
+        # Only ICU makes such a collation, and the private server has none.
+        loosen = "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'other'"
+        await raw.execute(engine, loosen)
+        change = 'ALTER "key" TYPE VARCHAR(255) COLLATE other'
+    await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = [finding for finding in await diagnose(engine) if finding.level == "error"]
+    assert any(f"{table}.key" in finding.problem for finding in found)
+    assert not any(table in statement for finding in found for statement in finding.repair)

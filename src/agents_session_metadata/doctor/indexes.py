@@ -87,10 +87,15 @@ def _is_comparable(inspection: Inspection, group: TableGroup) -> bool:
     """Whether all tables are there, so that a query on them does not fail."""
     names = {table.name for table in (*inspection.core, *group.tables)}
     tables = [table for table in inspection.present if table.name in names]
-    of_sessions = inspection.expected.sessions.c.session_id
+    expected = inspection.expected
+    owners = {"session_id": expected.sessions.c.session_id, "key": expected.metadata.c.key}
     return len(tables) == len(names) and all(
         inspection.is_readable(table, table.c.keys())
-        and ("session_id" not in table.c or inspection.is_joinable(table.c.session_id, of_sessions))
+        and all(
+            inspection.is_joinable(table.c[name], own)
+            for name, own in owners.items()
+            if name in table.c
+        )
         for table in tables
     )
 
