@@ -458,6 +458,42 @@ async def test_another_collation_is_explained(filled, shared_database, table, co
         assert "nondeterministic" not in words
 
 
+# The type of an extension that the server of the tests lacks; only its name matters.
+_CITEXT = """
+CREATE TYPE citext;
+CREATE FUNCTION citext_in(cstring) RETURNS citext AS 'textin' LANGUAGE internal IMMUTABLE STRICT;
+CREATE FUNCTION citext_out(citext) RETURNS cstring AS 'textout' LANGUAGE internal IMMUTABLE STRICT;
+CREATE TYPE citext (INPUT = citext_in, OUTPUT = citext_out, LIKE = text, COLLATABLE = true);
+CREATE CAST (citext AS text) WITHOUT FUNCTION AS IMPLICIT
+"""
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("kind", ["uuid", "citext"])
+async def test_ids_of_a_type_that_text_cannot_refer_to_are_explained(engine, kind):
+    """Not even for the table of elements, which refers to a table that cannot be created."""
+    for statement in _CITEXT.split(";"):
+        await raw.execute(engine, statement)
+    await raw.create_sdk_tables(engine)
+    await without_foreign_keys(engine, "agent_messages")
+    for table in ("agent_sessions", "agent_messages"):
+        change = f"ALTER session_id TYPE {kind} USING session_id::{kind}"
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    found = await problems(engine)
+    words = " ".join(finding.problem for finding in found)
+    assert "no foreign key may refer to agent_sessions;" in words
+    assert "no foreign key may refer to agent_sessions_metadata;" in words
+    assert "CREATE TABLE" not in "".join(printed(found))
+
+
+@pytest.mark.only_on("postgresql")
+async def test_ids_with_trailing_spaces_that_a_type_ignores_are_explained(filled):
+    await without_foreign_keys(filled.engine, "agent_messages")
+    await raw.execute(filled.engine, "ALTER TABLE agent_messages ALTER session_id TYPE CHAR(255)")
+    words = " ".join(finding.problem for finding in await problems(filled.engine))
+    assert "agent_messages.session_id does not distinguish trailing spaces" in words
+
+
 @pytest.mark.only_on("mariadb")
 async def test_ids_of_another_collation_than_their_parents_are_explained(filled, shared_database):
     engine, table = filled.engine, "agent_sessions_metadata"

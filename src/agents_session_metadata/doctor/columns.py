@@ -10,12 +10,16 @@ SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", 
 
 
 class TextColumn(NamedTuple):
-    """How a column of text compares, and how much a column of text or bytes holds."""
+    """How a column of text compares, and how much a column of text or bytes holds.
+
+    Its kind is the name of its type, where types of text differ in how they compare.
+    """
 
     length: float
     collation: str = ""
     charset: str = ""
     is_exact: bool = True
+    kind: str = ""
 
     def __str__(self) -> str:
         length = "any number of" if self.length == math.inf else self.length

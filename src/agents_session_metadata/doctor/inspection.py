@@ -398,7 +398,8 @@ class Inspection:
     def is_referable(self, parent: Table) -> bool:
         """Whether a foreign key of a new table may refer to a table."""
         if parent.name not in self.existing:
-            return True
+            parents = {each.referred_table for each in parent.foreign_key_constraints}
+            return all(map(self.is_referable, parents))
         has_key = self.has_key(parent) or bool(self.key_to_add(parent))
         return has_key and self.is_readable(parent, parent.primary_key.columns.keys())
 

@@ -19,6 +19,8 @@ from .inspection import Inspection, Statements
 
 _DEFAULT = 'pg_catalog."default"'
 """The database's own collation, which gives way to any other."""
+_TEXTS = {f"pg_catalog.{each}" for each in ("text", "varchar", "bpchar", "name")}
+"""Types whose values compare with each other, so that a foreign key may lead to another one."""
 
 
 class PostgreSQLInspection(Inspection):
@@ -33,19 +35,25 @@ class PostgreSQLInspection(Inspection):
     def read_texts(self) -> dict[tuple[str, str], TextColumn]:
         query = (
             "SELECT a.attname, CASE WHEN a.atttypmod > 4 THEN a.atttypmod - 4 END, n.nspname,"
-            " c.collname, c.collisdeterministic FROM pg_attribute a"
+            " c.collname, c.collisdeterministic, k.nspname, t.typname FROM pg_attribute a"
             " JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_namespace n ON n.oid = c.collnamespace"
+            " JOIN pg_type d ON d.oid = a.atttypid"
+            " JOIN pg_type t ON t.oid = COALESCE(NULLIF(d.typbasetype, 0), d.oid)"
+            " JOIN pg_namespace k ON k.oid = t.typnamespace"
             " WHERE a.attrelid = to_regclass(:name) AND NOT a.attisdropped"
         )
         found = {}
         for table in self.present:
-            for column, length, schema, name, is_exact in self.rows(
+            for column, length, *names, is_exact, kind_schema, kind_name in self.rows(
                 query, name=self.name_of(table)
             ):
-                collation = f"{self.quote(schema)}.{self.quote(name)}"
+                collation = ".".join(map(self.quote, names))
+                kind = f"{self.quote(kind_schema)}.{self.quote(kind_name)}"
                 room = math.inf if length is None else length
-                found[table.name, column] = TextColumn(room, collation, is_exact=is_exact)
+                found[table.name, column] = TextColumn(
+                    room, collation, is_exact=is_exact, kind=kind
+                )
         return found
 
     @cached_property
@@ -69,8 +77,10 @@ class PostgreSQLInspection(Inspection):
         return [tuple(row) for each in tables for row in self.rows(query, name=self.name_of(each))]
 
     def comparison(self, column: Column[Any]) -> str:
-        collation = self.text_of(column).collation
-        return f"CAST(:a AS TEXT) COLLATE {collation} = CAST(:b AS TEXT)" if collation else ""
+        found = self.text_of(column)
+        if not found.collation:
+            return ""
+        return f"CAST(:a AS {found.kind}) COLLATE {found.collation} = CAST(:b AS {found.kind})"
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         problems, found = super().text_problems(column), self.text_of(column)
@@ -80,10 +90,16 @@ class PostgreSQLInspection(Inspection):
 
     def is_joinable(self, child: Column[Any], parent: Column[Any]) -> bool:
         own, others = self.text_of(child), self.text_of(parent)
+        if own.kind != others.kind and not _TEXTS.issuperset([own.kind, others.kind]):
+            return False
         if own.collation == others.collation:
             return True
         names = {own.collation, others.collation}
         return own.is_exact and others.is_exact and _DEFAULT in names and "" not in names
+
+    def is_referable(self, parent: Table) -> bool:
+        ids = (column for column in parent.primary_key if self.has(parent, column.name))
+        return super().is_referable(parent) and all(self.text_of(i).kind in _TEXTS for i in ids)
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         yield from super().type_problems(column, actual)
