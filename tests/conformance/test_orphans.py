@@ -109,6 +109,27 @@ async def test_nobody_deletes_what_was_not_named(shared_database: Database):
     assert await raw.count_rows(engine, "agent_sessions_metadata_elements") == 1
 
 
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("create_tables", [False, True])
+async def test_a_trigger_that_would_delete_what_is_left_is_missed_loudly(
+    shared_database: Database, caplog, create_tables
+):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await first.create_session("gone", metadata=LEFT)
+    await first.create_session("here")
+    name = "agent_sessions_metadata_after_insert"
+    for trigger in await leave(engine, "gone"):
+        if name not in trigger:
+            await raw.execute(engine, trigger)
+    catalog = SessionCatalog(shared_database.engine(), create_tables=create_tables)
+    assert await catalog.get_metadata("here") == {}
+    [record] = caplog.records
+    assert name in record.getMessage()
+    assert "agent-sessions doctor" in record.getMessage()
+    assert await raw.count_rows(engine, "agent_sessions_metadata") == 3
+
+
 @pytest.mark.parametrize("again", WRITERS)
 async def test_an_index_of_an_earlier_session_hinders_nobody(database: Database, again):
     engine = database.engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -46,6 +47,8 @@ from .tables import (
     query_tables,
     renamed,
 )
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _LISTS_AT_ONCE = 100
 """Lists that are read at a time: values of the greatest size still fit into memory."""
@@ -280,8 +283,18 @@ def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateT
         return []
     on = dict.fromkeys(trigger.table for trigger in group.triggers)
     found = dialect.existing_triggers(connection, *on)
-    return [
-        trigger
-        for trigger in group.triggers
-        if trigger.name not in found and not destroys(connection, trigger)
-    ]
+    missing = []
+    for trigger in group.triggers:
+        if trigger.name in found:
+            continue
+        if not destroys(connection, trigger):
+            missing.append(trigger)
+            continue
+        logger.warning(
+            "trigger %s is missing, and is not created: rows of %s have no session, and it would"
+            " delete them when their sessions are restored. Without it, a session that the plain"
+            " SDK creates with such an id takes them over. Run agent-sessions doctor",
+            trigger.name,
+            trigger.emptied.name,
+        )
+    return missing
