@@ -374,6 +374,12 @@ async def test_a_scope_binds_every_command(cli, filled):
     for args in (["set", "c", "a=1"], ["start", "c", "--agent", "x"], ["set", "a", "owner_id=u2"]):
         await cli(*args, *mine, code=1)
     await cli("resume-check", "c", *mine, code=1)
+    for args in (["unset", "title"], ["unset", "--all", "--json"], ["set", "a=1"], ["get"]):
+        answers = [
+            await cli(args[0], session, *args[1:], *mine, code=1) for session in ("c", "free")
+        ]
+        theirs, missing = ((each.stdout, each.stderr) for each in answers)
+        assert theirs == tuple(each.replace("free", "c") for each in missing)
     assert "c" not in (await cli("list", "--jsonl", *mine)).stdout.replace("Chat", "").split('"')
     assert len((await cli("export", *mine)).stdout.splitlines()) == 2
     await cli("cleanup", "--days", "1", "--yes", *mine)

@@ -194,14 +194,13 @@ def set_(
     if not values:
         usage("nothing to set; pass KEY=VALUE")
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.errors import SessionNotFoundError
         from agents_session_metadata.storage.rows import check_id
 
         checked(check_id, session)
         try:
             wait(catalog.set_metadata(session, values, must_exist=not create))
         except Failure as failure:
-            if isinstance(failure.__cause__, SessionNotFoundError):
+            if _is_missing(failure):
                 return nothing(
                     _missing(session) + ("" if create else "; pass --create to create it")
                 )
@@ -227,7 +226,15 @@ def unset(
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
     with place_of(ctx).open() as (catalog, wait):
-        removed = wait(catalog.delete_metadata(session, None if every else keys))
+        try:
+            removed = wait(catalog.delete_metadata(session, None if every else keys))
+        except Failure as failure:
+            if not _is_missing(failure):
+                raise
+            return nothing(_missing(session))
+        # Whether the session is absent or outside the scope, the answer is the same.
+        if not removed and wait(catalog.get_session(session, keys=[])) is None:
+            return nothing(_missing(session))
     if as_json:
         write_json({"session_id": session, "removed": removed})
     if not removed:
@@ -308,6 +315,13 @@ def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
         write_json(info and record_of(info))
     elif info is not None:
         write_session(info)
+
+
+def _is_missing(failure: Failure) -> bool:
+    """Whether a call failed because its session does not exist in the scope."""
+    from agents_session_metadata.errors import SessionNotFoundError
+
+    return isinstance(failure.__cause__, SessionNotFoundError)
 
 
 def _missing(session: str) -> str:
