@@ -187,6 +187,25 @@ async def test_metadata_that_does_not_distinguish_ids(shared_database: Database)
     assert "error" in levels
 
 
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("table", ["agent_messages", "agent_sessions_metadata_elements"])
+async def test_ids_that_a_collation_may_take_for_one(shared_database: Database, table):
+    """Also if it tells everything apart that is tried."""
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("a")
+    await raw.execute(engine, 'CREATE COLLATION own FROM "POSIX"')
+    # Only ICU makes such a collation, and the server of the tests has none.
+    await raw.execute(
+        engine, "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'own'"
+    )
+    await raw.drop_foreign_keys(engine, table)
+    await raw.execute(engine, f"ALTER TABLE {table} ALTER session_id TYPE VARCHAR COLLATE own")
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    problem = f"{table}.session_id has a nondeterministic collation"
+    with pytest.raises(TablesMismatchError, match=problem):
+        await catalog.scoped({"owner_id": "u2"}).create_session("b")
+
+
 @pytest.mark.only_on("mariadb")
 async def test_all_tables_may_follow_the_sessions(shared_database: Database):
     """As on a server whose collation the application has chosen."""

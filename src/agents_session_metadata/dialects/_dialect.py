@@ -70,6 +70,8 @@ class Dialect:
     """Whether reading metadata before writing it must lock its rows too, beside the session's."""
     merging_indexes: ClassVar[str]
     """A query for indexes, with columns, by which an upsert of metadata can take another row."""
+    loose_text: ClassVar[str] = "0"
+    """1 if the text `{}` has a collation that takes different texts for one, else 0."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
@@ -81,10 +83,7 @@ class Dialect:
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
     vetoes_silently: ClassVar[bool] = True
-    """Whether a trigger can keep a row that a statement deletes, without an error.
-
-    `DELETE … RETURNING` then returns only rows that were deleted.
-    """
+    """Whether a trigger can keep a row without an error; `DELETE … RETURNING` omits it then."""
     takes_ranges: ClassVar[bool] = True
     """Whether a range of rows is deleted and returned at once without blocking other writers."""
     stops_early: ClassVar[bool] = True

@@ -83,6 +83,10 @@ class PostgreSQL(Dialect):
         " WHERE i.indisunique AND a.attname IN ('session_id', 'key') AND i.indrelid"
         " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
     )
+    loose_text = (
+        "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
+        " WHERE l.oid = CAST(pg_collation_for({}) AS regcollation))"
+    )
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

@@ -19,6 +19,7 @@ _ALIKE = {"A": "a", "a ": "a", "a\x01": "a", "01": "1"}
 _PROBLEMS = (
     *(f"does not distinguish {other!r} and {like!r}" for like, other in _ALIKE.items()),
     "does not hold every text",
+    "has a nondeterministic collation",
 )
 _MADE_BY_OTHERS = (
     "another program made the table, or the name of a table is misspelled; pass the right names"
@@ -150,9 +151,10 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
+    loose = f"max({dialect_of(connection.dialect).loose_text.format('stored')})"
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    return f"SELECT {index}, {', '.join(same)}, {lost} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+    return f"SELECT {index}, {', '.join(same)}, {lost}, {loose} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
