@@ -204,7 +204,7 @@ async def test_editors_of_both_classes_take_turns(database, contributed):
 
 
 @pytest.mark.only_on("mariadb")
-@pytest.mark.parametrize("setting", ["NO_BACKSLASH_ESCAPES", "big5", "gbk", "sjis"])
+@pytest.mark.parametrize("setting", ["NO_BACKSLASH_ESCAPES", "big5", "gbk", "sjis", "latin1"])
 async def test_settings_under_which_the_driver_does_not_escape(database, contributed, setting):
     session = contributed("chat", engine=database.engine(), create_tables=True)
     await session.set_metadata({"title": "kept"})

@@ -20,6 +20,7 @@ from agents_session_metadata import (
     SQLAlchemyMetadataSession,
     UnsupportedDialectError,
 )
+from agents_session_metadata.doctor import diagnose, rewrite_search_keys
 from conformance import raw
 from conformance.junk import NASTY, attempt
 
@@ -250,6 +251,36 @@ async def test_settings_under_which_the_driver_does_not_escape(database, setting
         for text in ("", "\u0101", "\u20bf"):
             with pytest.raises(UnsupportedDialectError, match=setting):
                 await mine.list_sessions({"title": text + condition})
+    finally:
+        await engine.dispose()
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    "setting", ["utf8", "latin1", "SET character_set_results = latin1", "SET NAMES ascii"]
+)
+async def test_character_sets_that_lack_characters(database, setting):
+    """The server would replace them by question marks, in ids too."""
+    owner = SessionCatalog(database.engine(), create_tables=True)
+    await owner.create_session("chat-\U0001f389", metadata={"owner_id": "u1"})
+    theirs = await owner.create_session("chat-?", metadata={"owner_id": "u2"})
+    await theirs.add_items([raw.message("secret")])
+    url = make_url(database.url)
+    if " " not in setting:
+        url = url.update_query_dict({"charset": setting})
+    engine = create_async_engine(url)
+    if " " in setting:
+        configure_new_connections(engine, setting)
+    try:
+        mine = SessionCatalog(engine).scoped({"owner_id": "u1"})
+        for work in (
+            lambda: anext(mine.export_sessions()),
+            lambda: mine.session("chat-?").get_items(),
+            lambda: diagnose(engine),
+            lambda: rewrite_search_keys(engine),
+        ):
+            with pytest.raises(UnsupportedDialectError, match="instead of utf8mb4"):
+                pytest.fail(repr(await work()))
     finally:
         await engine.dispose()
 

@@ -52,8 +52,12 @@ _NO_BACKSLASH_ESCAPES = 512
 """A bit of the status that the server sends with each answer."""
 _CHECKED = "agents_session_metadata.checked"
 """Marks the connections of a pool whose settings were checked."""
-_UNSAFE_CHARSETS = {"big5", "cp932", "gb18030", "gbk", "sjis"}
-"""Character sets in which the byte of a backslash can be a part of another character."""
+_CHARSET = "utf8mb4"
+"""What a connection must use.
+
+In `gbk` and others, the byte of a backslash can be a part of another character. With `latin1` or
+`utf8`, the server answers a question mark for each character that they lack: another id or value.
+"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
@@ -422,12 +426,15 @@ class MySQL(Dialect):
     def check_settings(self, connection: Connection) -> None:
         # The driver writes parameters into the SQL text, and bytes always with backslashes. A
         # server that reads these in another way would take a part of a value for SQL.
-        query = "SELECT @@sql_mode, @@character_set_client"
-        mode, charset = connection.execute(text(query)).one()
+        names = (f"@@character_set_{each}" for each in ("client", "connection", "results"))
+        query = f"SELECT @@sql_mode, {', '.join(names)}"
+        mode, *charsets = connection.execute(text(query)).one()
         if "NO_BACKSLASH_ESCAPES" in mode:
             raise self._unsafe_mode()
-        if charset in _UNSAFE_CHARSETS:
-            raise UnsupportedDialectError(self.name, f"the connection character set {charset}")
+        for charset in charsets:
+            if charset != _CHARSET:
+                setting = f"the connection character set {charset} instead of {_CHARSET}"
+                raise UnsupportedDialectError(self.name, setting)
 
     def check_connection(self, connection: Connection) -> None:
         # Settings are read once per connection, which may have been configured by a listener.

@@ -42,7 +42,6 @@ SUPPORTED_DIALECTS = ("sqlite", "postgresql", "mysql", "mariadb")
 _MYSQL = ("mysql", "mariadb")
 _LONGEST_NAME = 63  # Bytes of an identifier that every supported database keeps.
 
-_UNSAFE_SETTINGS = {"NO_BACKSLASH_ESCAPES", "big5", "cp932", "gb18030", "gbk", "sjis"}
 _SQLITE_BUSY_OR_LOCKED = {5, 6}
 _TRANSIENT_CODES = {
     "40001",  # PostgreSQL: serialization failure
@@ -79,11 +78,12 @@ def _error_code(error: DBAPIError) -> Any:
 
 
 async def check_settings(sess: AsyncSession) -> None:
-    """Refuse MySQL settings with which the end of a value could become SQL."""
+    """Refuse MySQL settings with which the end of a value could become SQL, or be lost."""
     # Drivers escape bytes with backslashes, whatever the mode and the character set are.
     if sess.get_bind().dialect.name in _MYSQL:
-        result = await sess.execute(sql_text("SELECT @@sql_mode, @@character_set_client"))
-        unsafe = _UNSAFE_SETTINGS.intersection(",".join(result.one()).split(","))
+        query = "SELECT @@sql_mode, @@character_set_client, @@character_set_results"
+        mode, *found = (await sess.execute(sql_text(query))).one()
+        unsafe = {"NO_BACKSLASH_ESCAPES"} & {*mode.split(",")} or {*found} - {"utf8mb4"}
         if unsafe:
             raise ValueError(f"the MySQL mode or character set {unsafe.pop()} is not supported")
 
