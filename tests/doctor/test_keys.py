@@ -308,11 +308,15 @@ async def test_a_foreign_key_that_was_never_checked_is_explained(filled, shared_
 
 @pytest.mark.parametrize("table", FOREIGN_KEYS)
 @pytest.mark.only_on("postgresql", "mariadb")
-async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_database, table):
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside the right one"])
+async def test_a_foreign_key_that_does_not_delete_is_explained(
+    filled, shared_database, table, beside
+):
     engine = filled.engine
     async with engine.connect() as connection:
         (key,) = await connection.run_sync(lambda sync: inspect(sync).get_foreign_keys(table))
-    await without_foreign_keys(engine, table)
+    if not beside:
+        await without_foreign_keys(engine, table)
     quote = engine.dialect.identifier_preparer.quote
     own, others = (
         ", ".join(map(quote, key[f"{side}_columns"])) for side in ("constrained", "referred")
@@ -323,7 +327,24 @@ async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_da
         f" REFERENCES {key['referred_table']} ({others})",
     )
     (finding,) = await explained(engine, "foreign keys")
-    assert "does not delete with its parent (constraint wrong)" in finding.problem
+    problem = "does not delete with its parent (constraint wrong)"
+    if beside:
+        problem = f"can refuse to delete rows of {key['referred_table']}: drop wrong yourself"
+    assert problem in finding.problem
+
+
+@pytest.mark.parametrize("table", ["agent_sessions", "agent_messages", "agent_sessions_metadata"])
+@pytest.mark.only_on("postgresql")
+async def test_a_rule_of_the_application_is_explained(filled, shared_database, table):
+    """PostgreSQL refuses ON CONFLICT and RETURNING on tables with some kinds of rules."""
+    engine = filled.engine
+    await raw.execute(engine, "CREATE TABLE audit (id TEXT)")
+    rule = f"ON UPDATE TO {table} DO ALSO INSERT INTO audit VALUES (new.session_id)"
+    await raw.execute(engine, f"CREATE RULE own AS {rule}")
+    (finding,) = await explained(engine, "rules")
+    assert f"{table} has the rule own" in finding.problem
+    await raw.execute(engine, f"DROP RULE own ON {table}")
+    assert await problems(engine) == []
 
 
 @pytest.mark.only_on("sqlite")

@@ -19,11 +19,12 @@ from agents_session_metadata.storage.tables import DropTrigger
 from agents_session_metadata.storage.words import WORDS
 
 from .contents import Contents
-from .findings import Finding, Level
+from .findings import Finding, Level, Statements
 from .groups import lacking_finding
 from .identity import REFILLED, check_reliable, id_columns
 from .indexes import check_activity, check_merging, check_words, trigger_problem
-from .inspection import Inspection, Statements
+from .inspection import Inspection
+from .references import check_foreign_keys, check_orphans
 
 _RENAMED = "the tables had other names when it was created"
 
@@ -52,8 +53,9 @@ def check(inspection: Inspection) -> list[Finding]:
         _columns,
         _unknown_columns,
         _ids,
-        _orphans,
-        _foreign_keys,
+        _rules,
+        check_orphans,
+        check_foreign_keys,
         _indexes,
         check_merging,
         _triggers,
@@ -155,18 +157,18 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
                 is_possible = column.server_default is not None or inspection.has_key(table)
                 is_possible = is_possible and inspection.is_readable(table, [column.name])
                 repair = inspection.set_default(column) if is_possible else ()
-                yield _finding(inspection, "columns", f"{name} has no default", repair)
+                yield inspection.finding("columns", f"{name} has no default", repair)
             if found["nullable"] != column.nullable and table in inspection.own:
                 problem = "may be NULL" if found["nullable"] else "must not be NULL"
-                yield _finding(inspection, "columns", f"{name} {problem}")
+                yield inspection.finding("columns", f"{name} {problem}")
             for problem in inspection.type_problems(column, found["type"]):
                 level: Level = "warning" if column.name == "session_id" else "error"
                 repair = inspection.widen(column)
-                yield _finding(inspection, "columns", f"{name} {problem}", repair, level)
+                yield inspection.finding("columns", f"{name} {problem}", repair, level)
             for problem in inspection.lost_characters(column):
-                yield _finding(inspection, "columns", f"{name} {problem}")
+                yield inspection.finding("columns", f"{name} {problem}")
             for problem in inspection.cautions(column):
-                yield _finding(inspection, "columns", f"{name} {problem}", (), "warning")
+                yield inspection.finding("columns", f"{name} {problem}", (), "warning")
 
 
 def _refill(inspection: Inspection) -> str:
@@ -230,13 +232,13 @@ def _ids(inspection: Inspection) -> Iterator[Finding]:
                 is_id = column.name == "session_id"
                 level: Level = "warning" if is_id and follows else "error"
                 problem = f"{table.name}.{column.name} {' and '.join(problems)}"
-                yield _finding(inspection, "collations", problem, (), level)
+                yield inspection.finding("collations", problem, (), level)
             for parent in (each.column for each in column.foreign_keys):
                 if inspection.has(parent.table, parent.name):
                     difference = inspection.differs(column, parent)
                     if difference is not None:
                         repair = inspection.widen(column)
-                        yield _finding(inspection, "columns", difference, repair)
+                        yield inspection.finding("columns", difference, repair)
 
 
 def _times(inspection: Inspection) -> Iterator[Finding]:
@@ -266,80 +268,15 @@ def _times(inspection: Inspection) -> Iterator[Finding]:
             )
 
 
-def _orphans(inspection: Inspection) -> Iterator[Finding]:
-    # Rows that are derived first: an index that has them refuses the session that they lack.
-    for constraint in sorted(
-        inspection.links, key=lambda each: each.table not in inspection.derived
-    ):
-        condition = inspection.orphan_condition(constraint)
-        child, parent = constraint.table, constraint.referred_table
-        count = 0 if condition is None else inspection.count(child, condition)
-        if not count or condition is None:
-            continue
-        have = "row of {} has" if count == 1 else "rows of {} have"
-        problem = f"{count} {have.format(child.name)} no row in {parent.name}"
-        repair = inspection.delete_derived(child, condition)
-        if not repair:
-            problem += (
-                ". doctor deletes none of them. If they should be kept, this gives them a session"
-                f" row again: {inspection.restore_sessions(child, condition)}"
+def _rules(inspection: Inspection) -> Iterator[Finding]:
+    for table in inspection.present:
+        if rules := inspection.rules(table):
+            yield Finding(
+                "error",
+                "rules",
+                f"{table.name} has the rule {', '.join(rules)}: the database refuses or changes"
+                " what this package writes; drop it, and use a trigger instead",
             )
-        yield Finding("error", "orphans", problem, repair)
-
-
-def _foreign_keys(inspection: Inspection) -> Iterator[Finding]:
-    for constraint in inspection.links:
-        child, parent = constraint.table, constraint.referred_table
-        columns = list(constraint.column_keys)
-        if not inspection.has(child, *columns):
-            continue
-        to_parent = [
-            key
-            for key in inspection.foreign_keys[child.name]
-            if key["constrained_columns"] == columns and inspection.leads_to(key, parent)
-        ]
-        ending = [
-            key for key in to_parent if inspection.on_delete(child, key) == constraint.ondelete
-        ]
-        failures = [inspection.foreign_key_problem(child, key) for key in ending]
-        deleting = [key for key in to_parent if inspection.on_delete(child, key) == "CASCADE"]
-        if None in failures and (constraint.ondelete == "CASCADE" or not deleting):
-            continue
-        # Where triggers end rows with their session, the foreign keys are not needed for it.
-        is_needed = child in inspection.own and not inspection.ways.uses_triggers
-        level: Level = "error" if is_needed else "warning"
-        name = f"the foreign key of {child.name} to {parent.name}"
-        if None in failures:
-            listed = ", ".join(str(key["name"]) for key in deleting)
-            problem = f"{child.name} has another foreign key, which deletes rows that outlive their"
-            yield Finding("error", "foreign keys", f"{problem} session: drop {listed} yourself")
-        elif failures:
-            yield Finding(level, "foreign keys", f"{name} {failures[0]}")
-        elif to_parent:
-            listed = ", ".join(str(key["name"]) for key in to_parent)
-            ends = "delete" if constraint.ondelete == "CASCADE" else "set NULL"
-            problem = f"{name} does not {ends} with its parent (constraint {listed})"
-            yield _finding(inspection, "foreign keys", problem, (), level)
-        else:
-            repair = inspection.add_foreign_key(constraint)
-            problem = f"{name} is missing"
-            if repair and not _is_possible(inspection, constraint):
-                problem += "; doctor prints it once the findings above are repaired"
-                yield Finding(level, "foreign keys", problem)
-            else:
-                yield _finding(inspection, "foreign keys", problem, repair, level)
-
-
-def _is_possible(inspection: Inspection, constraint: Any) -> bool:
-    """Whether the statements that are printed before let a foreign key be added."""
-    child, parent = constraint.table, constraint.referred_table
-    if parent.name not in inspection.existing:
-        return True
-    condition = inspection.orphan_condition(constraint)
-    if condition is None or not inspection.may_refer(constraint):
-        return False
-    is_repaired = bool(inspection.delete_derived(child, condition))
-    return is_repaired or not inspection.count(child, condition)
 
 
 def _indexes(inspection: Inspection) -> Iterator[Finding]:
@@ -479,17 +416,6 @@ def _clock(inspection: Inspection) -> Iterator[Finding]:
             f"the server's clock is {abs(difference):,.0f} s {direction} this machine's; ages and"
             " resume decisions are off by as much, so set both clocks by one time server",
         )
-
-
-def _finding(
-    inspection: Inspection,
-    check: str,
-    problem: str,
-    repair: Statements = (),
-    level: Level = "error",
-) -> Finding:
-    """A finding; without a statement, it says what to do instead."""
-    return Finding(level, check, problem if repair else f"{problem}; {inspection.by_hand}", repair)
 
 
 def _installed(package: str) -> str:

@@ -11,7 +11,16 @@ from agents_session_metadata.quoting import escaped
 _QUOTED = re.compile(r"""(["'`]).*?\1""", re.DOTALL)
 """A quoted name or text; one that contains its quotation mark is found in parts."""
 
+EQUAL_ROWS = "there are rows with equal keys: decide which to keep, and delete the others"
+EQUAL_PARENTS = (
+    "there are rows with equal keys, and deleting one of them also deletes the rows of other tables"
+    " that refer to the one that stays: decide which to keep, make a backup, drop the foreign keys"
+    " to this table and the triggers on it, and only then delete the others. Once the primary key"
+    " exists, doctor prints the statements that create what was dropped"
+)
+
 Level: TypeAlias = Literal["error", "warning", "info"]
+Statements: TypeAlias = "tuple[str, ...]"
 
 
 @dataclass(frozen=True)
@@ -33,7 +42,7 @@ class Finding:
     level: Level
     check: str
     problem: str
-    repair: tuple[str, ...] = ()
+    repair: Statements = ()
 
     def printable(self, first: tuple[str, ...]) -> Finding:
         """The same finding with statements before its own, if all of them can be printed.

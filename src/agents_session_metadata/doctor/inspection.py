@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -53,18 +53,8 @@ from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .columns import SAMPLES, TextColumn, kind_of
-from .findings import Finding
+from .findings import EQUAL_PARENTS, EQUAL_ROWS, Finding, Level, Statements
 from .groups import checked_groups, lacking_columns
-
-Statements: TypeAlias = "tuple[str, ...]"
-
-_EQUAL_ROWS = "there are rows with equal keys: decide which to keep, and delete the others"
-_EQUAL_PARENTS = (
-    "there are rows with equal keys, and deleting one of them also deletes the rows of other tables"
-    " that refer to the one that stays: decide which to keep, make a backup, drop the foreign keys"
-    " to this table and the triggers on it, and only then delete the others. Once the primary key"
-    " exists, doctor prints the statements that create what was dropped"
-)
 
 
 class Inspection:
@@ -118,6 +108,12 @@ class Inspection:
         self.texts: dict[tuple[str, str], TextColumn] = self.read_texts()
         self._ignored: dict[str, list[str]] = {}
         self._avoid_taken_names()
+
+    def finding(
+        self, check: str, problem: str, repair: Statements = (), level: Level = "error"
+    ) -> Finding:
+        """A finding; without a statement, it says what to do instead."""
+        return Finding(level, check, problem if repair else f"{problem}; {self.by_hand}", repair)
 
     def _reflected(self, what: str) -> dict[str, Any]:
         read = getattr(self.inspector, f"get_{what}")
@@ -236,6 +232,10 @@ class Inspection:
 
     def heirs(self, table: Table) -> list[str]:
         """Other tables whose rows count as rows of a table, without its keys and triggers."""
+        return []
+
+    def rules(self, table: Table) -> list[str]:
+        """Rules by which the database does something else than a statement on a table says."""
         return []
 
     def orphan_condition(self, constraint: ForeignKeyConstraint) -> str | None:
@@ -362,7 +362,7 @@ class Inspection:
         equal = f"SELECT 1 FROM {self.name_of(table)} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608  # names
         if self.rows(equal):
             is_parent = any(each.referred_table is table for each in self.links)
-            return _EQUAL_PARENTS if is_parent else _EQUAL_ROWS
+            return EQUAL_PARENTS if is_parent else EQUAL_ROWS
         return self.by_hand if self.keys[table.name] else None
 
     def has_key(self, table: Table) -> bool:

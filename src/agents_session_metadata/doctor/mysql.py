@@ -18,8 +18,8 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata.storage.tables import TableNames
 
 from .columns import TextColumn
-from .findings import Finding
-from .inspection import Inspection, Statements
+from .findings import Finding, Statements
+from .inspection import Inspection
 
 _WIDENED = re.compile("var(char|binary)|(tiny|medium)?(text|blob)")
 _CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")

@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import TEXT, VARCHAR, Column, Table
 
 from .columns import TextColumn, kind_of
-from .findings import Finding
-from .inspection import Inspection, Statements
+from .findings import Finding, Statements
+from .inspection import Inspection
 
 _DEFAULT = 'pg_catalog."default"'
 """The database's own collation, which gives way to any other."""
@@ -112,6 +112,13 @@ class PostgreSQLInspection(Inspection):
         query = (
             "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
             " WHERE i.inhparent = to_regclass(:name) AND NOT c.relispartition ORDER BY c.relname"
+        )
+        return [name for (name,) in self.rows(query, name=self.name_of(table))]
+
+    def rules(self, table: Table) -> list[str]:
+        query = (
+            "SELECT rulename FROM pg_rewrite WHERE ev_class = to_regclass(:name) AND ev_type <> '1'"
+            " AND ev_enabled <> 'D' ORDER BY rulename"
         )
         return [name for (name,) in self.rows(query, name=self.name_of(table))]
 

@@ -28,7 +28,8 @@ from sqlalchemy import (
 )
 
 from .columns import kind_of
-from .inspection import Inspection, Statements
+from .findings import Statements
+from .inspection import Inspection
 
 
 class SQLiteInspection(Inspection):
