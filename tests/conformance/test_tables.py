@@ -28,6 +28,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.doctor import diagnose
+from agents_session_metadata.storage.tables import table_names
 from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.compaction import Client
@@ -368,12 +369,14 @@ async def test_long_names_do_not_collide(engine):
             engine=engine,
             create_tables=True,
             sessions_table=f"{long}{number}",
-            messages_table=f"messages_{number}",
+            messages_table=f"{long}m{number}",
         )
         for number in range(2)
     ]
-    for session in sessions:
+    for number, session in enumerate(sessions):
         await check_everything(session)
+        names = table_names(f"{long}{number}", f"{long}m{number}")
+        assert [each for each in await diagnose(engine, names) if each.level == "error"] == []
     await sessions[0].set_metadata({"where": 0})
     assert await sessions[1].get_metadata() == {}
     assert len(await raw.table_names(engine)) == 8

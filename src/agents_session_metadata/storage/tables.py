@@ -251,6 +251,9 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         time("updated_at", onupdate=now),
         **options,
     )
+    # MariaDB fails if the name that it makes for the foreign key is too long.
+    short = derived_name(names.messages, "_session_fk")
+    link_name = None if short.startswith(names.messages) else short
     messages = Table(
         names.messages,
         metadata,
@@ -258,12 +261,12 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
         Column(
             "session_id",
             types.session_id,
-            ForeignKey(sessions.c.session_id, ondelete="CASCADE"),
+            ForeignKey(sessions.c.session_id, ondelete="CASCADE", name=link_name),
             nullable=False,
         ),
         Column("message_data", types.text, nullable=False),
         time("created_at"),
-        Index(f"idx_{names.messages}_session_time", "session_id", "created_at"),
+        Index(derived_name(f"idx_{names.messages}", "_session_time"), "session_id", "created_at"),
         sqlite_autoincrement=True,
         **options,
     )
