@@ -18,6 +18,7 @@ from agents_session_metadata import (
     ScopeError,
     SessionCatalog,
     TablesMissingError,
+    TextIndexMissingError,
     TriggersNotAllowedError,
 )
 from agents_session_metadata.ddl import drop_statements
@@ -407,6 +408,39 @@ async def test_the_privilege_that_is_missing_is_named(catalog, database):
             drops = [f"DROP OWNED BY {user}", f"DROP ROLE {user}"]
         for drop in drops:
             await raw.execute(catalog.engine, drop)
+
+
+@pytest.mark.not_on("sqlite")  # It has no privileges.
+async def test_whoever_may_not_read_an_index_works_without_it(catalog, database):
+    name = make_url(database.url).database
+    user = f"reader_{name}"[:30]
+    host, place = ("@'%'", f"{name}.") if database.kind == "mysql" else ("", "")
+    create, drop = f"CREATE USER {user}{host}", [f"DROP USER {user}{host}"]
+    if database.kind == "postgresql":
+        create, drop = f"{create} LOGIN", [f"DROP OWNED BY {user}", *drop]
+    for key in ("owner_id", "$text"):
+        await catalog.create_index(key)
+    await raw.execute(catalog.engine, create)
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    own = "agent_sessions_metadata"
+    try:
+        for tables in (
+            ["agent_sessions", "agent_messages", own, f"{own}_elements"],
+            [f"{own}_indexes", f"{own}_words_state"],
+        ):
+            for table in tables:
+                grant = f"GRANT SELECT ON {place}{table} TO {user}{host}"
+                await raw.execute(catalog.engine, grant)
+            reader = SessionCatalog(engine)
+            reader._store.database.known_indexes.forget()
+            assert await reader.list_indexes() == await reader.list_indexes(count=True) == []
+            assert len((await reader.list_sessions({"owner_id": "u0"})).sessions) == 2
+            with pytest.raises(TextIndexMissingError):
+                await reader.search("hello")
+    finally:
+        await engine.dispose()
+        for statement in drop:
+            await raw.execute(catalog.engine, statement)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAll
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
+from agents_session_metadata.storage.known import may_read
 from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
@@ -114,10 +115,13 @@ async def drop_text_index(database: Database[Any]) -> bool:
 
 
 async def text_index_info(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
-    """The text index, if there is one, with the number of its words if wanted."""
+    """The text index, if the user may read one, with the number of its words if wanted."""
     index = _TextIndex(database)
 
     def read(connection: Connection) -> list[IndexInfo]:
+        tables = database.tables
+        if not may_read(connection, tables, tables.group(WORDS)):
+            return []
         state = index.read_state(connection)
         if state is None:
             return []

@@ -20,7 +20,7 @@ from agents_session_metadata.dialects import dialect_of
 from .activity import ACTIVITY
 from .index_states import COMPLETE, DROPPING
 from .paused import PAUSED
-from .tables import SessionTables
+from .tables import SessionTables, TableGroup
 from .threads import THREADS
 from .usage import USAGE
 from .words import TEXT, WORDS
@@ -75,7 +75,7 @@ class TextIndex(IntEnum):
     """What a user may do with the text index."""
 
     NONE = 0
-    """There is no index, or the user may not read its state."""
+    """There is no index, or the user may not read it."""
     READ = 1
     """Search. What the user writes is left in the queue, and others index it."""
     WRITE = 2
@@ -83,10 +83,11 @@ class TextIndex(IntEnum):
 
 
 def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str] | None:
-    """The keys of the indexes that pages may use; None without a table that the user may read."""
-    indexes = tables.group(ACTIVITY)["_indexes"]
-    if not dialect_of(connection.dialect).usable(connection, tables.sessions, [indexes]):
+    """The keys of the indexes that pages may use; None without tables that the user may read."""
+    group = tables.group(ACTIVITY)
+    if not may_read(connection, tables, group):
         return None
+    indexes = group["_indexes"]
     complete = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
     keys: Any = connection.scalars(select(indexes.c.key).where(*complete))
     return frozenset(keys)
@@ -95,14 +96,20 @@ def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str
 def read_text_index(connection: Connection, tables: SessionTables) -> TextIndex:
     """What the user may do with the text index."""
     group = tables.group(WORDS)
-    state, usable = group["_state"], dialect_of(connection.dialect).usable
-    if not usable(connection, tables.sessions, [state]):
+    if not may_read(connection, tables, group):
         return TextIndex.NONE
+    state, usable = group["_state"], dialect_of(connection.dialect).usable
     found: Any = connection.scalar(select(state.c.state).where(state.c.key == TEXT))
     if found in (None, DROPPING):
         return TextIndex.NONE
     may_write = usable(connection, tables.sessions, [group["_words"]], "insert")
     return TextIndex.WRITE if may_write else TextIndex.READ
+
+
+def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -> bool:
+    """Whether all tables of a group exist, and the database user may read them."""
+    usable = dialect_of(connection.dialect).usable(connection, tables.sessions, group.tables)
+    return len(usable) == len(group.tables)
 
 
 def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
