@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode, in front of PostgreSQL, with asyncpg."""
+"""PgBouncer in transaction mode, in front of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,32 +29,43 @@ SECONDS = 8.0
 SERVER_CONNECTIONS = 3
 """Fewer than clients, so that each meets what others left on a connection."""
 
-SETTINGS: Mapping[str, Any] = {
+ASYNCPG: Mapping[str, Any] = {
     "statement_cache_size": 0,
     "prepared_statement_cache_size": 0,
     "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
 }
+PSYCOPG: Mapping[str, Any] = {"prepare_threshold": None}
 """What a user gives as `connect_args`."""
+
+ENGINES: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "asyncpg": ("postgresql+asyncpg", {"connect_args": ASYNCPG}),
+    "asyncpg, AUTOCOMMIT": (
+        "postgresql+asyncpg",
+        {"connect_args": ASYNCPG, "isolation_level": "AUTOCOMMIT"},
+    ),
+    "psycopg": ("postgresql+psycopg", {"connect_args": PSYCOPG}),
+}
 
 
 async def pool_transactions() -> AsyncIterator[Result]:
     """Use the package behind PgBouncer."""
     server = PostgreSQL()
     try:
-        url = await create_database(server.url)
-        async with _pgbouncer(url) as (pooled, number):
-            await prepare(url)
-            engine = create_async_engine(pooled, connect_args=dict(SETTINGS), pool_size=8)
-            journal = Journal()
-            load = Load(journal, [engine], writers=6)
-            reads, _ = await asyncio.gather(_read(engine, SECONDS), load.run(SECONDS))
-            figures = await audit(engine, journal)
-            name = f"{await version(engine)}, PgBouncer {number}"
-            result = Result("PgBouncer, transaction mode", name, figures)
-            result.notes.append(f"{reads} reads")
-            result.require(not journal.errors, "no errors")
-            await engine.dispose()
-            yield result
+        for name, (driver, options) in ENGINES.items():
+            url = await create_database(server.url)
+            async with _pgbouncer(url) as (pooled, number):
+                await prepare(url)
+                engine = create_async_engine(pooled.set(drivername=driver), pool_size=8, **options)
+                journal = Journal()
+                load = Load(journal, [engine], writers=6)
+                reads, _ = await asyncio.gather(_read(engine, SECONDS), load.run(SECONDS))
+                figures = await audit(engine, journal)
+                server_name = f"{await version(engine)}, PgBouncer {number}"
+                result = Result(f"PgBouncer, transaction mode, {name}", server_name, figures)
+                result.notes.append(f"{reads} reads")
+                result.require(not journal.errors, "no errors")
+                await engine.dispose()
+                yield result
     finally:
         server.stop()
 

@@ -45,7 +45,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .dialects import dialect_of
-from .dialects.urls import check_engine, owner_of
+from .dialects.urls import check_engine, owner_of, with_transactions
 from .query.queries import Queries
 from .scope import ScopedStore, open_store
 from .storage.database import settle
@@ -234,14 +234,10 @@ def _writing(engine: AsyncEngine) -> dict[str, Any]:
 
     What is read after a lock must be current, as when metadata is written. A snapshot from before
     the lock would show a former owner of the session, so the level of the engine does not count
-    where the dialect has one for writing. An engine that commits each statement gets transactions.
+    where the dialect has one for writing.
     """
-    dialect = dialect_of(engine.dialect)
-    if dialect.write_isolation is not None:
-        return {"isolation_level": dialect.write_isolation}
-    level = engine.get_execution_options().get("isolation_level")
-    level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
-    return {"isolation_level": dialect.usual_isolation} if level == "AUTOCOMMIT" else {}
+    level = dialect_of(engine.dialect).write_isolation
+    return {} if level is None else {"isolation_level": level}
 
 
 class StoredSession(SQLAlchemySession):
@@ -297,7 +293,7 @@ class StoredSession(SQLAlchemySession):
             )
         self._connection_lock = _turns_on(engine)
         self._session_factory = async_sessionmaker(
-            engine, expire_on_commit=False, sync_session_class=_CheckedSession
+            with_transactions(engine), expire_on_commit=False, sync_session_class=_CheckedSession
         )
         # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
         tables = database.tables

@@ -212,32 +212,50 @@ async def test_what_is_indexed_after_a_write_does_not_fail_it(shared_database, c
 
 
 @pytest.mark.only_on("postgresql")
-async def test_a_pooler_that_mixes_up_prepared_statements(database):
+@pytest.mark.parametrize("options", [{}, {"isolation_level": "AUTOCOMMIT"}])
+async def test_a_pooler_that_mixes_up_prepared_statements(database, options):
     # Outside a transaction, PgBouncer may prepare on one connection and run on another. PostgreSQL
     # says here what it says then; `make stress` shows it with PgBouncer.
-    catalog = SessionCatalog(database.engine(), create_tables=True)
+    catalog = SessionCatalog(database.engine(**options), create_tables=True)
     await catalog.count_sessions()
-    levels = []
+    commits = []
 
     def read(connection, queries):
-        levels.append(connection.get_execution_options().get("isolation_level"))
-        if levels == ["AUTOCOMMIT"]:
+        commits.append(catalog._store.database.dialect.commits_each(connection))
+        if commits == [True]:
             connection.exec_driver_sql("EXECUTE nobody_prepared_this")
         return connection.exec_driver_sql("SELECT 7").scalar_one()
 
-    for expected in (["AUTOCOMMIT", None], [None]):
-        levels.clear()
+    for expected in ([True, False], [False]):
+        commits.clear()
         assert await catalog._store.database.read(read) == 7
-        assert levels == expected
-    levels.clear()
+        assert commits == expected
+    commits.clear()
 
     def fail(connection, queries):
-        levels.append(connection.get_execution_options().get("isolation_level"))
+        commits.append(catalog._store.database.dialect.commits_each(connection))
         connection.exec_driver_sql("EXECUTE nobody_prepared_this")
 
     with pytest.raises(DBAPIError):
         await catalog._store.database.read(fail)
-    assert levels == [None]
+    assert commits == [False]
+
+
+async def test_history_is_read_in_a_transaction(shared_database):
+    """Also if the engine commits each statement: a pooler could mix them up."""
+    engine = shared_database.engine(isolation_level="AUTOCOMMIT")
+    session = SQLAlchemyMetadataSession("chat", engine=engine, create_tables=True)
+    await session.add_items([raw.message("hello")])
+    commits = []
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def record(connection, *_):
+        dialect = session._store.database.dialect
+        commits.append(dialect.commits_each(connection))
+
+    assert await session.get_items() == [raw.message("hello")]
+    assert commits
+    assert not any(commits)
 
 
 @pytest.mark.only_on("postgresql")

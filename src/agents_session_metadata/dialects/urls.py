@@ -12,6 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from agents_session_metadata.installing import install_advice
 
+from . import dialect_of
+
 DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "postgresql": "postgresql+asyncpg",
@@ -131,6 +133,18 @@ def owner_of(engine: AsyncEngine) -> AsyncEngine:
     while isinstance(found, OptionEngine):
         found = found._proxied
     return engine if found is engine.sync_engine else AsyncEngine(found)
+
+
+def with_transactions(engine: AsyncEngine) -> AsyncEngine:
+    """The engine, with transactions if it commits each statement.
+
+    Outside of one, a pooler may run a statement on a connection that has not prepared it.
+    """
+    level = engine.get_execution_options().get("isolation_level")
+    level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
+    if level != "AUTOCOMMIT":
+        return engine
+    return engine.execution_options(isolation_level=dialect_of(engine.dialect).usual_isolation)
 
 
 def shown_url(url: URL) -> str:
