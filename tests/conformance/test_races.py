@@ -21,6 +21,7 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionNotFoundError,
     SQLAlchemyMetadataSession,
+    UnsupportedDialectError,
 )
 from conformance import raw
 
@@ -487,6 +488,15 @@ async def test_engines_that_share_one_connection(shared_database):
     for number, name in enumerate(names):
         await asyncio.gather(look(number), theirs.create_session(name, metadata={"title": "x"}))
     assert await theirs.count_sessions() == len(names) + 1
+
+
+@pytest.mark.not_on("sqlite")
+async def test_no_connection_is_shared_by_all_calls(shared_database):
+    engine = shared_database.engine(poolclass=StaticPool)
+    with pytest.raises(UnsupportedDialectError, match="StaticPool"):
+        SessionCatalog(engine)
+    with pytest.raises(UnsupportedDialectError, match="StaticPool"):
+        SQLAlchemyMetadataSession("chat", engine=engine)
 
 
 async def refusal(awaitable):

@@ -9,7 +9,9 @@ from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import StaticPool
 
+from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.installing import install_advice
 
 from . import dialect_of
@@ -114,12 +116,18 @@ def _enlarge_cache(connection: Any, _record: object) -> None:
 
 
 def check_engine(engine: object) -> None:
-    """Refuse what is not an async engine.
+    """Refuse what is not an async engine, or has one connection for all calls.
+
+    SQLite in memory has one, of which the SDK and this package take turns. Of another, calls would
+    mix up their transactions.
 
     Raises:
-        TypeError: If it is not one.
+        TypeError: If it is not an async engine.
+        UnsupportedDialectError: If all calls would share a connection.
     """
     if isinstance(engine, AsyncEngine):
+        if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
+            raise UnsupportedDialectError(engine.dialect.name, "poolclass=StaticPool")
         return
     advice = "make it with create_async_engine"
     if isinstance(engine, (str, URL)):
