@@ -24,7 +24,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
 )
 from conformance import raw
-from conformance.approving import Deployer, call, deploys, pause, paused_runs
+from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
 
 FERNET = Fernet(Fernet.generate_key())
 CIPHERS = {"encrypt": FERNET.encrypt, "decrypt": FERNET.decrypt}
@@ -472,11 +472,9 @@ async def test_a_check_that_fails_for_one_of_two_tools(engine):
     assert len(deployer.calls) == 1
 
 
-async def test_a_stream_that_is_cancelled_before_its_first_tool(engine):
-    paused, deployer = paused_runs(engine), Deployer()
-    await pause(paused, deployer.agent(deploys("c1")))
-    await paused.decide("chat", "c1", approve=True)
-    async with paused.claim("chat", deployer.agent("Done")) as run:
+async def cancel_while_it_is_checked(paused: PausedRuns, agent: Agent[Any]) -> None:
+    """Resume a run with a stream, and leave it while the lease is checked."""
+    async with paused.claim("chat", agent) as run:
         check, checking = run._check_held, asyncio.Event()
 
         async def check_slowly() -> None:
@@ -488,9 +486,65 @@ async def test_a_stream_that_is_cancelled_before_its_first_tool(engine):
         stream = run.resume_streamed()
         await checking.wait()
         stream.cancel()
+
+
+async def test_a_stream_that_is_cancelled_before_its_first_tool(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    await cancel_while_it_is_checked(paused, deployer.agent("Done"))
     assert deployer.calls == []
     assert await resume(paused, deployer.agent("Done"), None, streamed=True) == "Done"
     assert deployer.calls == ["deploy c1"]
+
+
+@pytest.mark.parametrize(("nested", "approve"), [(False, False), (True, False), (True, True)])
+async def test_a_stream_that_is_cancelled_after_a_turn_that_nothing_checked(
+    engine, nested, approve
+):
+    """The SDK calls no hook before it rejects calls, nor for those of an agent used as a tool."""
+    paused, deployer = paused_runs(engine), Deployer()
+
+    def agent(outer: Any, inner: Any) -> Agent[Any]:
+        asked = deployer.agent(inner, name="inner")
+        return deployer.agent(outer, tools=[asked.as_tool("ask", "Asks.")])
+
+    first = [call("ask", "o1", input="go")] if nested else deploys("c1")
+    await pause(paused, agent(first, deploys("c1")))
+    await paused.decide("chat", "c1", approve=approve)
+    await cancel_while_it_is_checked(paused, agent("never", "Asked"))
+    done = ["deploy c1"] if approve else []
+    assert deployer.calls == done
+    assert await resume(paused, agent("Done", "never"), None, streamed=True) == "Done"
+    assert deployer.calls == done
+    items = await paused.catalog.session("chat").get_items()
+    assert kinds(items)[2:] == [f"function_call_output {'o1' if nested else 'c1'}", "message"]
+
+
+async def test_a_stream_that_is_cancelled_while_an_agent_as_a_tool_runs(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    inner = deployer.agent(deploys("i1"), "Asked", name="inner")
+    tools = [inner.as_tool("ask", "Asks.")]
+    both = [call("ask", "o1", input="go"), *deploys("c1")]
+    outer = deployer.agent(both, "Done", tools=tools)
+    await pause(paused, outer)
+    for call_id in ("c1", "i1"):
+        await paused.decide("chat", call_id, approve=True)
+    async with paused.claim("chat", outer) as run:
+
+        async def check_for_ever() -> None:
+            await asyncio.Event().wait()
+
+        run._check_held = check_for_ever
+        stream = run.resume_streamed()
+        while not deployer.calls:  # noqa: ASYNC110  # the tool has no event
+            await asyncio.sleep(0)
+        stream.cancel()
+    assert deployer.calls == ["deploy i1"]
+    # The SDK does not know whether `c1` has run.
+    with pytest.raises(ModelBehaviorError):
+        await resume(paused, outer, None, streamed=True)
+    assert deployer.calls == ["deploy i1"]
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,7 @@ from .states import (
     pending_calls,
     restorable,
     serialize,
+    waits_inside,
     without_answered_questions,
 )
 from .tracking import SessionTracker
@@ -107,6 +108,7 @@ class ClaimedRun:
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
+        self._waits_inside = False
 
     @property
     def undecided(self) -> tuple[PendingCall, ...]:
@@ -202,6 +204,7 @@ class ClaimedRun:
         with self._start(session, hooks) as session:
             # Checking takes a coroutine, and the stream has to be returned now.
             self._progress.check = self._check_held
+            self._waits_inside = waits_inside(_written(self.state))
             self._stream = Runner.run_streamed(
                 self._agent,
                 self.state,
@@ -425,7 +428,7 @@ class ClaimedRun:
         if self._is_lost:
             raise RunClaimedError(self.session_id, lost=True)
         refused = self._progress.refused
-        if refused is not None:
+        if refused is not None and not self._waits_inside:
             # Nothing has run, but the SDK counts a tool as executed before it calls the hook.
             await self._store.release(self._row, self._token)
             if isinstance(refused, asyncio.CancelledError):
@@ -433,9 +436,7 @@ class ClaimedRun:
             raise refused
         failed = task is not None and (task.cancelled() or task.exception() is not None)
         # A stream that was cancelled after a turn has neither a result nor an error.
-        goes_on = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)[
-            "current_step"
-        ]
+        goes_on = _written(self.state)["current_step"]
         if failed or (goes_on and not stream.interruptions):
 
             def write() -> dict[str, Any]:
@@ -443,6 +444,8 @@ class ClaimedRun:
                 return without_answered_questions(written)
 
             await self._keep(write)
+            if isinstance(refused, Exception):
+                raise refused
         else:
             await self._store_result(stream)
 
@@ -467,3 +470,8 @@ class ClaimedRun:
             self._run.cancel()
         if self._stream is not None:
             self._stream.cancel()
+
+
+def _written(state: RunState[Any, Any]) -> dict[str, Any]:
+    """A state as JSON, without its context, which is not always JSON."""
+    return state.to_json(context_serializer=lambda _: {}, strict_context=False)

@@ -100,15 +100,28 @@ def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
     The SDK would wait for ever for calls of that agent. It finds the items of the last turn by the
     calls that waited, so those of the turn itself stay.
     """
-    step, processed = written["current_step"], written["last_processed_response"]
-    if step is None or step["type"] != "next_step_interruption" or processed is None:
-        return written
+    calls, asked = _calls_of_turn(written)
     _, outputs = _calls_and_outputs(written)
-    calls, _ = calls_and_outputs([each["raw_item"] for each in processed["new_items"]])
-    asked, _ = calls_and_outputs([each["raw_item"] for each in step["data"]["interruptions"]])
     if not calls or calls - outputs or asked <= calls:
         return written
+    step = written["current_step"]
     return {**written, "current_step": {**step, "data": {**step["data"], "interruptions": []}}}
+
+
+def waits_inside(written: dict[str, Any]) -> bool:
+    """Whether a state waits for a call of an agent that is used as a tool."""
+    calls, asked = _calls_of_turn(written)
+    return not asked <= calls
+
+
+def _calls_of_turn(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
+    """The calls of the turn that was interrupted, and those that wait."""
+    step, processed = written["current_step"], written["last_processed_response"]
+    if step is None or step["type"] != "next_step_interruption" or processed is None:
+        return set(), set()
+    calls, _ = calls_and_outputs([each["raw_item"] for each in processed["new_items"]])
+    asked, _ = calls_and_outputs([each["raw_item"] for each in step["data"]["interruptions"]])
+    return calls, asked
 
 
 def _with_invocations(
