@@ -379,7 +379,11 @@ async def test_missing_times_are_found(filled, shared_database):
 @pytest.mark.only_on("postgresql")
 async def test_times_that_python_cannot_read_are_found(whole, shared_database):
     engine = whole.engine
-    for table, column in (("agent_sessions", "created_at"), ("agent_messages", "created_at")):
+    for table, column in (
+        ("agent_sessions", "created_at"),
+        ("agent_messages", "created_at"),
+        ("agent_sessions_metadata", "updated_at"),
+    ):
         [[before]] = await raw.execute(engine, f"SELECT max({column}) FROM {table}")
         bad = ("infinity", "-infinity", "10000-01-01", "0001-12-31 BC")
         for time in (*bad, "9999-12-31 23:59:59.999999", "0001-01-01"):

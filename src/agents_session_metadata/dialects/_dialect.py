@@ -89,11 +89,7 @@ class Dialect:
     stops_early: ClassVar[bool] = True
     """Whether a query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
-    """Whether to look up an id by a range that contains only this id.
-
-    The planner then uses the covering index. For equality it would use the primary key and fetch
-    the row as well.
-    """
+    """Whether a range that contains only one id lets the planner use the covering index."""
     transactional_ddl: ClassVar[bool] = True
     """Whether one transaction can create a table and insert its rows."""
     many: ClassVar[int] = 200
@@ -254,6 +250,10 @@ class Dialect:
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in a form that sorts and that a cursor can contain."""
         raise NotImplementedError
+
+    def readable_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A stored time, or NULL if Python has no such time."""
+        return self.stored_time(column)
 
     def stored_time_type(self) -> TypeEngine[Any]:
         """The type of a `stored_time`."""

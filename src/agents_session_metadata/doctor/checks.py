@@ -242,7 +242,7 @@ def _ids(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _times(inspection: Inspection) -> Iterator[Finding]:
-    for table in (inspection.expected.sessions, inspection.expected.messages):
+    for table in inspection.core[:3]:
         for column in ("created_at", "updated_at"):
             condition = inspection.not_a_time(column)
             if condition is None or column not in table.c:

@@ -207,7 +207,8 @@ def _different(inspection: Inspection, index: WordIndex) -> Iterator[Finding]:
     """Messages and titles whose words are not what they should be; they are queued again."""
     sessions, messages, rows, _ = inspection.tables.tables
     ways, queue, wrong = inspection.ways, index.queue, list[Queued]()
-    time = type_coerce(ways.stored_time(messages.c.created_at), ways.stored_time_type())
+    time = type_coerce(ways.readable_time(messages.c.created_at), ways.stored_time_type())
+    title_time = ways.readable_time(ways.local_time(rows.c.updated_at))
     title: Any = literal_column(str(TITLE_ITEM))
     # The time of a title depends on the zone of the client.
     sources: Any = (
@@ -216,9 +217,15 @@ def _different(inspection: Inspection, index: WordIndex) -> Iterator[Finding]:
             messages.c.id,
             ways.item_text(messages.c.message_data),
             time,
-            messages.c.id > TITLE_ITEM,
+            and_(messages.c.id > TITLE_ITEM, time.is_not(None)),
         ),
-        (rows.c.session_id, title, rows.c.value, null(), rows.c.key == TITLE),
+        (
+            rows.c.session_id,
+            title,
+            rows.c.value,
+            null(),
+            and_(rows.c.key == TITLE, title_time.is_not(None)),
+        ),
     )
     for key, item, stored, at, condition in sources:
         session_id, done = key.table.c.session_id, 0

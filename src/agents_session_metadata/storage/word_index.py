@@ -291,7 +291,7 @@ class WordIndex:
         return connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
 
     def _time(self, column: Any) -> Any:
-        return type_coerce(self._dialect.stored_time(column), self._dialect.stored_time_type())
+        return type_coerce(self._dialect.readable_time(column), self._dialect.stored_time_type())
 
 
 def item_text(stored: str) -> str | None:
