@@ -285,6 +285,46 @@ async def test_character_sets_that_lack_characters(database, setting):
         await engine.dispose()
 
 
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+@pytest.mark.parametrize("where", ["connection", "settings", "database"])
+async def test_encodings_that_change_characters(database, driver, where):
+    owner = SessionCatalog(database.engine(), create_tables=True)
+    await owner.create_session("id\\", metadata={"owner_id": "u1"})
+    url = make_url(database.url).set(drivername=f"postgresql+{driver}")
+    name, options = url.database, dict[str, Any]()
+    admin = owner.engine.execution_options(isolation_level="AUTOCOMMIT")
+    if where == "connection":
+        options = {"server_settings": {"standard_conforming_strings": "off"}}
+        if driver == "psycopg":
+            options = {"options": "-c standard_conforming_strings=off"}
+    elif where == "settings":
+        await raw.execute(admin, f"ALTER DATABASE {name} SET client_encoding = 'EUC_JP'")
+    else:
+        name = f"{name}_jp"
+        other = "ENCODING 'EUC_JP' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+        await raw.execute(admin, f"CREATE DATABASE {name} {other}")
+    engine = create_async_engine(url.set(database=name), connect_args=options)
+    catalog = SessionCatalog(engine, create_tables=True)
+    try:
+        for work in (
+            lambda: catalog.delete_session("id\u00a5"),
+            lambda: catalog.session("id").get_items(),
+            lambda: diagnose(engine),
+            lambda: rewrite_search_keys(engine),
+        ):
+            if where == "settings" and driver == "asyncpg":
+                await work()  # It says what it uses itself.
+                continue
+            with pytest.raises(UnsupportedDialectError, match="instead of"):
+                pytest.fail(repr(await work()))
+    finally:
+        await engine.dispose()
+        reset = f"ALTER DATABASE {name} RESET client_encoding"
+        await raw.execute(admin, f"DROP DATABASE {name}" if where == "database" else reset)
+    assert await owner.get_session("id\\") is not None
+
+
 async def compact(session: SQLAlchemyMetadataSession) -> None:
     snapshot = await session._get_compaction_snapshot(10)
     await snapshot.replace_suffix(0, [raw.message("summary")])

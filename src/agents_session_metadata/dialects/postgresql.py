@@ -40,11 +40,23 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
+from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
 from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
 from ._locks import ROUNDS, Locks
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
+
+_SETTINGS = {
+    "client_encoding": "UTF8",
+    "server_encoding": "UTF8",
+    "standard_conforming_strings": "on",
+}
+"""What connections must have.
+
+Other encodings lack characters, or replace some by others, in ids as well. Without the last one,
+backslashes in bytes that a driver writes into the SQL text are read as something else.
+"""
 
 
 class _PostgreSQLLocks(Locks):
@@ -100,6 +112,22 @@ class PostgreSQL(Dialect):
 
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
+
+    def check_settings(self, connection: Connection) -> None:
+        self.check_connection(connection)
+
+    def check_connection(self, connection: Connection) -> None:
+        # The server tells the driver of each of these when it changes, so this takes no query.
+        driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "get_settings"):  # asyncpg
+            told = driver.get_settings()
+            found = {name: getattr(told, name, None) for name in _SETTINGS}
+        else:
+            found = {name: driver.info.parameter_status(name) for name in _SETTINGS}
+        for name, wanted in _SETTINGS.items():
+            if found[name] not in (wanted, None):
+                setting = f"{name} = {found[name]} instead of {wanted}"
+                raise UnsupportedDialectError(self.name, setting)
 
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _PostgreSQLLocks(sessions, metadata, elements)
