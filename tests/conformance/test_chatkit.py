@@ -26,6 +26,7 @@ from chatkit.types import (
 )
 
 from agents_session_metadata import (
+    CorruptMetadataError,
     InvalidCursorError,
     InvalidMetadataError,
     PausedRuns,
@@ -653,6 +654,19 @@ async def test_threads_and_items(store, catalog, engine):
         bad = widget("x", "y").model_copy(update={"id": name})
         with pytest.raises(ValueError, match="id"):
             await store.add_thread_item(threads[0], bad, ANNA)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "null"])
+async def test_an_item_that_is_not_a_json_object(store, catalog, engine, text):
+    await store.save_thread(ThreadMetadata(id="thr_1", created_at=NOW), ANNA)
+    await store.add_thread_item("thr_1", user_item("thr_1", "msg_1"), ANNA)
+    await raw.execute(engine, f"UPDATE {TABLES[0]} SET data = '{text}'")
+    for work in (
+        store.load_thread_items("thr_1", None, 9, "asc", ANNA),
+        store.load_item("thr_1", "msg_1", ANNA),
+    ):
+        with pytest.raises(CorruptMetadataError, match=r"thr_1.* is not a JSON object"):
+            await work
 
 
 async def test_writers_at_once(store):
