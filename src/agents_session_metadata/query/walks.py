@@ -106,8 +106,14 @@ class WalkBuilder(Builder):
             walked = select(func.count()).select_from(passed).scalar_subquery()
         return self._with_metadata(inner, terms, some_keys, details, beside=self._state(walked))
 
-    def candidates(self, ordering: Ordering, *, leader: Equals | None, beyond: bool) -> Statement:
-        """The ids and times of entries, and the state of the index, or one row with only that."""
+    def candidates(
+        self, ordering: Ordering, *, leader: Equals | None, beyond: bool, existing: bool
+    ) -> Statement:
+        """The ids and times of entries, and the state of the index, or one row with only that.
+
+        Whether their sessions exist is checked only if that is wanted: their rows may be all over
+        the table.
+        """
         entries = self._entries()
         terms = self._in_order(entries, ordering)
         conditions = [*self._of_value(entries), *self._within(entries)]
@@ -121,9 +127,12 @@ class WalkBuilder(Builder):
             .subquery("walked")
         )
         state = self._state(literal(0, Integer))
-        own_id = self._sessions.c.session_id
-        present = select(own_id).where(own_id == found.c.session_id).correlate(found)
-        holds = self._holds(leader, found.c.session_id, present.scalar_subquery())
+        present: Any = found.c.session_id
+        if existing:
+            own_id = self._sessions.c.session_id
+            same = select(own_id).where(own_id == found.c.session_id).correlate(found)
+            present = same.scalar_subquery()
+        holds = self._holds(leader, found.c.session_id, present)
         rows = select(state.c.usable, found, holds).select_from(state.outerjoin(found, true()))
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
@@ -328,12 +337,15 @@ class Reader:
             return None
         return self._entries(plan, OLDEST_FIRST, limit=limit, after=after)
 
-    def ids(self, condition: Condition, limit: int | None) -> list[str]:
-        """Read the ids of sessions, most recently active first."""
+    def ids(self, condition: Condition, limit: int | None, *, existing: bool = True) -> list[str]:
+        """Read the ids of sessions, most recently active first.
+
+        Without `existing`, ids that a lost foreign key has left behind may be among them.
+        """
         plan = Plan.of(condition, self.keys)
         if plan is not None and limit is not None:
             if not plan.others:
-                entries = self._entries(plan, NEWEST_FIRST, limit=limit)
+                entries = self._entries(plan, NEWEST_FIRST, limit=limit, existing=existing)
                 if entries is not None:
                     return [each.session_id for each in entries]
             found = self._walk_or_lead(plan, NEWEST_FIRST, limit=limit, keys=[])
@@ -343,13 +355,21 @@ class Reader:
         return list(self.connection.scalars(*self.queries.find(condition, limit)))
 
     def _entries(
-        self, plan: Plan, ordering: Ordering, *, limit: int, after: Position | None = None
+        self,
+        plan: Plan,
+        ordering: Ordering,
+        *,
+        limit: int,
+        after: Position | None = None,
+        existing: bool = False,
     ) -> list[Position] | None:
         """Read entries of the index alone; None if they cannot be used."""
         rows = self._execute(
-            ("candidates", ordering.descending, after is None),
+            ("candidates", ordering.descending, after is None, existing),
             plan,
-            lambda build: build.candidates(ordering, leader=plan.leader, beyond=after is not None),
+            lambda build: build.candidates(
+                ordering, leader=plan.leader, beyond=after is not None, existing=existing
+            ),
             self._parameters(plan, limit, after),
         ).all()
         found = [row for row in rows if row.session_id is not None]

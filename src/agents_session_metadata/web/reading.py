@@ -49,7 +49,7 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
     condition = store.condition(view.where)
 
     def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
-        ids = reader.ids(condition, sample + 1)
+        ids = reader.ids(condition, sample + 1, existing=False)
         queries = reader.queries
         found = read_values(
             reader.connection,
