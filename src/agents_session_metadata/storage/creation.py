@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -56,17 +56,48 @@ _ASIDE = "_new"
 """The end of the name of a table of elements that is not filled yet."""
 
 
+class Lacking(NamedTuple):
+    """What a database lacks.
+
+    Attributes:
+        names: The names of tables and triggers that are missing.
+        withheld: Triggers that do not exist, and must not be created as long as rows that they
+            would delete have no session.
+    """
+
+    names: list[str]
+    withheld: list[CreateTrigger]
+
+
 def find_missing(
     connection: Connection, names: TableNames, groups: Iterable[str] = (CORE,)
 ) -> list[str]:
     """The names of all tables and triggers of some groups that the database lacks."""
-    tables = query_tables(names)
-    missing: list[str] = []
+    return find_lacking(connection, names, groups).names
+
+
+def find_lacking(connection: Connection, names: TableNames, groups: Iterable[str]) -> Lacking:
+    """What the database lacks of some groups."""
+    tables, found = query_tables(names), Lacking([], [])
     for group in map(tables.group, groups):
         existing = existing_tables(connection, tables, group.tables)
-        missing += [each.name for each in group.tables if each not in existing]
-        missing += [trigger.name for trigger in _missing_triggers(connection, group)]
-    return missing
+        missing, withheld = _absent_triggers(connection, group)
+        found.names.extend(each.name for each in group.tables if each not in existing)
+        found.names.extend(trigger.name for trigger in missing)
+        found.withheld.extend(withheld)
+    return found
+
+
+def warn_of_withheld(triggers: Iterable[CreateTrigger]) -> None:
+    """Log what the triggers would do that do not exist and are not created."""
+    for trigger in triggers:
+        logger.warning(
+            "trigger %s is missing, and is not created: rows of %s have no session, and it would"
+            " delete them when their sessions are restored. Without it, a session that the plain"
+            " SDK creates with such an id takes them over. Run agent-sessions doctor",
+            trigger.name,
+            trigger.emptied.name,
+        )
 
 
 def existing_tables(
@@ -142,7 +173,8 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     if refilled and dialect.transactional_ddl:
         for _ in _fill(connection, plain, plain.elements):
             pass
-    for trigger in _missing_triggers(connection, wanted):
+    missing, _ = _absent_triggers(connection, wanted)
+    for trigger in missing:
         connection.execute(trigger)
 
 
@@ -277,24 +309,15 @@ def _is_list(rows: Table) -> ColumnElement[bool]:
     return kind == LIST
 
 
-def _missing_triggers(connection: Connection, group: TableGroup) -> list[CreateTrigger]:
+def _absent_triggers(
+    connection: Connection, group: TableGroup
+) -> tuple[list[CreateTrigger], list[CreateTrigger]]:
+    """The triggers of a group that do not exist: those to create, and those that `destroys`."""
     dialect = dialect_of(connection.dialect)
     if not group.triggers or not dialect.uses_triggers:
-        return []
+        return [], []
     on = dict.fromkeys(trigger.table for trigger in group.triggers)
     found = dialect.existing_triggers(connection, *on)
-    missing = []
-    for trigger in group.triggers:
-        if trigger.name in found:
-            continue
-        if not destroys(connection, trigger):
-            missing.append(trigger)
-            continue
-        logger.warning(
-            "trigger %s is missing, and is not created: rows of %s have no session, and it would"
-            " delete them when their sessions are restored. Without it, a session that the plain"
-            " SDK creates with such an id takes them over. Run agent-sessions doctor",
-            trigger.name,
-            trigger.emptied.name,
-        )
-    return missing
+    absent = [trigger for trigger in group.triggers if trigger.name not in found]
+    withheld = [trigger for trigger in absent if destroys(connection, trigger)]
+    return [trigger for trigger in absent if trigger not in withheld], withheld

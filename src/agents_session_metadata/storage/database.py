@@ -28,7 +28,13 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
 from .belonging import check_beside, check_copies, check_links, check_not_renamed
-from .creation import create_missing, find_missing, groups_in_use
+from .creation import (
+    create_missing,
+    find_lacking,
+    find_missing,
+    groups_in_use,
+    warn_of_withheld,
+)
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .renames import check_names
 from .shapes import check_columns, check_ids
@@ -410,7 +416,8 @@ class Database(Generic[Q]):
             if group == CORE:
                 self.dialect.check_settings(connection)
             check_columns(connection, *self.tables.group(group).tables)
-            missing = find_missing(connection, self.names, (group,))
+            missing, withheld = find_lacking(connection, self.names, (group,))
+            warn_of_withheld(withheld)
             check_ids(connection, self.tables, group, missing)
             if group == CORE:
                 check_links(connection, self.tables)
