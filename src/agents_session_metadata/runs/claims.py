@@ -108,7 +108,6 @@ class ClaimedRun:
         self._responses = found.responses
         self._is_started = False
         self._is_lost = False
-        self._waits_inside = False
 
     @property
     def undecided(self) -> tuple[PendingCall, ...]:
@@ -204,7 +203,6 @@ class ClaimedRun:
         with self._start(session, hooks) as session:
             # Checking takes a coroutine, and the stream has to be returned now.
             self._progress.check = self._check_held
-            self._waits_inside = waits_inside(_written(self.state))
             self._stream = Runner.run_streamed(
                 self._agent,
                 self.state,
@@ -428,7 +426,9 @@ class ClaimedRun:
         if self._is_lost:
             raise RunClaimedError(self.session_id, lost=True)
         refused = self._progress.refused
-        if refused is not None and not self._waits_inside:
+        # Without its context, which is not always JSON.
+        now = self.state.to_json(context_serializer=lambda _: {}, strict_context=False)
+        if refused is not None and not waits_inside(now):
             # Nothing has run, but the SDK counts a tool as executed before it calls the hook.
             await self._store.release(self._row, self._token)
             if isinstance(refused, asyncio.CancelledError):
@@ -436,8 +436,7 @@ class ClaimedRun:
             raise refused
         failed = task is not None and (task.cancelled() or task.exception() is not None)
         # A stream that was cancelled after a turn has neither a result nor an error.
-        goes_on = _written(self.state)["current_step"]
-        if failed or (goes_on and not stream.interruptions):
+        if failed or (now["current_step"] and not stream.interruptions):
 
             def write() -> dict[str, Any]:
                 written = restorable(serialize(stream.to_state(), self._context))
@@ -470,8 +469,3 @@ class ClaimedRun:
             self._run.cancel()
         if self._stream is not None:
             self._stream.cancel()
-
-
-def _written(state: RunState[Any, Any]) -> dict[str, Any]:
-    """A state as JSON, without its context, which is not always JSON."""
-    return state.to_json(context_serializer=lambda _: {}, strict_context=False)

@@ -49,7 +49,6 @@ class Progress(RunHooks[Any]):
         self.is_answered: bool = False
         self.check: Callable[[], Awaitable[None]] | None = None
         self._refused: BaseException | None = None
-        self._has_run = False
         self._model_calls = 0
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._input: list[Any] = []
@@ -86,11 +85,11 @@ class Progress(RunHooks[Any]):
 
     def use_wrapped(self) -> None:
         """Note that a wrapped session, whose items are not seen, writes or reads."""
-        self._is_ahead = self._has_run = True
+        self._is_ahead = True
 
     def begin_to_add(self) -> None:
         """Note that a turn has ended, and that its items are about to be added to the session."""
-        self._is_saving = self._has_run = True
+        self._is_saving = True
 
     def add(self, items: Sequence[Any]) -> None:
         """Remember items that were added to the session: those of a turn, when it ends."""
@@ -115,7 +114,8 @@ class Progress(RunHooks[Any]):
 
         It may also have succeeded for another tool call of the same turn.
         """
-        return None if self.check is None or self._has_run else self._refused
+        has_run = self.check is None or self._is_saving or self._is_ahead
+        return None if has_run else self._refused
 
     @property
     def has_asked(self) -> bool:
