@@ -70,6 +70,17 @@ async def drop_foreign_keys(engine: AsyncEngine, table: str) -> None:
             await connection.execute(text(f"ALTER TABLE {table} DROP CONSTRAINT {key['name']}"))
 
 
+async def create_loose_collation(engine: AsyncEngine, name: str) -> None:
+    """Create a collation of PostgreSQL that its catalogue calls nondeterministic.
+
+    Only ICU makes such a collation, and the private server has none.
+    """
+    await execute(engine, f'CREATE COLLATION {name} FROM "POSIX"')
+    await execute(
+        engine, f"UPDATE pg_collation SET collisdeterministic = false WHERE collname = '{name}'"
+    )
+
+
 async def set_times(
     engine: AsyncEngine,
     session_id: str,

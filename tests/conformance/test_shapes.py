@@ -193,11 +193,7 @@ async def test_ids_that_a_collation_may_take_for_one(shared_database: Database, 
     """Also if it tells everything apart that is tried."""
     engine = shared_database.engine()
     await SessionCatalog(engine, create_tables=True).create_session("a")
-    await raw.execute(engine, 'CREATE COLLATION own FROM "POSIX"')
-    # Only ICU makes such a collation, and the server of the tests has none.
-    await raw.execute(
-        engine, "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'own'"
-    )
+    await raw.create_loose_collation(engine, "own")
     await raw.drop_foreign_keys(engine, table)
     await raw.execute(engine, f"ALTER TABLE {table} ALTER session_id TYPE VARCHAR COLLATE own")
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)

@@ -69,10 +69,7 @@ async def test_keys_of_another_collation_are_explained(whole, shared_database, t
     engine = whole.engine
     change = "MODIFY `key` VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL"
     if shared_database.kind == "postgresql":
-        await raw.execute(engine, 'CREATE COLLATION other FROM "POSIX"')
-        # Only ICU makes such a collation, and the private server has none.
-        loosen = "UPDATE pg_collation SET collisdeterministic = false WHERE collname = 'other'"
-        await raw.execute(engine, loosen)
+        await raw.create_loose_collation(engine, "other")
         change = 'ALTER "key" TYPE VARCHAR(255) COLLATE other'
     await raw.execute(engine, f"ALTER TABLE {table} {change}")
     found = [finding for finding in await diagnose(engine) if finding.level == "error"]

@@ -83,13 +83,13 @@ class Dialect:
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
     vetoes_silently: ClassVar[bool] = True
-    """Whether a trigger can keep a row without an error; `DELETE … RETURNING` omits it then."""
+    """Whether a trigger can keep a row that a DELETE, without an error, then does not return."""
     takes_ranges: ClassVar[bool] = True
     """Whether a range of rows is deleted and returned at once without blocking other writers."""
     stops_early: ClassVar[bool] = True
     """Whether a query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
-    """Whether a range that contains only one id lets the planner use the covering index."""
+    """Whether to look up an id by a range of only this id, so that the covering index is used."""
     transactional_ddl: ClassVar[bool] = True
     """Whether one transaction can create a table and insert its rows."""
     many: ClassVar[int] = 200

@@ -153,8 +153,8 @@ class WalkBuilder(Builder):
         found = select(entries.c.session_id).where(*of_value, entries.c.updated_at == time)
         source = self._of_sessions(found.subquery("walked"))
         inner = self._newest_of(source, details)
-        newest_one = inner.selected_columns
-        holds = self._holds(leader, newest_one.session_id, newest_one.updated_at)
+        columns = inner.selected_columns
+        holds = self._holds(leader, columns.session_id, columns.updated_at)
         inner = inner.add_columns(holds)
         state = self._state(literal(0, Integer))
         return self._with_metadata(inner, (), some_keys, details, beside=state)
@@ -219,7 +219,7 @@ class WalkBuilder(Builder):
         Args:
             leader: The condition of the entries.
             session_id: The id of the session.
-            present: What is NULL if there is no session.
+            present: A column that is NULL if the session does not exist.
         """
         holds: ColumnElement[bool] = present.is_not(None)
         if leader is not None:

@@ -482,6 +482,7 @@ class Database(Generic[Q]):
 
         def unit() -> T:
             with self.dialect.connect(engine) as connection:
+                # Between two transactions, a pooler can change the server connection.
                 if self._state.pooled and self.dialect.commits_each(connection):
                     connection.execution_options(isolation_level=self.dialect.write_isolation)
                 self.dialect.check_connection(connection)

@@ -75,7 +75,7 @@ class TextIndex(IntEnum):
     """What a user may do with the text index."""
 
     NONE = 0
-    """There is no index, or the user may not read it."""
+    """The index does not exist, or the user may not read it."""
     READ = 1
     """Search. What the user writes is left in the queue, and others index it."""
     WRITE = 2
