@@ -10,8 +10,11 @@ from agents.extensions.memory import SQLAlchemySession
 from doctoring import mended
 from servers import Database
 from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
-from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata import PausedRuns, SessionCatalog, UnsupportedDialectError
 from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.storage.paused import PAUSED
 from conformance import raw
@@ -247,3 +250,51 @@ async def test_a_table_that_was_dropped_hinders_nobody(database: Database):
     await catalog.create_session("third")
     await SessionCatalog(catalog.engine).session("fourth").add_items([raw.message("hello")])
     assert await catalog.count_sessions() == 4
+
+
+@pytest.mark.parametrize(
+    ("driver", "where"),
+    [
+        pytest.param("asyncmy", "connection", marks=pytest.mark.only_on("mariadb")),
+        pytest.param("asyncpg", "connection", marks=pytest.mark.only_on("postgresql")),
+        pytest.param("asyncpg", "database", marks=pytest.mark.only_on("postgresql")),
+        pytest.param("psycopg", "connection", marks=pytest.mark.only_on("postgresql")),
+    ],
+)
+async def test_connections_without_foreign_keys_are_refused(database: Database, driver, where):
+    """Metadata would outlive its session, and a chat of the plain SDK would have its owner."""
+    owner = SessionCatalog(database.engine(), create_tables=True)
+    await owner.create_session("chat", metadata=LEFT)
+    url = make_url(database.url)
+    url = url.set(drivername=f"{url.get_backend_name()}+{driver}")
+    off = {"asyncmy": "foreign_key_checks = 0"}.get(driver, "session_replication_role = replica")
+    options = {
+        "asyncmy": {"init_command": f"SET {off}"},
+        "asyncpg": {"server_settings": {"session_replication_role": "replica"}},
+        "psycopg": {"options": "-c session_replication_role=replica"},
+    }[driver]
+    if where == "database":
+        await raw.execute(owner.engine, f"ALTER DATABASE {url.database} SET {off}")
+        options = {}
+    engine = create_async_engine(url, connect_args=options, poolclass=NullPool)
+    catalog = SessionCatalog(engine, create_tables=True)
+    try:
+        for work in (
+            lambda: catalog.delete_session("chat"),
+            lambda: catalog.get_metadata("chat"),
+            lambda: catalog.session("chat").clear_session(),
+            lambda: catalog.session("new").add_items([raw.message("hello")]),
+        ):
+            for _ in range(2):
+                with pytest.raises(UnsupportedDialectError, match=off):
+                    pytest.fail(repr(await work()))
+        (finding,) = [each for each in await diagnose(engine) if each.check == "foreign keys"]
+        assert finding.level == "error"
+        set_by = "the database" if where == "database" else "this client"
+        assert f"; {set_by} sets {off.split()[0]} to {off.split()[-1]}" in finding.problem
+    finally:
+        if where == "database":
+            reset = f"ALTER DATABASE {url.database} RESET session_replication_role"
+            await raw.execute(owner.engine, reset)
+        await engine.dispose()
+    assert await owner.get_session("chat") is not None

@@ -472,7 +472,7 @@ class Dialect:
         """Raises UnsupportedDialectError if values would be read or bound wrongly."""
 
     def check_connection(self, connection: Connection) -> None:
-        """As `check_settings`, before each use of a connection; reads settings only once."""
+        """As `check_settings`, before each use; also refuses a connection without foreign keys."""
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""

@@ -43,6 +43,7 @@ from agents_session_metadata.errors import UnsupportedDialectError
 
 from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
+from ._settings import check_foreign_keys, check_once
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
 
@@ -50,14 +51,13 @@ _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
 _NO_BACKSLASH_ESCAPES = 512
 """A bit of the status that the server sends with each answer."""
-_CHECKED = "agents_session_metadata.checked"
-"""Marks the connections of a pool whose settings were checked."""
 _CHARSET = "utf8mb4"
 """What a connection must use.
 
 In `gbk` and others, the byte of a backslash can be a part of another character. With `latin1` or
 `utf8`, the server answers a question mark for each character that they lack: another id or value.
 """
+_IGNORED_KEYS = "SELECT CASE WHEN NOT @@foreign_key_checks THEN 'foreign_key_checks = 0' END"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
@@ -437,17 +437,15 @@ class MySQL(Dialect):
                 raise UnsupportedDialectError(self.name, setting)
 
     def check_connection(self, connection: Connection) -> None:
-        # Settings are read once per connection, which may have been configured by a listener.
-        if _CHECKED not in connection.info:
-            is_begun = connection.in_transaction()
-            self.check_settings(connection)
-            connection.info[_CHECKED] = True
-            if not is_begun:
-                connection.rollback()  # The isolation level can change only before a transaction.
+        check_once(connection, self._check_first)
         # The mode may have been set since then. Each answer of the server says whether it is.
         driver: Any = connection.connection.driver_connection
         if getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES:
             raise self._unsafe_mode()
+
+    def _check_first(self, connection: Connection) -> None:
+        self.check_settings(connection)
+        check_foreign_keys(connection, _IGNORED_KEYS)
 
     def _unsafe_mode(self) -> UnsupportedDialectError:
         return UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")

@@ -45,6 +45,7 @@ from agents_session_metadata.quoting import escaped
 
 from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
 from ._locks import ROUNDS, Locks
+from ._settings import check_foreign_keys, check_once
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 _SETTINGS = {
@@ -57,6 +58,10 @@ _SETTINGS = {
 Other encodings lack characters, or replace some by others, in ids as well. Without the last one,
 backslashes in bytes that a driver writes into the SQL text are read as something else.
 """
+_IGNORED_KEYS = (
+    "SELECT CASE current_setting('session_replication_role')"
+    " WHEN 'replica' THEN 'session_replication_role = replica' END"
+)
 
 
 class _PostgreSQLLocks(Locks):
@@ -114,9 +119,6 @@ class PostgreSQL(Dialect):
         return getattr(error.orig, "sqlstate", None)
 
     def check_settings(self, connection: Connection) -> None:
-        self.check_connection(connection)
-
-    def check_connection(self, connection: Connection) -> None:
         # The server tells the driver of each of these when it changes, so this takes no query.
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "get_settings"):  # asyncpg
@@ -128,6 +130,10 @@ class PostgreSQL(Dialect):
             if found[name] not in (wanted, None):
                 setting = f"{name} = {found[name]} instead of {wanted}"
                 raise UnsupportedDialectError(self.name, setting)
+
+    def check_connection(self, connection: Connection) -> None:
+        self.check_settings(connection)
+        check_once(connection, lambda each: check_foreign_keys(each, _IGNORED_KEYS))
 
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _PostgreSQLLocks(sessions, metadata, elements)

@@ -162,6 +162,13 @@ class PostgreSQLInspection(Inspection):
         return f"NOT coalesce({column} >= '0001-01-01' AND {column} < '10000-01-01', false)"
 
     def check_server(self) -> Iterator[Finding]:
+        query = "SELECT setting, source FROM pg_settings WHERE name = 'session_replication_role'"
+        role, source = self.rows(query)[0]
+        if role == "replica":
+            problem = "foreign keys are switched off, and nothing deletes metadata with its session"
+            where = "this client" if source == "client" else f"the {source}"
+            problem += f"; {where} sets session_replication_role to replica, which must be origin"
+            yield Finding("error", "foreign keys", problem)
         for table in self.present:
             for column in table.c:
                 if column.autoincrement is True and self.is_readable(table, [column.name]):
