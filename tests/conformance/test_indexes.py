@@ -293,6 +293,28 @@ async def test_entries_without_a_session_end_no_page(catalog, engine, key):
     assert await catalog.delete_sessions(**ages) == 3
 
 
+@pytest.mark.parametrize("key", ["owner_id", "tags", "$updated_at"])
+async def test_entries_of_earlier_times_end_every_walk(catalog, engine, key):
+    """As after messages were written while triggers were disabled."""
+    await catalog.create_index(key)
+    await raw.execute(engine, f"CREATE TABLE earlier AS SELECT * FROM {ENTRIES}")
+    for number, day in ((0, 4), (2, 2)):
+        await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{day} 00:00:00")
+    await raw.execute(engine, f"DELETE FROM {ENTRIES}")
+    await raw.execute(engine, f"INSERT INTO {ENTRIES} SELECT * FROM earlier")
+    where = {"owner_id": {"owner_id": "u0"}, "tags": {"tags": {"$contains": "x"}}}.get(key)
+    for order_by, expected in (("-updated_at", ["s0", "s2"]), ("updated_at", ["s2", "s0"])):
+        cursor, ids = None, []
+        for _ in range(4):
+            page = await catalog.list_sessions(where, order_by=order_by, limit=1, cursor=cursor)
+            ids.extend(info.session_id for info in page.sessions if info.session_id != "s1")
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert (cursor, ids) == (None, expected)
+    assert (await catalog.last_session(where)).session_id == "s0"
+
+
 async def test_on_tables_that_the_sdk_made(engine):
     await raw.create_sdk_tables(engine)
     names = ["a", "B", "é", "z", "Ä"]

@@ -25,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    exists,
     func,
     literal,
     select,
@@ -80,7 +81,7 @@ class WalkBuilder(Builder):
         """A page of sessions with their metadata, or one row without a session.
 
         Every row has the state of the index as `usable`, and the number of entries as `walked` if
-        that is bounded. `holds` tells whether the session of the row belongs to its entry.
+        that is bounded. `holds` tells whether the session of the row is as its entry says.
         """
         entries = self._entries()
         by_time, by_id = self._in_order(entries, ordering)
@@ -94,11 +95,14 @@ class WalkBuilder(Builder):
             .order_by(*directed([by_time, by_id]))
             .limit(bound if bounded else limit_of_call())
         )
-        source = self._of_sessions(found.subquery("walked"))
+        walked_entries = found.subquery("walked")
+        source = self._of_sessions(walked_entries)
         terms = list(self._by_columns(ordering, source.session_id))
         columns = self._info_columns(source.session_id, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        columns.append(self._holds(leader, source.session_id, self._sessions.c.session_id))
+        time = self._dialect.stored_time(self._sessions.c.updated_at)
+        is_current = time == walked_entries.c.updated_at
+        columns.append(self._holds(leader, source.session_id, is_current))
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         walked: Any = literal(0, Integer)
         if bounded:
@@ -127,12 +131,9 @@ class WalkBuilder(Builder):
             .subquery("walked")
         )
         state = self._state(literal(0, Integer))
-        present: Any = found.c.session_id
-        if existing:
-            own_id = self._sessions.c.session_id
-            same = select(own_id).where(own_id == found.c.session_id).correlate(found)
-            present = same.scalar_subquery()
-        holds = self._holds(leader, found.c.session_id, present)
+        own_id = self._sessions.c.session_id
+        same = exists().where(own_id == found.c.session_id).correlate(found)
+        holds = self._holds(leader, found.c.session_id, same if existing else true())
         rows = select(state.c.usable, found, holds).select_from(state.outerjoin(found, true()))
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
@@ -154,7 +155,7 @@ class WalkBuilder(Builder):
         source = self._of_sessions(found.subquery("walked"))
         inner = self._newest_of(source, details)
         columns = inner.selected_columns
-        holds = self._holds(leader, columns.session_id, columns.updated_at)
+        holds = self._holds(leader, columns.session_id, columns.position == time)
         inner = inner.add_columns(holds)
         state = self._state(literal(0, Integer))
         return self._with_metadata(inner, (), some_keys, details, beside=state)
@@ -209,22 +210,21 @@ class WalkBuilder(Builder):
         return Source(rows, session_id, tuple(truths), selective=True)
 
     def _holds(
-        self, leader: Equals | None, session_id: ColumnElement[str], present: ColumnElement[Any]
+        self, leader: Equals | None, session_id: ColumnElement[str], is_current: ColumnElement[bool]
     ) -> Any:
-        """Whether the session exists and fulfills the condition of the entries.
+        """Whether the session is as its entry says.
 
-        Entries that a lost trigger has left behind would otherwise reach out of a scope, and
-        those without a session would end a page early.
+        Entries that a lost trigger or foreign key has left behind would otherwise reach out of a
+        scope, end a page early, or repeat it for ever.
 
         Args:
             leader: The condition of the entries.
             session_id: The id of the session.
-            present: A column that is NULL if the session does not exist.
+            is_current: Whether the session exists, at the time of the entry if that is known.
         """
-        holds: ColumnElement[bool] = present.is_not(None)
         if leader is not None:
-            holds = and_(holds, leader.truth(LEADER, self._context, session_id))
-        return case((holds, constant(1)), else_=constant(0)).label("holds")
+            is_current = and_(is_current, leader.truth(LEADER, self._context, session_id))
+        return case((is_current, constant(1)), else_=constant(0)).label("holds")
 
     def _state(self, walked: Any) -> FromClause:
         indexes = self._tables.group(ACTIVITY)["_indexes"]
