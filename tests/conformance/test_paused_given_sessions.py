@@ -308,7 +308,7 @@ async def test_a_session_that_was_deleted_does_not_come_back(engine, wrap, endin
 
 async def test_two_claims_with_one_object(engine):
     paused, deployer = paused_runs(engine), Deployer()
-    session = await paused.catalog.create_session("chat")
+    session = Logged(await paused.catalog.create_session("chat"))
     going, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(*_: Any) -> Any:

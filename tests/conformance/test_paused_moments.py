@@ -150,12 +150,14 @@ class Case:
     """Runs that are paused, disturbed while they are resumed, and then resumed until they end.
 
     Each run is paused twice; `disturbed` is the number of the pause after which it is disturbed.
+    The run gets its session from the caller if one is `given`.
     """
 
-    def __init__(self, engine, plan, *, disturbed, streamed):
+    def __init__(self, engine, plan, *, disturbed, streamed, given=False):
         self.moments, self.paused = Moments(engine), paused_runs(engine)
         self._plan, self._config = PLANS[plan]
         self._streamed, self._disturbed, self._ids = streamed, disturbed, itertools.count()
+        self._given = given
 
     async def undisturbed(self):
         await self.outcome()  # It creates the tables.
@@ -193,6 +195,8 @@ class Case:
         for call in found.undecided:
             await self.paused.decide(session_id, call.call_id, approve=True)
         arguments = {"hooks": self.moments.hooks(), "run_config": self._config}
+        if self._given:
+            arguments["session"] = self.paused.catalog.session(session_id)
         async with self.paused.claim(session_id, agent) as run:
             if not self._streamed:
                 await run.resume(**arguments)
@@ -220,10 +224,10 @@ def was_within_tools(passed):
 
 @pytest.mark.not_on("sqlite-memory")  # A cancelled statement closes its only connection.
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("disturbed", [1, 2])
+@pytest.mark.parametrize(("disturbed", "given"), [(1, True), (2, False)])
 @pytest.mark.parametrize("plan", PLANS)
-async def test_a_run_that_is_cancelled_goes_on(engine, plan, disturbed, streamed):
-    case = Case(engine, plan, disturbed=disturbed, streamed=streamed)
+async def test_a_run_that_is_cancelled_goes_on(engine, plan, disturbed, given, streamed):
+    case = Case(engine, plan, disturbed=disturbed, streamed=streamed, given=given)
     undisturbed = await case.undisturbed()
     for at in range(EVERY // 2, len(undisturbed.passed), EVERY):
         found = await case.outcome(lambda task, _: task.cancel(), at=at)
@@ -233,6 +237,18 @@ async def test_a_run_that_is_cancelled_goes_on(engine, plan, disturbed, streamed
             continue
         assert (found.history, {*found.ran}) == (undisturbed.history, {*undisturbed.ran})
         assert sorted(found.ran) == sorted(undisturbed.ran) or was_within_tools(before)
+
+
+@pytest.mark.not_on("sqlite-memory")
+@pytest.mark.parametrize("given", [False, True])
+async def test_a_stream_that_is_left_during_its_first_check_goes_on(engine, given):
+    case = Case(engine, "pausing again", disturbed=2, streamed=True, given=given)
+    undisturbed = await case.undisturbed()
+    begin, end = map(undisturbed.passed.index, ("agent_updated_stream_event", "on_tool_start"))
+    for at in range(begin, end):
+        found = await case.outcome(lambda task, _: task.cancel(), at=at)
+        assert not found.is_refused
+        assert (found.history, found.ran) == (undisturbed.history, undisturbed.ran)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -346,6 +346,17 @@ async def test_the_ledger_counts_when_the_metadata_cannot_be_written(engine, cat
     assert len(caplog.records) == 2
 
 
+async def test_a_session_that_was_deleted_gets_the_totals(engine, catalog):
+    session = await catalog.create_session("gone", metadata={"owner_id": "u1"})
+    async with SessionTracker(session) as hooks:
+        await Runner.run(Agent(name="a", model="big"), "hi", hooks=hooks, run_config=PROVIDED)
+        await catalog.delete_session("gone")
+    metadata = await catalog.get_metadata("gone")
+    assert metadata["runs"] == 1
+    assert "owner_id" not in metadata
+    assert await raw.count_rows(engine, "agent_messages", "gone") == 0
+
+
 async def test_a_missing_table(engine, session, caplog, monkeypatch):
     monkeypatch.setattr(tracking, "_warned", set())
     bare = SessionCatalog(engine)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import Any
 
@@ -132,7 +132,7 @@ class RunSession:
 
     Attributes:
         session: What the SDK gets.
-        own: The same, unless the caller passed a session.
+        own: The same, unless the caller passed a wrapper or a session of another kind.
         stores: Stores in whose scopes the run has to stay, beside that of the catalog.
         end: Ends what was done to a session that the caller passed.
     """
@@ -148,19 +148,22 @@ def claimed_session(
     session_id: str,
     check: Callable[[Connection], None],
     progress: Progress,
+    *,
+    must_exist: bool = True,
     **arguments: Any,
 ) -> RunSession:
-    """The session of a claimed run, which must exist.
+    """The session of a claimed run.
 
     Args:
-        store: The store of the catalog.
+        store: The store of the catalog or of the session that the caller passed.
         session_id: Its id.
         check: Raises if the lease is lost.
         progress: What is told of the items that the run adds.
-        **arguments: The settings of the catalog's sessions.
+        must_exist: Whether it says that the session was deleted, instead of that the claim is lost.
+        **arguments: The settings of the session.
     """
     fenced = _FencedStore(store, session_id, check)
-    session = ClaimedSession._in_store(session_id, fenced, must_exist=True, **arguments)
+    session = ClaimedSession._in_store(session_id, fenced, must_exist=must_exist, **arguments)
     session.progress, session.adding = progress, None
     return RunSession(session, own=session)
 
@@ -171,6 +174,7 @@ def fence(
     store: ScopedStore,
     check: Callable[[Connection], None],
     check_now: Callable[[], Awaitable[None]],
+    progress: Progress,
 ) -> RunSession:
     """Let a session of the caller's own write only while the lease is held.
 
@@ -183,6 +187,7 @@ def fence(
         store: The store of the catalog.
         check: Raises if the lease is lost.
         check_now: The same in a transaction of its own.
+        progress: What is told that a wrapped session was used.
 
     Raises:
         TypeError: If it is not a session.
@@ -202,14 +207,31 @@ def fence(
             f"another claim of this process uses the same object of session {quoted(session_id)}; "
             "pass another one, such as a new one of the catalog"
         )
+    if type(session) is SQLAlchemyMetadataSession:
+        # Without a wrapper around it, one that sees the items can take its place.
+        own_store, settings = session._store, session._settings
+        must_exist = session._must_exist
+        made = claimed_session(
+            own_store, session_id, check, progress, must_exist=must_exist, **settings
+        )
+        return replace(made, stores=[own_store])
+
+    def check_wrapped(connection: Connection) -> None:
+        check(connection)
+        progress.use_wrapped()
+
+    async def check_wrapped_now() -> None:
+        progress.use_wrapped()
+        await check_now()
+
     for each, own in stores:
-        each._store = _FencedStore(own, session_id, check)
+        each._store = _FencedStore(own, session_id, check_wrapped)
 
     def end() -> None:
         for each, own in stores:
             each._store = own
 
-    given = session if stores else _CheckedSession(session, check_now)
+    given = session if stores else _CheckedSession(session, check_wrapped_now)
     return RunSession(given, stores=[own for _, own in stores], end=end)
 
 

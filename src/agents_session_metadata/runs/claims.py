@@ -280,12 +280,7 @@ class ClaimedRun:
         def check(connection: Connection) -> None:
             self._store.check_token(connection, self.session_id, self._token)
 
-        def check_wrapped(connection: Connection) -> None:
-            check(connection)
-            progress.use_wrapped()
-
         async def check_now() -> None:
-            progress.use_wrapped()
             await self._store.check_held(self.session_id, self._token, ())
 
         if session is None:
@@ -298,7 +293,7 @@ class ClaimedRun:
             )
         else:
             self._run_session = fence(
-                *(session, self.session_id, self._store.store, check_wrapped, check_now)
+                *(session, self.session_id, self._store.store, check, check_now, progress)
             )
         self._is_started = True
         self._progress = progress
@@ -423,6 +418,7 @@ class ClaimedRun:
         if task is not None and not task.done():
             stream.cancel()
             await asyncio.wait({task})
+            await self._progress.end_checks()
         if self._is_lost:
             raise RunClaimedError(self.session_id, lost=True)
         refused = self._progress.refused

@@ -49,6 +49,7 @@ class Progress(RunHooks[Any]):
         self.is_answered: bool = False
         self.check: Callable[[], Awaitable[None]] | None = None
         self._refused: BaseException | None = None
+        self._checks: set[asyncio.Future[None]] = set()
         self._model_calls = 0
         self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._input: list[Any] = []
@@ -107,6 +108,11 @@ class Progress(RunHooks[Any]):
             self._to_cancel = run
         else:
             run.cancel()
+
+    async def end_checks(self) -> None:
+        """Wait until no check is going on: a run can end before the tools that it has cancelled."""
+        if self._checks:
+            await asyncio.wait(self._checks)
 
     @property
     def refused(self) -> BaseException | None:
@@ -169,13 +175,19 @@ class Progress(RunHooks[Any]):
         return restorable(without_lost_calls(continued))
 
     async def _check_once(self) -> None:
-        if self.check is not None:
-            try:
-                await self.check()
-            except BaseException as error:
-                self._refused = error
-                raise
+        if self.check is None:
+            return
+        ended = asyncio.get_running_loop().create_future()
+        self._checks.add(ended)
+        try:
+            await self.check()
+        except BaseException as error:
+            self._refused = error
+            raise
+        else:
             self.check = None
+        finally:
+            ended.set_result(None)
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         await self._check_once()

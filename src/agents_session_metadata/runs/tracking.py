@@ -82,8 +82,9 @@ class SessionTracker(RunHooks[Any]):
     In the same transaction it adds the usage to the ledger that `SessionCatalog.usage` reads. If
     the ledger's table is missing and `create_tables` is off, it logs one warning per process.
 
-    If the tracker cannot write, it logs a warning. It does not change the result or the error of a
-    run.
+    A session that does not exist, or was deleted during the run, is created to store the totals,
+    unless it has `must_exist=True`. If the tracker cannot write, it logs a warning. It does not
+    change the result or the error of a run.
 
     Args:
         session: The session, or an `EncryptedSession` around it.
