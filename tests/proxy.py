@@ -17,6 +17,7 @@ class Proxy:
 
     Attributes:
         url: Where the clients connect.
+        change: Replaces each chunk of an answer of the server.
         lost: Asked at every chunk of bytes, with whether it is an answer of the server: cuts the
             connection when true, and the chunk never arrives.
         cuts: How many connections were cut.
@@ -24,6 +25,7 @@ class Proxy:
 
     def __init__(self, server: URL) -> None:
         self.url = server
+        self.change: Callable[[bytes], bytes] = lambda chunk: chunk
         self.lost: Callable[[bool], bool] = lambda _is_answer: False
         self.cuts = 0
         self._server = server
@@ -77,7 +79,7 @@ class Proxy:
                 if self.lost(is_answer):
                     self._abort(pair[0])
                     break
-                target.write(chunk)
+                target.write(self.change(chunk) if is_answer else chunk)
                 await target.drain()
         for writer in pair:
             self._writers.discard(writer)

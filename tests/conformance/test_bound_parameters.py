@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
+from proxy import proxy_to
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -323,6 +324,27 @@ async def test_encodings_that_change_characters(database, driver, where):
         reset = f"ALTER DATABASE {name} RESET client_encoding"
         await raw.execute(admin, f"DROP DATABASE {name}" if where == "database" else reset)
     assert await owner.get_session("id\\") is not None
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
+async def test_another_name_of_the_encoding(database, driver):
+    """PgBouncer tells clients the name that they have asked for."""
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    await catalog.create_session("chat", metadata={"owner_id": "u1"})
+    async with proxy_to(make_url(database.url)) as proxy:
+        name, other = b"\x19client_encoding\0UTF8\0", b"\x1aclient_encoding\0utf-8\0"
+        proxy.change = lambda chunk: chunk.replace(name, other)
+        engine = create_async_engine(proxy.url.set(drivername=f"postgresql+{driver}"))
+        assert await SessionCatalog(engine).get_metadata("chat") == {"owner_id": "u1"}
+        async with engine.connect() as connection:
+            driver_connection: Any = (await connection.get_raw_connection()).driver_connection
+            if driver == "asyncpg":
+                told = driver_connection.get_settings().client_encoding
+            else:
+                told = driver_connection.info.parameter_status("client_encoding")
+        assert told == "utf-8"
+        await engine.dispose()
 
 
 async def compact(session: SQLAlchemyMetadataSession) -> None:

@@ -122,12 +122,14 @@ class PostgreSQL(Dialect):
         # The server tells the driver of each of these when it changes, so this takes no query.
         driver: Any = connection.connection.driver_connection
         if hasattr(driver, "get_settings"):  # asyncpg
-            told = driver.get_settings()
-            found = {name: getattr(told, name, None) for name in _SETTINGS}
+            settings = driver.get_settings()
+            found = {name: getattr(settings, name, None) for name in _SETTINGS}
         else:
             found = {name: driver.info.parameter_status(name) for name in _SETTINGS}
         for name, wanted in _SETTINGS.items():
-            if found[name] not in (wanted, None):
+            # A pooler tells what the client asked for, such as utf-8, not the server's name for it.
+            told = "".join(filter(str.isalnum, found[name] or wanted))
+            if told.casefold() != wanted.casefold():
                 setting = f"{name} = {found[name]} instead of {wanted}"
                 raise UnsupportedDialectError(self.name, setting)
 
