@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from sqlalchemy import Connection
 
 from .sqltypes import ID_LENGTH
 
@@ -28,6 +31,21 @@ class RowTrigger(NamedTuple):
     event: str
     condition: str
     statements: tuple[str, ...]
+
+
+def as_typed(connection: Connection, statements: Iterable[str]) -> tuple[str, ...]:
+    """Statements for the driver as one types them: some drivers require each % doubled."""
+    is_doubled = connection.dialect.paramstyle in ("format", "pyformat")
+    return tuple(each % () if is_doubled else each for each in statements)
+
+
+def has_body(create: Iterable[str], stored: str) -> bool:
+    """Whether the statements that create a trigger contain what a database has stored of it."""
+    return bool(stored) and _normal(stored) in _normal("".join(create))
+
+
+def _normal(statement: str) -> str:
+    return re.sub(r"[\s\"`]", "", statement).upper()
 
 
 class TriggerSQL:

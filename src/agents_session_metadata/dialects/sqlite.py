@@ -301,7 +301,11 @@ class SQLite(Dialect):
             f"SELECT name, sql FROM {self.schema_of(connection, table)}sqlite_master"  # noqa: S608  # a name
             " WHERE type = 'trigger' AND tbl_name = :name COLLATE NOCASE"
         )
-        return [(row[0], row[1]) for row in connection.execute(text(query), {"name": table.name})]
+        found = connection.execute(text(query), {"name": table.name}).all()
+        # Without the name, before which the statements that create it have more.
+        return [
+            (name, sql.partition(name.replace('"', '""'))[2].lstrip('"')) for name, sql in found
+        ]
 
     def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
         schema = self.schema_of(connection, sessions)

@@ -23,14 +23,14 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from agents_session_metadata.dialects._triggers import RowTrigger
+from agents_session_metadata.dialects._triggers import RowTrigger, has_body
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_check import compare, needed_triggers
 from agents_session_metadata.storage.definitions import TableGroup
-from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
+from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING
 from agents_session_metadata.storage.shapes import MERGING, merging_indexes
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
@@ -63,9 +63,8 @@ def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) 
     if found is None:
         return f"trigger {name} is missing"
     # The statements contain what the database says that the trigger runs.
-    is_right = bool(found) and _normal(found) in _normal("".join(create))
     problem = "does something else or is switched off, or its user does not exist"
-    return None if is_right else f"trigger {name} {problem}"
+    return None if has_body(create, found) else f"trigger {name} {problem}"
 
 
 def _unfinished(key: str, state: int | None) -> str:
@@ -77,10 +76,6 @@ def _unfinished(key: str, state: int | None) -> str:
     if state == DROPPING:
         return f"dropping {index} was interrupted; {drop} completes it, {create} creates it again"
     return f"{index} is not complete; {create} continues it, {drop} deletes it"
-
-
-def _normal(statement: str) -> str:
-    return "".join(statement.upper().replace('"', "").split())
 
 
 def _is_comparable(inspection: Inspection, group: TableGroup) -> bool:
@@ -153,8 +148,12 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         return
     if found != COMPLETE:
         yield Finding("warning", "words", _unfinished(TEXT, found))
+    if found not in (COMPLETE, FILLING):
         return
     triggers = word_triggers(connection, tables.tables, group)
+    if found == FILLING:
+        # Whoever continues it creates what is missing.
+        triggers = [each for each in triggers if each.plain in inspection.triggers]
     yield from _open(inspection, "words", triggers)
     for trigger in triggers:
         create = inspection.typed(inspection.ways.triggers.create(trigger))
@@ -164,6 +163,8 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
             if trigger.plain in inspection.triggers:
                 advice = f"; {_AGAIN}"
             yield Finding("error", "words", problem + advice)
+    if found == FILLING:
+        return
     _, messages, rows, _ = tables.tables
     of_items = f"{words.c.item_id.name} <> {TITLE_ITEM}"
     if not inspection.is_filled(messages) and inspection.count(words, of_items):

@@ -37,6 +37,7 @@ from sqlalchemy.schema import AddConstraint, CreateIndex
 from agents_session_metadata.ddl import as_text, table_elements
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects._triggers import as_typed
 from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.creation import avoid_names, existing_tables, types_beside
@@ -163,9 +164,8 @@ class Inspection:
         return as_text(element, self.dialect, **options)
 
     def typed(self, statements: Iterable[str]) -> Statements:
-        """Statements for the driver as one types them: some drivers require each % doubled."""
-        is_doubled = self.connection.dialect.paramstyle in ("format", "pyformat")
-        return tuple(each % () if is_doubled else each for each in statements)
+        """Statements for the driver as one types them."""
+        return as_typed(self.connection, statements)
 
     def quote(self, name: str) -> str:
         """A name, quoted if SQL requires it."""

@@ -58,8 +58,7 @@ class SQLiteInspection(Inspection):
 
     @cached_property
     def triggers(self) -> dict[str, str]:
-        found = self.ways.existing_triggers(self.connection, *self.tables.tables)
-        return {name: sql.partition(name)[2].lstrip('"') for name, sql in found.items()}
+        return self.ways.existing_triggers(self.connection, *self.tables.tables)
 
     def leads_to(self, key: Mapping[str, Any], parent: Table) -> bool:
         return str(key["referred_table"]).lower() == parent.name.lower()

@@ -40,6 +40,8 @@ from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
+from .index_triggers import create_triggers, lacking_triggers
+
 T = TypeVar("T")
 Progress = Callable[[int], object]
 
@@ -210,7 +212,8 @@ class _Index:
         return token, in_one
 
     def create_triggers(self, connection: Connection) -> None:
-        """Create the triggers that are missing; replace what has the keys of the indexes in it."""
+        """Create the triggers that are lacking; replace what has the keys of the indexes in it."""
+        self._dialect.begin_ddl(connection)
         existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         triggers = self._triggers(connection)
         check_triggers(
@@ -220,11 +223,14 @@ class _Index:
         )
         with self._dialect.brief_waits(connection):
             for trigger in triggers:
-                *functions, create = self._dialect.triggers.create(trigger)
-                for function in functions:
+                for function in self._dialect.triggers.create(trigger)[:-1]:
                     connection.exec_driver_sql(function)
-                if trigger.plain not in existing:
-                    self._dialect.create_trigger(connection, create)
+            lacking = lacking_triggers(connection, self._tables, triggers)
+            if any(lacking.values()):
+                # Nobody has added the entries of what was written with the other triggers.
+                is_complete = self._indexes.c.state == COMPLETE
+                connection.execute(update(self._indexes).where(is_complete).values(state=FILLING))
+            create_triggers(connection, lacking)
 
     def note_long_ids(self, connection: Connection) -> None:
         """Note whether a session has an id that is too long for an entry."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, delete, func, select, tuple_, update
 from sqlalchemy.exc import DBAPIError
 
+from agents_session_metadata.dialects._triggers import RowTrigger
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAllowedError
 from agents_session_metadata.keys import TITLE
@@ -29,6 +30,8 @@ from agents_session_metadata.storage.words import (
     word_triggers,
 )
 from agents_session_metadata.types import IndexInfo
+
+from .index_triggers import create_triggers, lacking_triggers
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
@@ -163,7 +166,7 @@ class _TextIndex:
 
     def is_complete(self, connection: Connection) -> bool:
         """Whether there is an index that is complete, with all its triggers."""
-        return self.read_state(connection) == COMPLETE and not self._missing(connection)
+        return self.read_state(connection) == COMPLETE and not self._lacking(connection)
 
     def empty_step(self, connection: Connection) -> bool:
         """Delete what an index has left that was dropped; return whether there may be more."""
@@ -196,21 +199,20 @@ class _TextIndex:
         connection.execute(left.values(**new))
 
     def create_triggers(self, connection: Connection) -> None:
-        """Create the triggers that are missing, then record which items were there before."""
+        """Create the triggers that are lacking, then record which items were there before."""
         tables = self._tables
         # No writer is between two tables while triggers appear on one after the other.
         self._dialect.lock_tables(connection, self._index.indexed)
-        missing = self._missing(connection)
-        check_triggers(connection, tables, [trigger.plain for trigger in missing])
+        self._dialect.begin_ddl(connection)
+        lacking = self._lacking(connection)
+        check_triggers(connection, tables, [trigger.plain for trigger in lacking])
         with self._dialect.brief_waits(connection):
-            for trigger in missing:
-                for statement in self._dialect.triggers.create(trigger):
-                    self._dialect.create_trigger(connection, statement)
+            create_triggers(connection, lacking)
         # From a transaction of its own where creating triggers ended the last one: a snapshot from
         # before would lack what was written meanwhile.
         newest = select(func.coalesce(func.max(tables.messages.c.id), 0)).scalar_subquery()
         restart = update(self._state).where(self._own)
-        if missing:
+        if lacking:
             # Nobody has queued what was written without these triggers.
             again = {"state": FILLING, "last_item": newest, "item_id": 0, "session_id": ""}
             connection.execute(restart.values(**again))
@@ -302,7 +304,6 @@ class _TextIndex:
     def _advance(self, connection: Connection, **values: Any) -> None:
         connection.execute(update(self._state).where(self._own).values(**values))
 
-    def _missing(self, connection: Connection) -> list[Any]:
-        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
+    def _lacking(self, connection: Connection) -> dict[RowTrigger, bool]:
         triggers = word_triggers(connection, self._tables.tables, self._group)
-        return [trigger for trigger in triggers if trigger.plain not in existing]
+        return lacking_triggers(connection, self._tables, triggers)

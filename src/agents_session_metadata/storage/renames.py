@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy import Connection, MetaData, Table
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._triggers import as_typed
 from agents_session_metadata.errors import TablesMismatchError
 
 from .activity import ACTIVITY
@@ -208,9 +209,8 @@ def _maintaining(
         if name == ACTIVITY
         else word_triggers(connection, tables.tables, group)
     )
-    is_doubled = connection.dialect.paramstyle in ("format", "pyformat")
-    created = {each.plain: sql.create(each)[0] for each in triggers}
-    bodies = {plain: _body(text % () if is_doubled else text) for plain, text in created.items()}
+    created = as_typed(connection, (sql.create(each)[0] for each in triggers))
+    bodies = {each.plain: _body(text) for each, text in zip(triggers, created, strict=True)}
     found = [
         (RenamedTrigger(table, name, drop.name), drop.suffix)
         for drop in group.cleanup
