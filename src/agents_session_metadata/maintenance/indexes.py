@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    and_,
     delete,
     func,
     select,
@@ -36,6 +37,7 @@ from agents_session_metadata.storage.activity import (
 from agents_session_metadata.storage.activity_check import activity_triggers
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
+from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
@@ -171,6 +173,7 @@ class _Index:
         self._tables = database.tables
         self._indexes, self._entries = database.tables.group(ACTIVITY).tables
         self._own = self._indexes.c.key == key
+        self._of_key = self._entries.c.key == key
 
     def begin(self, connection: Connection) -> tuple[str | None, bool]:
         """Announce the index.
@@ -201,7 +204,7 @@ class _Index:
         if in_one:
             self.create_triggers(connection)
             # Entries that a writer added after the index had been dropped.
-            connection.execute(delete(self._entries).where(self._entries.c.key == self.key))
+            delete_rows(connection, self._entries, self._dialect, self._of_key, {})
             self.note_long_ids(connection)
             for fill in self._fills():
                 connection.execute(fill)
@@ -289,16 +292,21 @@ class _Index:
             connection.execute(delete(self._indexes).where(self._own))
             for trigger in self._triggers(connection):
                 connection.exec_driver_sql(self._dialect.triggers.create(trigger)[0])
-            connection.execute(delete(self._entries).where(self._entries.c.key == self.key))
+            delete_rows(connection, self._entries, self._dialect, self._of_key, {})
             return ""
         return token
 
     def empty_step(self, token: str, connection: Connection) -> bool:
-        """Delete some entries of an index that is dropped; say whether there may be more."""
-        of_key = self._entries.c.key == self.key
+        """Delete some entries of an index that is dropped; say whether there may be more.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps one.
+        """
         session_id = self._entries.c.session_id
         ids = list(
-            connection.scalars(select(session_id).where(of_key).distinct().limit(_SESSIONS_AT_ONCE))
+            connection.scalars(
+                select(session_id).where(self._of_key).distinct().limit(_SESSIONS_AT_ONCE)
+            )
         )
         # Before anything is deleted: whoever creates the index again waits, and starts with a
         # token of its own. Shared, because a writer holds entries when its trigger reads the row.
@@ -310,7 +318,8 @@ class _Index:
             return False
         some = self._dialect.one_of(session_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)
-        connection.execute(delete(self._entries).where(of_key, some), parameters)
+        of_ids = and_(self._of_key, some)
+        delete_rows(connection, self._entries, self._dialect, of_ids, parameters)
         return True
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.known import may_read
+from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
@@ -81,6 +82,7 @@ async def refresh_text_index(database: Database[Any], progress: Progress | None 
         The number of messages and titles that were taken from the queue.
 
     Raises:
+        RefusedRowError: If a trigger of the application keeps a row in the queue.
         TextIndexMissingError: If the text index does not exist.
     """
     index = _TextIndex(database)
@@ -169,7 +171,11 @@ class _TextIndex:
         return self.read_state(connection) == COMPLETE and not self._lacking(connection)
 
     def empty_step(self, connection: Connection) -> bool:
-        """Delete what an index has left that was dropped; return whether there may be more."""
+        """Delete what an index has left that was dropped; return whether there may be more.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps a row.
+        """
         # Locked, so that nobody creates the index meanwhile.
         row = lock_state(connection, self._state, TEXT)
         if row is not None and row.state != DROPPING:
@@ -179,8 +185,8 @@ class _TextIndex:
             key = list(table.primary_key.columns)
             some = connection.execute(select(*key).limit(_DELETED_AT_ONCE)).all()
             for start in range(0, len(some), 500):
-                part = some[start : start + 500]
-                connection.execute(delete(table).where(tuple_(*key).in_([tuple(r) for r in part])))
+                part = tuple_(*key).in_([tuple(row) for row in some[start : start + 500]])
+                delete_rows(connection, table, self._dialect, part, {})
             more = more or len(some) == _DELETED_AT_ONCE
         return more
 

@@ -24,6 +24,7 @@ from sqlalchemy import (
     exists,
     func,
     select,
+    tuple_,
     type_coerce,
 )
 
@@ -33,6 +34,7 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
 from .long_texts import apply_to_text
+from .removal import check_deleted
 from .stored import plain_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
@@ -80,9 +82,11 @@ class WordIndex:
         statement = self._taking if takes else self._own(min(len(ids), self._dialect.many + 1))
         parameters = {"of_session": ids[0]} if single else self._dialect.list_parameters("ids", ids)
         done, waiting = 0, False
+        rows: Any = None
         while most is None or done < max(most, 1):
-            rows: Any = connection.execute(statement, parameters).all()
-            if not rows:
+            before, rows = rows, connection.execute(statement, parameters).all()
+            # A trigger of the application can keep rows in the queue.
+            if not rows or rows == before:
                 break
             items = {Queued(row[0], row[1]): (row[2], row[3]) for row in rows}
             if takes:
@@ -103,6 +107,10 @@ class WordIndex:
         """Index what is in the queue of any session; return how much was done.
 
         Nothing is done if a policy of the database can hide rows: they would be taken for deleted.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps a row in the queue. The caller
+                must roll back.
         """
         queue = self.queue
         found: Any = connection.execute(
@@ -114,7 +122,11 @@ class WordIndex:
             return 0
         wanted = [Queued(*row) for row in found]
         self.lock_sessions(connection, {each.session_id for each in wanted})
-        self._take(connection, self.read_items(connection, wanted))
+        if not self._take(connection, self.read_items(connection, wanted)):
+            taken = tuple_(queue.c.session_id, queue.c.item_id).in_(
+                [tuple(each) for each in wanted]
+            )
+            check_deleted(connection, queue, taken, {})
         return len(wanted)
 
     def lock_sessions(self, connection: Connection, ids: Iterable[str]) -> None:
@@ -179,20 +191,21 @@ class WordIndex:
                     "item_id": item_id,
                 }
 
-    def _take(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> None:
-        """Delete rows of the queue, and index what they name."""
-        if not items:
-            return
+    def _take(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> bool:
+        """Delete rows of the queue, and index what they name; return whether all were deleted."""
+        all_deleted = True
         by_session: dict[str, list[int]] = {}
         for each in sorted(items):
             by_session.setdefault(each.session_id, []).append(each.item_id)
         for session_id, ids in by_session.items():
             parameters = {"of_session": session_id, "items": ids}
             if connection.execute(self._taken, parameters).rowcount != len(ids):
-                # Somebody else has indexed or deleted some.
+                # Somebody else has indexed or deleted some, or a trigger keeps them.
+                all_deleted = False
                 wanted = [Queued(session_id, item_id) for item_id in ids]
                 items = {**items, **self.read_items(connection, wanted)}
         self.insert(connection, items)
+        return all_deleted
 
     # Building a statement takes longer than running it, so each is built once.
 
