@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from doctoring import complete
 from hypothesis import given
 from scaling import examples, scale
 from sqlalchemy import event
@@ -18,7 +19,9 @@ from agents_session_metadata import (
     ToolStatistics,
     keys,
 )
+from agents_session_metadata.doctor import diagnose
 from conformance import strategies
+from conformance.test_bound_parameters import configure_new_connections
 
 COUNTERS = [
     keys.RUNS,
@@ -331,3 +334,24 @@ async def test_one_statement(catalog, engine):
 async def test_a_filter_that_is_not_understood(catalog):
     with pytest.raises(InvalidFilterError):
         await catalog.statistics({"a": {"$nope": 1}})
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_server_that_groups_by_columns_only(database):
+    """It is a default of MySQL."""
+    engine = database.engine()
+    setting = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',ONLY_FULL_GROUP_BY')"
+    configure_new_connections(engine, setting)
+    catalog = await complete(engine)
+    calls = [["search", 2, 30], ["write", 1, 5]]
+    await catalog.set_metadata("a", {"tool_calls": calls, "owner_id": "u1", "status": "failed"})
+    await catalog.set_metadata("b", {"tool_calls": calls, "status": "active", "duration_ms": 7})
+    for one in (catalog, catalog.scoped({"owner_id": "u1"})):
+        await check(one)
+        await check(one, {"tags": {"$contains": "x"}})
+        await one.usage(by=("day", "agent", "model", "owner_id", "session_id"))
+        assert await one.count_values("tags") != []
+        assert (await one.search("hello")).hits != []
+        assert (await one.list_sessions({"tags": "x"}, preview=True)).sessions == []
+    assert len(await catalog.list_indexes(count=True)) == 3
+    assert not [each for each in await diagnose(engine) if each.level == "error"]

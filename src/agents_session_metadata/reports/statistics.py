@@ -84,7 +84,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     def of_key(
         key: str | Sequence[str],
         tag: bytes,
-        columns: list[ColumnElement[Any]],
+        columns: Sequence[ColumnElement[Any]],
         joined: FromClause | None = None,
     ) -> Statement:
         """A SELECT from the values of one type under a key, or under several."""
@@ -104,7 +104,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     by_status = _part("status", func.min(rows.c.value), func.count())
     cost = _part("cost", literal(keys.COST, String), *dialect.exact_sum(rows.c.value))
     calls = dialect.triples(rows.c.value)
-    tools = _part("tool", calls.name, func.sum(calls.first), func.sum(calls.second))
+    called = [calls.name.label("name"), calls.first.label("first"), calls.second.label("second")]
     whole = ~rows.c.value.contains(".") & ~rows.c.value.contains("e")
     # One SELECT for all: each one repeats the condition, which may have thousands of values.
     count = _part("count", rows.c.key, *dialect.whole_sum(rows.c.value))
@@ -115,9 +115,11 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
         build.source(sessions=True).select(*_part("sessions", null(), func.count())),
         of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
         of_key(keys.COST, NUMBER, cost),
-        of_key(keys.TOOL_CALLS, LIST, tools, calls.rows)
-        .where(calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST))
-        .group_by(calls.name),
+        _by_tool(
+            of_key(keys.TOOL_CALLS, LIST, called, calls.rows).where(
+                calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST)
+            )
+        ),
         of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
         of_key(keys.ERROR_COUNT, NUMBER, _part("with errors", null(), func.count())).where(
             *at_least_one
@@ -145,6 +147,14 @@ def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
     """The columns of values in their order, each with its rank and the number of all."""
     rank = func.row_number().over(order_by=rows.c.search_key)
     return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
+
+
+def _by_tool(calls: Statement) -> Statement:
+    """The sums of the calls of each tool."""
+    # MariaDB groups by a column only, if sql_mode has ONLY_FULL_GROUP_BY.
+    called = calls.subquery("called").c
+    tools = _part("tool", called.name, func.sum(called.first), func.sum(called.second))
+    return select(*tools).group_by(called.name)
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
