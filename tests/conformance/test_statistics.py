@@ -20,7 +20,7 @@ from agents_session_metadata import (
     keys,
 )
 from agents_session_metadata.doctor import diagnose
-from conformance import strategies
+from conformance import raw, strategies
 from conformance.test_bound_parameters import configure_new_connections
 
 COUNTERS = [
@@ -355,3 +355,24 @@ async def test_a_server_that_groups_by_columns_only(database):
         assert (await one.list_sessions({"tags": "x"}, preview=True)).sessions == []
     assert len(await catalog.list_indexes(count=True)) == 3
     assert not [each for each in await diagnose(engine) if each.level == "error"]
+
+
+@pytest.mark.only_on("postgresql-url")  # Only ICU makes such collations.
+async def test_texts_of_a_nondeterministic_collation(database):
+    engine = database.engine()
+    catalog = await complete(engine)
+    await catalog.set_metadata("a", {"runs": 2, "duration_ms": 7, "status": "Active"})
+    await catalog.set_metadata("b", {"runs": 3, "duration_ms": 1.5, "status": "active"})
+    loose = "loose (provider = icu, locale = 'und-u-ks-level1', deterministic = false)"
+    await raw.execute(engine, f"CREATE COLLATION {loose}")
+    for table, column in (
+        ("agent_sessions_metadata", "value"),
+        ("agent_messages", "message_data"),
+    ):
+        change = f"ALTER {column} TYPE TEXT COLLATE loose"
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    await engine.dispose()
+    found = await check(catalog)
+    assert found.by_status == {"Active": 1, "active": 1}
+    page = await catalog.list_sessions(preview=True)
+    assert {each.preview for each in page.sessions} == {"hello"}

@@ -215,10 +215,10 @@ class Dialect:
         return key == value
 
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
-        """A session id in a form that sorts by code point.
+        """A text in a form that sorts by code point, and in which LIKE can search.
 
         Args:
-            column: The column with the id.
+            column: The column with the text.
             native: Whether the column itself sorts by code point.
         """
         return column

@@ -183,11 +183,12 @@ def _candidates(
         yield [wanted.item_id]
         return
     messages = store.database.tables.messages
+    text = store.database.dialect.by_code_point(messages.c.message_data, native=False)
     statement: Any = (
         select(messages.c.id)
         .where(
             messages.c.session_id == bindparam("of_session"),
-            messages.c.message_data.contains(wanted.text, autoescape=True),
+            text.contains(wanted.text, autoescape=True),
         )
         .order_by((messages.c.id + 0).desc())
     )

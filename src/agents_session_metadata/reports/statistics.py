@@ -105,7 +105,8 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     cost = _part("cost", literal(keys.COST, String), *dialect.exact_sum(rows.c.value))
     calls = dialect.triples(rows.c.value)
     called = [calls.name.label("name"), calls.first.label("first"), calls.second.label("second")]
-    whole = ~rows.c.value.contains(".") & ~rows.c.value.contains("e")
+    text = dialect.by_code_point(rows.c.value, native=False)
+    whole = ~text.contains(".") & ~text.contains("e")
     # One SELECT for all: each one repeats the condition, which may have thousands of values.
     count = _part("count", rows.c.key, *dialect.whole_sum(rows.c.value))
     completed = func.sum(case((_is_completed(tables, rows), 1), else_=0))

@@ -32,7 +32,7 @@ def first_message(
     # Neither the rest of the history is read nor the rest of a long message.
     if dialect.stops_early:
         return _up_to_last_row(tables.messages, sessions)
-    return _of_first_rows(tables.messages, sessions)
+    return _of_first_rows(tables.messages, dialect, sessions)
 
 
 def _up_to_last_row(messages: Table, sessions: FromClause) -> ColumnElement[Any]:
@@ -51,11 +51,11 @@ def _up_to_last_row(messages: Table, sessions: FromClause) -> ColumnElement[Any]
     return found
 
 
-def _of_first_rows(messages: Table, sessions: FromClause) -> ColumnElement[Any]:
+def _of_first_rows(messages: Table, dialect: Dialect, sessions: FromClause) -> ColumnElement[Any]:
     rows = _in_order(messages, sessions).limit(_number(ROWS)).subquery("beginning")
     first = (
         select(_head(rows.c.message_data))
-        .where(_is_user(rows.c.message_data))
+        .where(_is_user(dialect.by_code_point(rows.c.message_data, native=False)))
         .order_by(rows.c.created_at, rows.c.id)
         .limit(_number(1))
     )
