@@ -380,3 +380,28 @@ async def test_items_that_are_not_utf8(catalog, engine):
     assert len(records) == 8
     assert len(await catalog.session("s1").rewind(turns=1)) == 1
     assert await diagnose(engine)
+
+
+@pytest.mark.only_on("sqlite")
+async def test_items_without_an_id(engine):
+    text, time = "VARCHAR NOT NULL", "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP"
+    columns = f"id INTEGER, session_id {text}, message_data {text}, created_at {time}"
+    await raw.execute(engine, f"CREATE TABLE agent_messages ({columns})")
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("a")
+    await session.add_items([raw.message("one"), raw.message("two")])
+    assert len(await session.get_items()) == 2
+    calls = [
+        lambda: session.rewind(turns=1),
+        lambda: catalog.fork_session("a", before=1),
+        lambda: catalog.list_items("a"),
+        lambda: catalog.list_items("a", order_by="-item_id"),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptMetadataError, match="'a' has no id") as raised:
+            await call()
+        assert raised.value.key == "$item_id"
+    [record] = [one async for one in catalog.export_sessions()]
+    assert len(record["items"]) == 2
+    await raw.execute(engine, "UPDATE agent_messages SET id = rowid")
+    assert len(await session.rewind(turns=1)) == 1

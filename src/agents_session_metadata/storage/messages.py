@@ -28,7 +28,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
 from .removal import delete_rows
-from .stored import decode_time
+from .stored import corrupt_item_id, decode_time
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -160,11 +160,13 @@ def read_lengths(
     # A length may take reading the whole text, so only rows of the page are asked for theirs.
     ids = page.subquery("page")
     statement: Any = (
-        select(outer.c.id, dialect.byte_length(outer.c.message_data))
-        .join(ids, ids.c.id == outer.c.id)
-        .order_by(outer.c.id.desc() if descending else outer.c.id)
+        select(ids.c.id, dialect.byte_length(outer.c.message_data))
+        .select_from(ids.outerjoin(outer, ids.c.id == outer.c.id))
+        .order_by(ids.c.id.desc() if descending else ids.c.id)
     )
-    found: Any = connection.execute(statement, parameters)
+    found: Any = connection.execute(statement, parameters).all()
+    if any(item_id is None for item_id, _ in found):
+        raise corrupt_item_id(session_id)
     return [(item_id, length) for item_id, length in found]
 
 
@@ -202,6 +204,8 @@ def _selected(messages: Table, dialect: Dialect) -> Any:
 
 def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
+        if item_id is None:
+            raise corrupt_item_id(session_id)
         moment = decode_time(dialect, session_id, "item_created_at", created_at)
         yield ItemInfo(item_id, moment, _item(text))
 

@@ -82,6 +82,12 @@ def decode_time(dialect: Dialect, session_id: str, column: str, value: Any) -> d
         ) from None
 
 
+def corrupt_item_id(session_id: str) -> CorruptMetadataError:
+    """The error that an item has no id, which only a table of another program allows."""
+    problem = f"an item of session {quoted(session_id)} has no id; correct it by SQL"
+    return CorruptMetadataError(session_id, "$item_id", problem)
+
+
 def corrupt_thread(session_id: str) -> CorruptMetadataError:
     """Returns the error for the text of a thread item that is not a JSON object."""
     return CorruptMetadataError(
