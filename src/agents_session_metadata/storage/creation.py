@@ -36,6 +36,7 @@ from .tables import (
     CREATE_TYPES,
     ColumnTypes,
     CreateTrigger,
+    DropTrigger,
     RenameTable,
     SessionTables,
     TableGroup,
@@ -173,9 +174,22 @@ def create_missing(connection: Connection, names: TableNames, group: str = CORE)
     if refilled and dialect.transactional_ddl:
         for _ in _fill(connection, plain, plain.elements):
             pass
+    if dialect.uses_triggers:
+        _drop_rewritten(connection, wanted, existing)
     missing, _ = _absent_triggers(connection, wanted)
     for trigger in missing:
         connection.execute(trigger)
+
+
+def _drop_rewritten(connection: Connection, group: TableGroup, existing: Container[str]) -> None:
+    """Drop triggers that write to another table if one of theirs did not exist.
+
+    SQLite rewrites them when that one is renamed, so they would empty the table of the new name.
+    """
+    for trigger in group.triggers:
+        is_new = any(each.name not in existing for each in (trigger.emptied, *trigger.parts))
+        if is_new and not destroys(connection, trigger):
+            connection.execute(DropTrigger(trigger))
 
 
 def _avoid_others(connection: Connection, some: Sequence[Table], existing: Container[str]) -> None:
