@@ -389,7 +389,10 @@ async def test_items_without_an_id(engine):
     await raw.execute(engine, f"CREATE TABLE agent_messages ({columns})")
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("a")
+    # Such items are not searched, but they can be written.
+    await catalog.create_index("$text")
     await session.add_items([raw.message("one"), raw.message("two")])
+    assert (await catalog.search("one")).hits == []
     assert len(await session.get_items()) == 2
     calls = [
         lambda: session.rewind(turns=1),

@@ -166,7 +166,9 @@ class _Triggers:
         )
         for name, table, column, was_one, is_one in of:
             old, new = (f"{row}.{column}" if column else str(TITLE_ITEM) for row in ("OLD", "NEW"))
-            fits = " AND ".join(filter(None, (is_one, sql.fits("NEW.session_id"))))
+            # A table that another program made on SQLite may have items without an id.
+            has_id = f"{new} IS NOT NULL" if replaces and column else ""
+            fits = " AND ".join(filter(None, (is_one, has_id, sql.fits("NEW.session_id"))))
             queued = sql.insert_missing(
                 self._queue, {"session_id": "NEW.session_id", "item_id": new}
             )
