@@ -322,9 +322,10 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
 
 
 class RefusedRowError(SessionMetadataError, RuntimeError):
-    """A trigger of the application keeps a row from being inserted or deleted, without an error.
+    """A trigger of the application keeps a row from being written, without an error.
 
-    Nothing was written. Triggers of MySQL and MariaDB cannot do this.
+    Nothing was written, except by earlier steps of work on an index. Triggers of MySQL and MariaDB
+    cannot do this.
     """
 
 

@@ -138,3 +138,14 @@ async def test_triggers_of_a_table_under_another_name_are_replaced(
     await catalog.create_session("a", metadata={"tags": ["x"]})
     assert await catalog.delete_session("a")
     assert await raw.count_rows(engine, table) == 0
+
+
+@pytest.mark.only_on("sqlite", "postgresql")
+async def test_a_trigger_that_keeps_the_state_of_the_text_index(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = await complete(engine)
+    await raw.execute(engine, f"UPDATE {META}_words_state SET state = 0")
+    await veto(engine, "UPDATE", f"{META}_words_state")
+    for call in (catalog.create_index("$text"), catalog.drop_index("$text")):
+        with pytest.raises(RefusedRowError, match=rf"row of {META}_words_state.*trigger"):
+            await call

@@ -16,7 +16,11 @@ from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects._triggers import RowTrigger
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
-from agents_session_metadata.errors import TextIndexMissingError, TriggersNotAllowedError
+from agents_session_metadata.errors import (
+    RefusedRowError,
+    TextIndexMissingError,
+    TriggersNotAllowedError,
+)
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
@@ -47,6 +51,7 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
         False if it was complete already.
 
     Raises:
+        RefusedRowError: If a trigger of the application keeps the state of the index.
         TablesMissingError: If its tables are missing and are not to be created.
         TriggersNotAllowedError: If the database user may not create triggers.
     """
@@ -309,6 +314,14 @@ class _TextIndex:
 
     def _advance(self, connection: Connection, **values: Any) -> None:
         connection.execute(update(self._state).where(self._own).values(**values))
+        if self._dialect.vetoes_silently:
+            same = (self._state.c[name] == value for name, value in values.items())
+            changed = select(self._state.c.key).where(self._own, *same)
+            if connection.execute(changed).first() is None:
+                raise RefusedRowError(
+                    f"cannot change a row of {self._state.name}: the database keeps it and reports "
+                    "no error; look for a trigger on this table that prevents the change"
+                )
 
     def _lacking(self, connection: Connection) -> dict[RowTrigger, bool]:
         triggers = word_triggers(connection, self._tables.tables, self._group)
