@@ -119,8 +119,13 @@ async def test_a_trigger_that_keeps_entries_of_an_index(shared_database: Databas
     engine = shared_database.engine()
     catalog = await complete(engine)
     await veto(engine, "DELETE", f"{META}_activity")
+    call = catalog.drop_index("tags")
+    if engine.dialect.name == "postgresql":
+        # It drops an index while others write, and looks when the index is created again.
+        await call
+        call = catalog.create_index("tags")
     with pytest.raises(RefusedRowError, match=rf"from {META}_activity.*trigger"):
-        await catalog.drop_index("tags")
+        await call
 
 
 @pytest.mark.only_on("sqlite")

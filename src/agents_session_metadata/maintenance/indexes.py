@@ -292,7 +292,7 @@ class _Index:
             connection.execute(delete(self._indexes).where(self._own))
             for trigger in self._triggers(connection):
                 connection.exec_driver_sql(self._dialect.triggers.create(trigger)[0])
-            delete_rows(connection, self._entries, self._dialect, self._of_key, {})
+            connection.execute(delete(self._entries).where(self._of_key))
             return ""
         return token
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
     String,
     Table,
@@ -24,7 +25,6 @@ from sqlalchemy import (
     exists,
     func,
     select,
-    tuple_,
     type_coerce,
 )
 
@@ -34,7 +34,7 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
 from .long_texts import apply_to_text
-from .removal import check_deleted
+from .removal import kept_row
 from .stored import plain_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
@@ -122,11 +122,7 @@ class WordIndex:
             return 0
         wanted = [Queued(*row) for row in found]
         self.lock_sessions(connection, {each.session_id for each in wanted})
-        if not self._take(connection, self.read_items(connection, wanted)):
-            taken = tuple_(queue.c.session_id, queue.c.item_id).in_(
-                [tuple(each) for each in wanted]
-            )
-            check_deleted(connection, queue, taken, {})
+        self._take(connection, self.read_items(connection, wanted), must_delete=True)
         return len(wanted)
 
     def lock_sessions(self, connection: Connection, ids: Iterable[str]) -> None:
@@ -191,9 +187,14 @@ class WordIndex:
                     "item_id": item_id,
                 }
 
-    def _take(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> bool:
-        """Delete rows of the queue, and index what they name; return whether all were deleted."""
-        all_deleted = True
+    def _take(
+        self,
+        connection: Connection,
+        items: dict[Queued, tuple[Any, Any]],
+        *,
+        must_delete: bool = False,
+    ) -> None:
+        """Delete rows of the queue, and index what they name."""
         by_session: dict[str, list[int]] = {}
         for each in sorted(items):
             by_session.setdefault(each.session_id, []).append(each.item_id)
@@ -201,11 +202,25 @@ class WordIndex:
             parameters = {"of_session": session_id, "items": ids}
             if connection.execute(self._taken, parameters).rowcount != len(ids):
                 # Somebody else has indexed or deleted some, or a trigger keeps them.
-                all_deleted = False
+                if must_delete and self._dialect.vetoes_silently:
+                    self._delete_rest(connection, session_id, parameters)
                 wanted = [Queued(session_id, item_id) for item_id in ids]
                 items = {**items, **self.read_items(connection, wanted)}
         self.insert(connection, items)
-        return all_deleted
+
+    def _delete_rest(
+        self, connection: Connection, session_id: str, parameters: dict[str, Any]
+    ) -> None:
+        """Delete rows of the queue that are still there, or there again.
+
+        Raises:
+            RefusedRowError: If a trigger of the application keeps one.
+        """
+        # Nobody else deletes a row that is locked, or adds it again.
+        rest = select(self.queue.c.item_id).where(self._named).with_for_update()
+        count = len(connection.execute(rest, parameters).all())
+        if count and connection.execute(self._taken, parameters).rowcount < count:
+            raise kept_row(self.queue, session_id)
 
     # Building a statement takes longer than running it, so each is built once.
 
@@ -284,8 +299,12 @@ class WordIndex:
 
     @cached_property
     def _taken(self) -> Any:
+        return delete(self.queue).where(self._named)
+
+    @property
+    def _named(self) -> ColumnElement[bool]:
         queue = self.queue
-        return delete(queue).where(
+        return and_(
             queue.c.session_id == bindparam("of_session"),
             queue.c.item_id.in_(bindparam("items", expanding=True)),
         )
