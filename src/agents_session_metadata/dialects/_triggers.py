@@ -10,6 +10,9 @@ from sqlalchemy import Connection
 
 from .sqltypes import ID_LENGTH
 
+_PART = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[^'"`]+""")
+"""A literal, a quoted name, or what is between them."""
+
 
 class RowTrigger(NamedTuple):
     """A trigger for each row that is written. All names are quoted but one.
@@ -41,11 +44,15 @@ def as_typed(connection: Connection, statements: Iterable[str]) -> tuple[str, ..
 
 def has_body(create: Iterable[str], stored: str) -> bool:
     """Whether the statements that create a trigger contain what a database has stored of it."""
-    return bool(stored) and _normal(stored) in _normal("".join(create))
+    return bool(stored) and normal(stored) in normal("".join(create))
 
 
-def _normal(statement: str) -> str:
-    return re.sub(r"[\s\"`]", "", statement).upper()
+def normal(statement: str) -> str:
+    """A statement without spaces, quotation marks of names, and the case of what is no literal."""
+    return _PART.sub(
+        lambda part: part[0] if part[0][0] == "'" else re.sub(r'[\s"`]', "", part[0]).upper(),
+        statement,
+    )
 
 
 class TriggerSQL:

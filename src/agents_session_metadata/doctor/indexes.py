@@ -23,7 +23,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from agents_session_metadata.dialects._triggers import RowTrigger, has_body
+from agents_session_metadata.dialects._triggers import RowTrigger
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
@@ -62,9 +62,8 @@ def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) 
     found = inspection.triggers.get(name)
     if found is None:
         return f"trigger {name} is missing"
-    # The statements contain what the database says that the trigger runs.
     problem = "does something else or is switched off, or its user does not exist"
-    return None if has_body(create, found) else f"trigger {name} {problem}"
+    return None if found.is_created_by(create) else f"trigger {name} {problem}"
 
 
 def _unfinished(key: str, state: int | None) -> str:

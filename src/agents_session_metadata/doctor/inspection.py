@@ -56,6 +56,7 @@ from agents_session_metadata.types import MAX_KEY_LENGTH
 from .columns import SAMPLES, TextColumn, kind_of
 from .findings import EQUAL_PARENTS, EQUAL_ROWS, Finding, Level, Statements
 from .groups import checked_groups, lacking_columns
+from .triggers import StoredTrigger
 
 
 class Inspection:
@@ -456,8 +457,8 @@ class Inspection:
         return tuple(self.connection.dialect.server_version_info or ())
 
     @cached_property
-    def triggers(self) -> dict[str, str]:
-        """What the triggers on the core tables run, by name; nothing for those switched off."""
+    def triggers(self) -> dict[str, StoredTrigger]:
+        """The triggers on the core tables, by name; those switched off run nothing."""
         raise NotImplementedError
 
     @cached_property

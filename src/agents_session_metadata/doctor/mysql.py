@@ -20,6 +20,7 @@ from agents_session_metadata.storage.tables import TableNames
 from .columns import TextColumn
 from .findings import Finding, Statements
 from .inspection import Inspection
+from .triggers import StoredTrigger
 
 _WIDENED = re.compile("var(char|binary)|(tiny|medium)?(text|blob)")
 _CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")
@@ -77,18 +78,23 @@ class MySQLInspection(Inspection):
         }
 
     @cached_property
-    def triggers(self) -> dict[str, str]:
+    def triggers(self) -> dict[str, StoredTrigger]:
         query = (
-            "SELECT trigger_name, action_statement, event_object_table, definer"
+            "SELECT trigger_name, concat(action_timing, ' ', event_manipulation), action_statement,"
+            " event_object_table, definer"
             " FROM information_schema.triggers"
             " WHERE trigger_schema = coalesce(:schema, database())"
         )
         found = self.rows(query, schema=self.schema)
         users = self._users
-        core = {table.name for table in self.core} & self.existing
+        core = {table.name: self.name_of(table) for table in self.core if table in self.present}
         return {
-            name: body if not users or definer in users else ""
-            for name, body, table, definer in found
+            name: StoredTrigger(
+                f"{name} {event} ON {core[table]} FOR EACH ROW {body}"
+                if not users or definer in users
+                else ""
+            )
+            for name, event, body, table, definer in found
             if table in core
         }
 

@@ -16,6 +16,7 @@ from sqlalchemy import TEXT, VARCHAR, Column, Table
 from .columns import TextColumn, kind_of
 from .findings import Finding, Statements
 from .inspection import Inspection
+from .triggers import StoredTrigger
 
 _DEFAULT = 'pg_catalog."default"'
 """The database's own collation, which gives way to any other."""
@@ -57,20 +58,33 @@ class PostgreSQLInspection(Inspection):
         return found
 
     @cached_property
-    def triggers(self) -> dict[str, str]:
-        return dict(
-            self._of_triggers("CASE WHEN t.tgenabled IN ('O', 'A') THEN p.prosrc ELSE '' END")
+    def triggers(self) -> dict[str, StoredTrigger]:
+        is_on = "t.tgenabled IN ('O', 'A') AND t.tgnargs = 0 AND p.provolatile = 'v'"
+        name = "format('%I.%I()', n.nspname, p.proname)"
+        fires = (
+            # Whether it names the schema of the function depends on the search path.
+            "regexp_replace(pg_get_triggerdef(t.oid), ' EXECUTE FUNCTION [^'']*$', '')"
+            f" || ' EXECUTE FUNCTION ' || {name}"
         )
+        function = (
+            f"{name} || ' RETURNS trigger LANGUAGE ' || l.lanname"
+            " || CASE WHEN p.prosecdef THEN ' SECURITY DEFINER' ELSE '' END"
+            " || coalesce(' SET ' || array_to_string(p.proconfig, ' SET '), '') || ' AS'"
+        )
+        found = self._of_triggers(f"CASE WHEN {is_on} THEN p.prosrc ELSE '' END", fires, function)
+        return {name: StoredTrigger(runs, tuple(fires)) for name, runs, *fires in found}
 
     @cached_property
     def open_triggers(self) -> Collection[str]:
         is_open = "p.prosecdef AND has_function_privilege('public', p.oid, 'EXECUTE')"
         return [name for name, found in self._of_triggers(is_open) if found]
 
-    def _of_triggers(self, column: str) -> list[tuple[str, Any]]:
-        """The names of the triggers on the core tables, each with a value."""
+    def _of_triggers(self, *columns: str) -> list[tuple[Any, ...]]:
+        """The names of the triggers on the core tables, each with some values."""
         query = (
-            f"SELECT t.tgname, {column} FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"  # noqa: S608  # of this class
+            f"SELECT t.tgname, {', '.join(columns)} FROM pg_trigger t"  # noqa: S608  # of this class
+            " JOIN pg_proc p ON p.oid = t.tgfoid JOIN pg_namespace n ON n.oid = p.pronamespace"
+            " JOIN pg_language l ON l.oid = p.prolang"
             " WHERE t.tgrelid = to_regclass(:name) AND NOT t.tgisinternal"
         )
         tables = [table for table in self.core if table.name in self.existing]

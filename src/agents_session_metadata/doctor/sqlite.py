@@ -30,6 +30,7 @@ from sqlalchemy import (
 from .columns import kind_of
 from .findings import Statements
 from .inspection import Inspection
+from .triggers import StoredTrigger
 
 
 class SQLiteInspection(Inspection):
@@ -57,8 +58,9 @@ class SQLiteInspection(Inspection):
         return str(self.scalar(query, name=name) or name)
 
     @cached_property
-    def triggers(self) -> dict[str, str]:
-        return self.ways.existing_triggers(self.connection, *self.tables.tables)
+    def triggers(self) -> dict[str, StoredTrigger]:
+        found = self.ways.existing_triggers(self.connection, *self.tables.tables)
+        return {name: StoredTrigger(sql) for name, sql in found.items()}
 
     def leads_to(self, key: Mapping[str, Any], parent: Table) -> bool:
         return str(key["referred_table"]).lower() == parent.name.lower()
