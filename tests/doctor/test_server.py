@@ -21,7 +21,7 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, UnsupportedDialectError
-from agents_session_metadata.doctor import checks, diagnose
+from agents_session_metadata.doctor import checks, diagnose, rewrite_search_keys
 
 
 async def test_a_healthy_database_gives_the_versions_alone(filled, shared_database):
@@ -167,3 +167,20 @@ async def test_statements_for_tables_in_another_schema(engine, shared_database, 
     await SessionCatalog(moved).refresh_index("$text")
     assert await mended(moved) == []
     await moved.dispose()
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+async def test_a_server_that_quotes_every_name_is_healthy(whole, shared_database, level):
+    server_settings = {"quote_all_identifiers": "on", "TimeZone": "UTC"}
+    engine = create_async_engine(
+        shared_database.url,
+        connect_args={"server_settings": server_settings},
+        isolation_level=level,
+    )
+    assert await problems(engine) == []
+    await raw.execute(engine, "UPDATE agent_sessions_metadata SET search_key = value::bytea")
+    assert (await rewrite_search_keys(engine)).rewritten > 0
+    assert await problems(engine) == []
+    assert await raw.execute(engine, "SHOW quote_all_identifiers") == [("on",)]
+    await engine.dispose()

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects.urls import with_transactions
 from agents_session_metadata.storage.tables import TableNames, table_names
 
 from .checks import check
@@ -48,9 +49,10 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
 async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
     dialect = dialect_of(engine.dialect)
+    in_transactions = with_transactions(engine).sync_engine
 
     def examine() -> list[Finding]:
-        with dialect.connect(engine.sync_engine) as connection:
+        with dialect.connect(in_transactions) as connection:
             dialect.check_settings(connection)
             return check(inspect_database(connection, names))
 

@@ -312,7 +312,7 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
         others = [each for each in inspection.renamed_triggers if each.own == trigger.name]
         if problem is None and not others:
             continue
-        drops = tuple(map(inspection.drop_renamed, others))
+        drops = tuple(_drop_renamed(inspection, each) for each in others)
         if problem is None:
             problem = f"{_listed(others)} does the same as trigger {trigger.name}; {_RENAMED}"
             yield Finding("error", "triggers", problem, drops)
@@ -354,6 +354,13 @@ def _triggers(inspection: Inspection) -> Iterator[Finding]:
         yield Finding(level, "triggers", problem, create)
 
 
+def _drop_renamed(inspection: Inspection, trigger: RenamedTrigger) -> str:
+    """Drop a trigger, but not those of other tables that run the same function."""
+    schema = inspection.ways.schema_of(inspection.connection, trigger.table)
+    name, table = inspection.quote(trigger.name), inspection.name_of(trigger.table)
+    return inspection.ways.triggers.drop_from(schema, name, table)
+
+
 def _listed(triggers: Sequence[RenamedTrigger]) -> str:
     return ", ".join(f"{each.name} on {each.table.name}" for each in triggers)
 
@@ -364,7 +371,7 @@ def _renamed_triggers(inspection: Inspection) -> Iterator[Finding]:
     found = [each for each in inspection.renamed_triggers if each.own not in ending]
     if found:
         problem = f"triggers write to an index under other names: {_listed(found)}; {_RENAMED}"
-        repair = tuple(map(inspection.drop_renamed, found))
+        repair = tuple(_drop_renamed(inspection, each) for each in found)
         yield Finding("error", "triggers", problem, repair)
 
 

@@ -466,12 +466,6 @@ class Inspection:
         """The triggers on the core tables that were created under other names."""
         return renamed_triggers(self.connection, self.tables)
 
-    def drop_renamed(self, trigger: RenamedTrigger) -> str:
-        """Drop such a trigger, but not from other tables."""
-        schema = self.ways.schema_of(self.connection, trigger.table)
-        name, table = self.quote(trigger.name), self.name_of(trigger.table)
-        return self.ways.triggers.drop_from(schema, name, table)
-
     @cached_property
     def open_triggers(self) -> Collection[str]:
         """The names of triggers whose function any user may execute with its owner's rights."""

@@ -11,7 +11,9 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import TEXT, VARCHAR, Column, Table
+from sqlalchemy import TEXT, VARCHAR, Column, Connection, Table
+
+from agents_session_metadata.storage.tables import TableNames
 
 from .columns import TextColumn, kind_of
 from .findings import Finding, Statements
@@ -32,6 +34,11 @@ class PostgreSQLInspection(Inspection):
     clock_query = "SELECT EXTRACT(EPOCH FROM clock_timestamp())"
     times = "in the years 1 to 9999"
     bytewise = 'CAST({} AS TEXT) COLLATE "C"'
+
+    def __init__(self, connection: Connection, names: TableNames) -> None:
+        # With it, the server puts types in quotation marks, in which SQLAlchemy knows none.
+        connection.exec_driver_sql("SET LOCAL quote_all_identifiers = off")
+        super().__init__(connection, names)
 
     def read_texts(self) -> dict[tuple[str, str], TextColumn]:
         query = (

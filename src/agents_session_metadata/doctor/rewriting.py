@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agents_session_metadata.dialects.urls import with_transactions
 from agents_session_metadata.scope import ScopedStore, own_store
 from agents_session_metadata.storage.tables import TableNames, element_rows, table_names
 
@@ -51,7 +52,7 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     database = store.database
     await database.ensure()
     rewritten = skipped = 0
-    async with engine.connect() as connection:
+    async with with_transactions(engine).connect() as connection:
         contents = await connection.run_sync(
             lambda sync: Contents(inspect_database(sync, database.names))
         )
