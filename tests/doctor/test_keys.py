@@ -23,10 +23,14 @@ from doctoring import (
     without_foreign_keys,
 )
 from sqlalchemy import inspect
+from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.ddl import create_statements
 from agents_session_metadata.storage.tables import table_names
+
+UPSERTED = ["_activity", "_indexes", "_words", "_words_queue", "_words_state", "_attachments"]
+"""The ends of the names of optional tables whose rows are inserted only if they are missing."""
 
 
 @pytest.mark.only_on("postgresql", "mariadb")
@@ -487,3 +491,41 @@ async def test_short_ids_without_foreign_keys_are_explained(engine, shared_datab
     assert "agent_messages is stored by MyISAM, which keeps no transactions" in problem
     for table in ("agent_sessions", "agent_messages"):
         assert f"{table}.session_id holds 190 characters, not 255; doctor prints no" in problem
+
+
+@pytest.mark.only_on("postgresql")
+async def test_deferrable_keys_are_explained(whole, shared_database):
+    engine, prefix = whole.engine, "agent_sessions_metadata"
+    keys = [
+        (table, f"{table}_pkey")
+        for table in ("agent_sessions", prefix, *(f"{prefix}{end}" for end in UPSERTED))
+    ]
+    for table, name in [*keys, (f"{prefix}_attachments", f"{prefix}_attachments_session_key")]:
+        query = f"SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = '{name}'"
+        [[definition]] = await raw.execute(engine, query)
+        drop = f"ALTER TABLE {table} DROP CONSTRAINT {name} CASCADE"
+        again = f"ALTER TABLE {table} ADD CONSTRAINT {name} {definition}"
+        await run(engine, [drop, f"{again} DEFERRABLE"])
+        found = [each.problem for each in await mended(engine)]
+        expected = f"the constraint {name} of {table} is DEFERRABLE, so that writing rows fails"
+        assert expected in found[0]
+        assert all("once the findings above are repaired" in each for each in found[1:])
+        await run(engine, [drop, again])
+        assert await mended(engine) == []
+
+
+@pytest.mark.only_on("postgresql")
+async def test_deferrable_constraints_of_an_application(filled, shared_database):
+    engine = filled.engine
+    for table, column in (("agent_sessions", "session_id"), ("agent_messages", "id")):
+        constraint = f"CONSTRAINT app UNIQUE ({column}, created_at) DEFERRABLE"
+        await raw.execute(engine, f"ALTER TABLE {table} ADD {constraint}")
+        if table == "agent_sessions":
+            (finding,) = await explained(engine, "indexes", ["error"])
+            assert "the constraint app of agent_sessions is DEFERRABLE" in finding.problem
+            with pytest.raises(DBAPIError, match="deferrable"):
+                await filled.create_session("c")
+        else:
+            assert await problems(engine) == []
+            await filled.session("a").add_items([raw.message("hello")])
+        await raw.execute(engine, f"ALTER TABLE {table} DROP CONSTRAINT app")

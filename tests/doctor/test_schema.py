@@ -23,7 +23,10 @@ from doctoring import (
 )
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.errors import TablesMismatchError
 from agents_session_metadata.storage.tables import table_names
+
+PREFIX = "agent_sessions_metadata"
 
 
 async def fill(engine):
@@ -541,3 +544,21 @@ async def test_ids_as_long_as_metadata_needs_are_healthy(filled, shared_database
         change = 'ALTER session_id TYPE VARCHAR(255) COLLATE "C"'
         await raw.execute(filled.engine, f"ALTER TABLE {table} {change}")
     assert await problems(filled.engine) == []
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("table", ["agent_sessions", "agent_messages", PREFIX, f"{PREFIX}_usage"])
+@pytest.mark.parametrize(("kind", "level"), [("NUMERIC", "error"), ("BLOB", "warning")])
+async def test_ids_of_other_types_are_explained(whole, shared_database, table, kind, level):
+    await sqlite_retyped(whole.engine, table, r"session_id VARCHAR(\(\d+\))?", f"session_id {kind}")
+    await whole.engine.dispose()
+    (finding,) = await explained(whole.engine, "columns", [level])
+    words = f"{table}.session_id has the type {kind}, "
+    words += "which takes 01 and 1 for one text; make it VARCHAR" if level == "error" else "not a"
+    assert words in finding.problem
+    catalog = SessionCatalog(whole.engine)
+    if table != "agent_sessions" and level == "error":
+        with pytest.raises(TablesMismatchError, match="does not distinguish '1' and '01'"):
+            await catalog.count_sessions()
+    else:
+        assert await catalog.count_sessions() == 2

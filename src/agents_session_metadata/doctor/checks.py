@@ -162,7 +162,8 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
                 problem = "may be NULL" if found["nullable"] else "must not be NULL"
                 yield inspection.finding("columns", f"{name} {problem}")
             for problem in inspection.type_problems(column, found["type"]):
-                level: Level = "warning" if column.name == "session_id" else "error"
+                is_short = column.name == "session_id" and inspection.keeps(column, found["type"])
+                level: Level = "warning" if is_short else "error"
                 repair = inspection.widen(column)
                 yield inspection.finding("columns", f"{name} {problem}", repair, level)
             for problem in inspection.lost_characters(column):

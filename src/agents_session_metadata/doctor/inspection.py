@@ -281,13 +281,17 @@ class Inspection:
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         """What is wrong with the type of a column, in words that follow its name."""
         wanted = self.type_of(column)
-        if kind_of(wanted) is not kind_of(actual):
+        if not self.keeps(column, actual):
             yield f"has the type {self.spelled(actual)}, not {self.spelled(wanted)}"
             return
         found, needed = self.text_of(column).length, self.needed(column)
         if found < needed:
             unit = "characters" if kind_of(wanted) is str else "bytes"
             yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
+
+    def keeps(self, column: Column[Any], actual: Any) -> bool:
+        """Whether a column stores any value of the right type, if it is short, as it is."""
+        return kind_of(self.type_of(column)) is kind_of(actual)
 
     def lost_characters(self, column: Column[Any]) -> Iterator[str]:
         """What a column of any length cannot hold, in words that follow its name."""

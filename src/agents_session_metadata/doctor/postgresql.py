@@ -13,7 +13,10 @@ from typing import Any
 
 from sqlalchemy import TEXT, VARCHAR, Column, Connection, Table
 
+from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.tables import TableNames
+from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.storage.words import WORDS
 
 from .columns import TextColumn, kind_of
 from .findings import Finding, Statements
@@ -120,7 +123,9 @@ class PostgreSQLInspection(Inspection):
 
     def is_referable(self, parent: Table) -> bool:
         ids = (column for column in parent.primary_key if self.has(parent, column.name))
-        return super().is_referable(parent) and all(self.text_of(i).kind in _TEXTS for i in ids)
+        is_text = all(self.text_of(each).kind in _TEXTS for each in ids)
+        is_deferrable = parent.name in self.existing and any(self._deferrable(parent).values())
+        return super().is_referable(parent) and is_text and not is_deferrable
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
         yield from super().type_problems(column, actual)
@@ -191,6 +196,7 @@ class PostgreSQLInspection(Inspection):
             problem += f"; {where} sets session_replication_role to replica, which must be origin"
             yield Finding("error", "foreign keys", problem)
         for table in self.present:
+            yield from self._unusable_keys(table)
             for column in table.c:
                 if column.autoincrement is True and self.is_readable(table, [column.name]):
                     yield from self._sequence_behind(column)
@@ -211,6 +217,29 @@ class PostgreSQLInspection(Inspection):
                 " tables in the same step"
             )
         yield Finding("warning", "clock", problem)
+
+    def _deferrable(self, table: Table) -> dict[str, bool]:
+        """The unique constraints that are checked late, and whether each is the primary key."""
+        query = (
+            "SELECT conname, contype = 'p' FROM pg_constraint WHERE condeferrable"
+            " AND contype IN ('p', 'u', 'x') AND conrelid = to_regclass(:name) ORDER BY conname"
+        )
+        return dict(map(tuple, self.rows(query, name=self.name_of(table))))
+
+    def _unusable_keys(self, table: Table) -> Iterator[Finding]:
+        """Keys that keep rows from being inserted only if they are missing."""
+        sessions, _, metadata, _ = self.core
+        written = [sessions, metadata, *self.expected.group(THREADS).tables[1:]]
+        for name in (ACTIVITY, WORDS):
+            written += self.expected.group(name).tables
+        for name, is_primary in self._deferrable(table).items():
+            # Rows of metadata are inserted by their primary key, which alone matters.
+            if table in written and (is_primary or table is not metadata):
+                problem = (
+                    f"the constraint {name} of {table.name} is DEFERRABLE, so that writing rows"
+                    " fails; drop it, and create it again without DEFERRABLE"
+                )
+                yield Finding("error", "indexes", problem)
 
     def _sequence_behind(self, column: Column[Any]) -> Iterator[Finding]:
         """An id that a sequence gives next, although rows have it or greater ones."""

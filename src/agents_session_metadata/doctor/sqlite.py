@@ -83,13 +83,18 @@ class SQLiteInspection(Inspection):
             column=column.name,
         )
         if collation is None:
-            # It goes with the column into a query that has the text instead of the rows.
-            stored = f"SELECT {self.quote(column.name)} FROM {self.name_of(column.table)} WHERE 0"  # noqa: S608  # names
-            one = f"WITH one(x) AS ({stored} UNION ALL SELECT :a)"
-            return f"EXISTS ({one} SELECT x FROM one WHERE x = :b)"  # noqa: S608  # names
+            return self._same(column)
         # SQLite keeps a collation's name as it was typed.
         name = str(collation).upper()
         return f":a = :b COLLATE {name if name in ('BINARY', 'NOCASE', 'RTRIM') else 'BINARY'}"
+
+    def _same(self, column: Column[Any]) -> str:
+        """A condition that compares `:a` and `:b` as a column without an index does."""
+        # Type and collation go with the column into a query that has the text instead of the rows.
+        stored = f"SELECT {self.quote(column.name)} FROM {self.name_of(column.table)} WHERE 0"  # noqa: S608  # names
+        # Merged with the query around it, the text would lose the type.
+        one = f"WITH one(x) AS ({stored} UNION ALL SELECT :a LIMIT 1 OFFSET 0)"
+        return f"EXISTS ({one} SELECT x FROM one WHERE x = :b)"  # noqa: S608  # names
 
     def cautions(self, column: Column[Any]) -> Iterator[str]:
         options = column.table.dialect_options[self.connection.dialect.name]
@@ -104,9 +109,16 @@ class SQLiteInspection(Inspection):
                 )
 
     def type_problems(self, column: Column[Any], actual: Any) -> Iterator[str]:
-        # The declared type only decides whether a text such as 1 becomes a number.
-        if kind_of(self.type_of(column)) is str and kind_of(actual) is not str:
+        is_text = kind_of(self.type_of(column)) is str
+        if is_text and not self.keeps(column, actual):
+            needed = self.spelled(self.type_of(column))
+            yield f"has the type {actual}, which takes 01 and 1 for one text; make it {needed}"
+        elif is_text and kind_of(actual) is not str:
             yield f"has the type {actual}, not a text type"
+
+    def keeps(self, column: Column[Any], actual: Any) -> bool:
+        # The declared type only decides whether a text such as 01 becomes a number.
+        return not self.scalar(f"SELECT {self._same(column)}", a="01", b="1")
 
     def stored_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
         # A text need not be UTF-8 here, and any column may hold a BLOB or a number.

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from agents_session_metadata.dialects._triggers import has_body, normal
 
-_PART = re.compile(r"'(?:[^']|'')*'|[^']+")
-"""A literal, or what is between two."""
 _CAST = re.compile(r"""::(?:character varying|[\w."]+)""")
 
 
@@ -26,8 +24,8 @@ class StoredTrigger(NamedTuple):
 
     def is_created_by(self, statements: tuple[str, ...]) -> bool:
         """Whether these statements create it."""
-        text = "".join(statements)
-        return has_body(statements, self.runs) and all(_plain(each) in _plain(text) for each in self.fires)
+        text = _plain("".join(statements))
+        return has_body(statements, self.runs) and all(_plain(each) in text for each in self.fires)
 
 
 def _plain(statement: str) -> str:
