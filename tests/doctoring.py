@@ -47,6 +47,7 @@ SAFE = re.compile(
         |ADD[ ]GENERATED[ ]BY[ ]DEFAULT[ ]AS[ ]IDENTITY[ ]\(START[ ]WITH[ ]\d+\)
         |TYPE[ ](TEXT|VARCHAR|VARCHAR\(\d+\))[ ]COLLATE[ ]{_NAME}\.{_NAME})
     |ALTER[ ]TABLE[ ]{_NAME}[ ]MODIFY[ ]COLUMN[ ]`\w+`[ ]{_WIDE}[^;]*
+    |ALTER[ ]TABLE[ ]{_NAME}[ ]ALTER[ ]INDEX[ ]{_NAME}[ ]NOT[ ]IGNORED
     |DELETE[ ]FROM[ ]{_DERIVED}[ ]WHERE[ ][^;]*
     |UPDATE[ ]{_STATES}[ ]SET[ ]state=0[^;]*[ ]WHERE[ ][^;]*state[ ]!=[ ]2
     |INSERT[ ](OR[ ]IGNORE[ ]|IGNORE[ ])?INTO[ ]{_FILLED}[ ]\([^()]*\)[ ](SELECT|VALUES)[ ][^;]*

@@ -529,3 +529,26 @@ async def test_deferrable_constraints_of_an_application(filled, shared_database)
             assert await problems(engine) == []
             await filled.session("a").add_items([raw.message("hello")])
         await raw.execute(engine, f"ALTER TABLE {table} DROP CONSTRAINT app")
+
+
+@pytest.mark.only_on("mariadb")
+async def test_an_index_that_is_ignored_is_used_again(whole, shared_database):
+    engine = whole.engine
+    indexes = [
+        (table.name, each) for group in GROUPS for table in group.tables for each in table.indexes
+    ]
+    for table, index in indexes:
+        await raw.execute(engine, f"ALTER TABLE {table} ALTER INDEX {index.name} IGNORED")
+    found = await repair(engine, "indexes")
+    assert all(each.repair[0].endswith(" NOT IGNORED") for each in found)
+    assert len(found) == len(indexes)
+
+
+@pytest.mark.only_on("mariadb")
+async def test_an_ignored_index_on_other_columns_keeps_its_name(filled, shared_database):
+    engine, name = filled.engine, "agent_sessions_metadata_search_idx"
+    await raw.execute(engine, f"DROP INDEX {name} ON agent_sessions_metadata")
+    columns = "(`key`, search_key(9), session_id) IGNORED"
+    await raw.execute(engine, f"CREATE INDEX {name} ON agent_sessions_metadata {columns}")
+    (finding,) = await repair(engine, "indexes")
+    assert finding.repair[0].startswith(f"CREATE INDEX {name}_2 ON agent_sessions_metadata")

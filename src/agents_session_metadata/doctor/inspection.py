@@ -1,10 +1,10 @@
 """What a database has, and the statements that repair it. Nothing here changes anything.
 
 A printed statement may add a table, an index, a default, a foreign key, a primary key where there
-is none, or a trigger; widen a column; replace a trigger of this package, revoke the privilege to
-execute its function, or drop one whose tables are gone or renamed; add or delete rows of a table
-that this package derives from others; mark an index as not complete; and set the search path.
-Without such a statement, which is an empty result, the problem is explained in words.
+is none, or a trigger; widen a column; let an ignored index be used; replace a trigger of this
+package, revoke the privilege to execute its function, or drop one whose tables are gone or renamed;
+add or delete rows of a table that this package derives from others; mark an index as not complete;
+and set the search path. Without such a statement, the problem is explained in words.
 """
 
 # Some databases need less of what a method is passed.
@@ -101,11 +101,11 @@ class Inspection:
         self.present: list[Table] = [table for table in self.wanted if table.name in self.existing]
         self.columns: dict[str, dict[str, Any]] = {
             name: {column["name"]: column for column in found}
-            for name, found in self._reflected("columns").items()
+            for name, found in self.reflected("columns").items()
         }
-        self.foreign_keys: dict[str, Any] = self._reflected("foreign_keys")
-        self.indexes: dict[str, Any] = self._reflected("indexes")
-        for name, found in self._reflected("unique_constraints").items():
+        self.foreign_keys: dict[str, Any] = self.reflected("foreign_keys")
+        self.indexes: dict[str, Any] = self.reflected("indexes")
+        for name, found in self.reflected("unique_constraints").items():
             self.indexes[name] += [each for each in found if each not in self.indexes[name]]
         self.texts: dict[tuple[str, str], TextColumn] = self.read_texts()
         self._ignored: dict[str, list[str]] = {}
@@ -117,7 +117,8 @@ class Inspection:
         """A finding; without a statement, it says what to do instead."""
         return Finding(level, check, problem if repair else f"{problem}; {self.by_hand}", repair)
 
-    def _reflected(self, what: str) -> dict[str, Any]:
+    def reflected(self, what: str) -> dict[str, Any]:
+        """The columns, indexes or constraints of the tables, by table."""
         read = getattr(self.inspector, f"get_{what}")
         return {table.name: list(read(table.name, schema=self.schema)) for table in self.present}
 

@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import TIMESTAMP, Column, Connection, ForeignKeyConstraint, Table, bindparam, text
+from sqlalchemy import (
+    TIMESTAMP,
+    Column,
+    Connection,
+    ForeignKeyConstraint,
+    Index,
+    Table,
+    bindparam,
+    text,
+)
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SAWarning
 
 from agents_session_metadata.storage.tables import TableNames
 
@@ -27,6 +38,8 @@ _CHARSET = re.compile(r"( /\*.*?\*/)?( CHARACTER SET \w+)?( COLLATE \w+)?")
 """What follows a type: a comment that says whether it is compressed, and how the text is stored."""
 _DEFAULT = re.compile(r"((?: unsigned| zerofill| NOT NULL)*) DEFAULT ('?\d+'?(?= |$))?")
 """The default of a number, which is one in a table that was created from a query."""
+_IGNORED = "ignored"
+"""Marks an index that the server keeps up to date, but does not use."""
 _LONGEST = 2**32 - 1
 _KEY_BYTES = 3072
 """What the columns of a key may have together."""
@@ -40,10 +53,41 @@ class MySQLInspection(Inspection):
     bytewise = "CAST(CONVERT({} USING utf8mb4) AS BINARY)"
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
-        super().__init__(connection, names)
-        is_mariadb = getattr(connection.dialect, "is_mariadb", False)
-        self.product: str = "MariaDB" if is_mariadb else "MySQL"
-        self.oldest: tuple[int, ...] = (10, 6) if is_mariadb else (8, 0, 17)
+        self._is_mariadb: bool = getattr(connection.dialect, "is_mariadb", False)
+        with warnings.catch_warnings():
+            # What SQLAlchemy does not read, such as an index that is IGNORED.
+            warnings.filterwarnings("ignore", "Unknown schema content", SAWarning)
+            super().__init__(connection, names)
+        self.product: str = "MariaDB" if self._is_mariadb else "MySQL"
+        self.oldest: tuple[int, ...] = (10, 6) if self._is_mariadb else (8, 0, 17)
+
+    def reflected(self, what: str) -> dict[str, Any]:
+        found = super().reflected(what)
+        if what == "indexes" and self._is_mariadb:
+            query = (
+                "SELECT table_name, index_name, column_name, sub_part"
+                " FROM information_schema.statistics"
+                " WHERE table_schema = coalesce(:schema, database()) AND ignored = 'YES'"
+                " ORDER BY table_name, index_name, seq_in_index"
+            )
+            rows = [row for row in self.rows(query, schema=self.schema) if row[0] in found]
+            for (table, name), columns in groupby(rows, lambda row: (row[0], row[1])):
+                # A part of a column is no column.
+                whole = [None if part else column for *_, column, part in columns]
+                found[table].append({"name": name, "column_names": whole, _IGNORED: True})
+        return found
+
+    def usable_indexes(self, table: Table) -> list[Mapping[str, Any]]:
+        return [each for each in super().usable_indexes(table) if _IGNORED not in each]
+
+    def create_index(self, index: Index) -> Statements:
+        table: Any = index.table
+        columns = index.columns.keys()
+        for each in self.indexes[table.name]:
+            if _IGNORED in each and each["column_names"][: len(columns)] == columns:
+                name = self.quote(each["name"])
+                return (f"ALTER TABLE {self.name_of(table)} ALTER INDEX {name} NOT IGNORED",)
+        return super().create_index(index)
 
     @cached_property
     def stored(self) -> dict[tuple[str, str], Any]:
