@@ -93,6 +93,7 @@ async def complete(engine, names=None):
         await catalog.create_index(key)
     await catalog.set_metadata("b", {"title": "About words"})
     texts = dict.fromkeys(("state", "details", "decisions", "data", "owner"), "{}")
+    texts["details"] = '{"agent": null, "pending": [], "encrypted": false, "wrapped": false}'
     given = {"item_id": "1", "attachment_id": "1", "kind": "x", "day": date(2026, 1, 1)}
     async with engine.begin() as connection:
         for group in query_tables(names).groups:

@@ -848,3 +848,20 @@ async def test_only_items_need_the_tables(engine, catalog):
         await store.add_thread_item(thread_id, user_item(thread_id, "u"), ANNA)
     assert set(TABLES) <= set(caught.value.tables)
     await store.delete_thread(thread_id, ANNA)
+
+
+@pytest.mark.parametrize(
+    ("column", "text"), [("data", "["), ("data", "{}"), ("owner", "["), ("owner", "[]")]
+)
+async def test_an_attachment_that_cannot_be_read(store, catalog, engine, column, text):
+    await store.save_attachment(attachment("file"), ANNA)
+    update = f"UPDATE {TABLES[1]} SET {column} = :text"
+    await raw.execute(engine, update, text=text)
+    for call in (
+        lambda: store.load_attachment("file", ANNA),
+        lambda: store.purge_attachments(older_than=timedelta(0)),
+    ):
+        with pytest.raises(CorruptMetadataError, match="the stored attachment 'file' cannot") as e:
+            await call()
+        assert (e.value.session_id, e.value.key) == ("", "$attachment")
+    assert await raw.count_rows(engine, TABLES[1]) == 1

@@ -12,7 +12,7 @@ from doctoring import BY_APPLICATION, complete, explained, intact, mended, probl
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.doctor import contents, rewrite_search_keys
+from agents_session_metadata.doctor import contents, rewrite_search_keys, rows
 from agents_session_metadata.storage.tables import table_names
 
 ELEMENTS = "agent_sessions_metadata_elements"
@@ -417,3 +417,62 @@ async def test_a_key_that_a_session_has_twice_is_not_rewritten(filled):
     assert (again.rewritten, again.skipped > 0) == (0, True)
     assert await stored(engine) == before
     assert await raw.count_rows(engine, "agent_sessions_metadata") == rows
+
+
+DAMAGED = {
+    "paused": {"details": ("{", "{}", "[]"), "decisions": ("[]", '{"c": 1}')},
+    "usage": {"owner_id": ("{",)},
+    "thread_items": {"data": ("[]", "{")},
+    "attachments": {"data": ("{", "1"), "owner": ("[]", "")},
+}
+ADVICE = {
+    "paused": "that of session 'a'; correct it by SQL, or discard the paused run",
+    "usage": "the one with the id 1; correct the owner or the day by SQL",
+    "thread_items": "'1' of session 'a'; correct it by SQL, or delete the item",
+    "attachments": "'1'; correct or delete it by SQL",
+}
+
+
+async def test_rows_of_optional_features_that_cannot_be_read_are_found(whole, shared_database):
+    engine = whole.engine
+    for end, columns in DAMAGED.items():
+        table = f"agent_sessions_metadata_{end}"
+        for column, texts in columns.items():
+            [[before]] = await raw.execute(engine, f"SELECT {column} FROM {table}")
+            for text in texts:
+                await raw.execute(engine, f"UPDATE {table} SET {column} = :text", text=text)
+                (finding,) = await explained(engine, "values", ["error"])
+                assert finding.problem == f"1 row of {table} cannot be read: {ADVICE[end]}"
+            await raw.execute(engine, f"UPDATE {table} SET {column} = :text", text=before)
+    assert await problems(engine) == []
+
+
+async def test_days_that_are_none_are_found(whole, shared_database):
+    engine = whole.engine
+    days = {
+        "sqlite": ["'2026-02-30'", "'today'", "20260101", "'20260101'", "x'ff'"],
+        "postgresql": ["'infinity'", "'10000-01-01'", "'0001-01-01 BC'"],
+        "mysql": ["'0000-00-00'"],
+    }[shared_database.kind]
+    statements = [f"UPDATE agent_sessions_metadata_usage SET day = {day}" for day in days]
+    for statement in statements:
+        mode = ["SET SESSION sql_mode = ''"] * (shared_database.kind == "mysql")
+        await run(engine, [*mode, statement])
+        (finding,) = await explained(engine, "values", ["error"])
+        assert finding.problem.endswith(ADVICE["usage"])
+    await raw.execute(engine, "UPDATE agent_sessions_metadata_usage SET day = '9999-12-31'")
+    assert await problems(engine) == []
+
+
+async def test_rows_of_optional_features_are_read_in_batches(whole, monkeypatch):
+    monkeypatch.setattr(rows, "BATCH", 2)
+    engine, table = whole.engine, "agent_sessions_metadata_thread_items"
+    await raw.execute(engine, f"UPDATE {table} SET data = '['")
+    others = [(own, str(item)) for own in ("a", "b") for item in range(2, 7)]
+    for position, (own, item) in enumerate(others):
+        values = f"'{own}', '{item}', {position}, 'x', '[', 0"
+        columns = "session_id, item_id, position, kind, data, reopened"
+        await raw.execute(engine, f"INSERT INTO {table} ({columns}) VALUES ({values})")
+    (finding,) = await explained(engine, "values", ["error"])
+    assert finding.problem.startswith(f"11 rows of {table} cannot be read: '1' of session 'a', ")
+    assert " and 8 more; correct" in finding.problem

@@ -11,9 +11,11 @@ from chatkit.types import Attachment
 from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
+from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.maintenance.retention import check_age, moment_before
 from agents_session_metadata.maintenance.threads import exists, rows_of
 from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage import thread_rows
 from agents_session_metadata.storage.rows import id_problem
@@ -74,6 +76,7 @@ class Attachments(StorePart[TContext]):
             The attachment.
 
         Raises:
+            CorruptMetadataError: If the stored attachment cannot be read.
             NotFoundError: If there is none in the scope.
         """
         store = self._within(context)._store
@@ -114,7 +117,8 @@ class Attachments(StorePart[TContext]):
         """Delete the records of attachments that were never sent with a message.
 
         It takes no request context and includes all users in the catalog's scope. Delete the files
-        of the returned attachments.
+        of the returned attachments. A stored attachment that cannot be read stops the deletion; the
+        call raises an error if nothing was deleted before.
 
         Args:
             older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
@@ -123,6 +127,7 @@ class Attachments(StorePart[TContext]):
             The attachments that were deleted.
 
         Raises:
+            CorruptMetadataError: If a stored attachment cannot be read.
             TypeError: If `older_than` is not a timedelta.
             ValueError: If it is negative.
         """
@@ -137,15 +142,21 @@ class Attachments(StorePart[TContext]):
         after = ""
         while True:
 
-            def delete(connection: Connection, _: Queries) -> list[thread_rows.Attachment]:
+            def delete(connection: Connection, _: Queries) -> tuple[list[Any], list[Attachment]]:
                 found = rows.lock_unattached(connection, limit, after, _PURGED_AT_ONCE)  # noqa: B023
-                inside = [each.attachment_id for each in found if _was_saved_in(store, each)]
+                inside = [each for each in found if _was_saved_in(store, each)]
+                read = [_attachment(each) for each in inside]
                 if inside:
-                    rows.delete_attachments(connection, inside)
-                return found
+                    rows.delete_attachments(connection, [each.attachment_id for each in inside])
+                return found, read
 
-            found = await run_write(store, delete)
-            purged += [_attachment(each) for each in found if _was_saved_in(store, each)]
+            try:
+                found, read = await run_write(store, delete)
+            except CorruptMetadataError:
+                if purged:
+                    return purged
+                raise
+            purged += read
             if len(found) < _PURGED_AT_ONCE:
                 return purged
             after = found[-1].attachment_id
@@ -165,7 +176,12 @@ def _admits(
 
 def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
     """Whether an attachment was saved in this scope."""
-    values = json.loads(attachment.owner)
+    try:
+        values = json.loads(attachment.owner)
+    except (ValueError, TypeError):
+        values = None
+    if not isinstance(values, dict):
+        raise _corrupt(attachment)
     return all(
         key in values and search_key(values[key]) == search_key(value)
         for key, value in store.scope.values.items()
@@ -173,4 +189,14 @@ def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> boo
 
 
 def _attachment(row: thread_rows.Attachment) -> Any:
-    return _ATTACHMENT.validate_json(row.data)
+    try:
+        return _ATTACHMENT.validate_json(row.data)
+    except ValueError:
+        raise _corrupt(row) from None
+
+
+def _corrupt(row: thread_rows.Attachment) -> CorruptMetadataError:
+    """The error for a row that this package has not written so."""
+    name = quoted(row.attachment_id)
+    problem = f"the stored attachment {name} cannot be read; correct or delete it by SQL"
+    return CorruptMetadataError(row.session_id or "", "$attachment", problem)
