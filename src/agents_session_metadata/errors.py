@@ -82,7 +82,7 @@ class CorruptMetadataError(SessionMetadataError, ValueError):
 
     A metadata value is NULL or not valid JSON, or its search key is damaged; or, on SQLite, a time
     in the SDK's tables is not a time, an item has no id, or the text of an item that is exported is
-    not UTF-8; or the row of a paused run, of a thread item or of an attachment, or an owner or a day
+    not UTF-8; or the row of a paused run, of a thread item or of an attachment, or an owner or day
     in the ledger, cannot be read.
 
     Attributes:

@@ -116,6 +116,18 @@ async def test_a_damaged_owner_in_the_ledger(catalog, owner):
     assert is_error_of(caught.value, "", "$usage_owner")
 
 
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("day", ["", "today", "2026-02-30"])
+async def test_a_damaged_day_in_the_ledger(catalog, day):
+    async with SessionTracker(await catalog.create_session("chat")) as tracker:
+        await Runner.run(Deployer().agent("Done"), "Hello", hooks=tracker)
+    await change(catalog.engine, "agent_sessions_metadata_usage", "day", day, "1 = 1")
+    assert [row.requests for row in await catalog.usage(by=["session_id"])] == [1]
+    with pytest.raises(CorruptMetadataError) as caught:
+        await catalog.usage(by=["day"])
+    assert is_error_of(caught.value, "", "$usage_day")
+
+
 @pytest.mark.parametrize("value", ["", "{bad", "[]", "null", '{"a": NaN}', '{"a": 1e999}'])
 async def test_a_damaged_item_of_a_thread(catalog, value):
     store = CatalogStore(catalog, scope=lambda _: {"owner_id": "u1"})

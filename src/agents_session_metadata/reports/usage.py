@@ -78,7 +78,9 @@ async def read_usage(
     await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
-    columns = [usage.c["owner_key" if name == "owner_id" else name] for name in fields]
+    # The days as they are stored, because SQLite stores any text.
+    stored = {"owner_id": usage.c.owner_key, "day": type_coerce(usage.c.day, Text)}
+    columns: list[ColumnElement[Any]] = [stored.get(name, usage.c[name]) for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
 
@@ -244,6 +246,14 @@ def _owner(stored: str) -> Any:
         raise CorruptMetadataError("", "$usage_owner", problem) from None
 
 
+def _stored_day(stored: Any) -> date:
+    try:
+        return stored if isinstance(stored, date) else date.fromisoformat(stored)
+    except (TypeError, ValueError):
+        problem = f"the stored day {quoted(stored)} in the ledger is not a date; correct it by SQL"
+        raise CorruptMetadataError("", "$usage_day", problem) from None
+
+
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
     totals: dict[tuple[Any, ...], _Total] = {}
     by_model = "model" in fields
@@ -254,6 +264,8 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         identity = dict(zip(fields, group, strict=False))
         if "owner_id" in identity:
             identity["owner_id"] = None if owner is None else _owner(owner)
+        if "day" in identity:
+            identity["day"] = _stored_day(identity["day"])
         total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
         numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
         *counts, cost = numbers
