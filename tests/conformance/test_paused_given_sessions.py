@@ -14,6 +14,7 @@ from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents.testing import ScriptedModel, assistant_message
 from agents.testing.model import ModelStep
 from cryptography.fernet import Fernet
+from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -22,6 +23,7 @@ from agents_session_metadata import (
     RunClaimedError,
     SessionCatalog,
     SessionNotFoundError,
+    SQLAlchemyMetadataSession,
 )
 from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
@@ -204,6 +206,66 @@ async def test_a_session_of_another_database(engine, tmp_path):
         assert deployer.calls == []
         assert (await run.resume(session=paused.catalog.session("chat"))).final_output == "Done"
     await other.engine.dispose()
+
+
+@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.parametrize(
+    "found", ["translated", pytest.param("connected", marks=pytest.mark.only_on("postgresql"))]
+)
+@pytest.mark.parametrize(
+    "kind", [SessionCatalog.session, lambda catalog, name: of_the_sdk(catalog.session(name))]
+)
+async def test_a_session_of_another_schema(database, kind, found):
+    """As of another tenant: the server, the tables and the id are the same."""
+    engine, is_postgresql = database.engine(), database.kind == "postgresql"
+    names = [f"{make_url(database.url).database}_{tenant}" for tenant in ("a", "b")]
+    for name in names:
+        await raw.execute(engine, f"CREATE SCHEMA {name}")
+    try:
+        engines = [
+            engine.execution_options(schema_translate_map={None: name})
+            if found == "translated"
+            else create_async_engine(
+                database.url, connect_args={"server_settings": {"search_path": name}}
+            )
+            for name in names
+        ]
+        catalog, other = (SessionCatalog(each, create_tables=True) for each in engines)
+        paused, theirs, deployer = PausedRuns(catalog), PausedRuns(other), Deployer()
+        for each in (catalog, other):
+            await each.create_session("chat")
+        agent = deployer.agent(deploys("c1"), deploys("c2"))
+        await pause(theirs, agent, session=other.session("chat"))
+        result = await Runner.run(agent, "Go", session=catalog.session("chat"))
+        with pytest.raises(ValueError, match="another database, schema"):
+            await paused.pause(kind(other, "chat"), result)
+        await paused.pause(kind(catalog, "chat"), result)
+        await paused.decide("chat", "c2", approve=True)
+        for streamed in (False, True):
+            with pytest.raises(ValueError, match="another database, schema"):
+                await resume(paused, agent, kind(other, "chat"), streamed=streamed)
+        assert deployer.calls == []
+        assert len(await other.session("chat").get_items()) == 2
+        await resume(paused, deployer.agent("Done"), kind(catalog, "chat"), streamed=False)
+        assert deployer.calls == ["deploy c2"]
+        for each in engines:
+            await each.dispose()
+    finally:
+        for name in names:
+            await raw.execute(engine, f"DROP SCHEMA {name}{' CASCADE' if is_postgresql else ''}")
+
+
+async def test_a_session_with_another_metadata_table(engine):
+    paused, deployer = paused_runs(engine), Deployer()
+    await paused.catalog.create_session("chat")
+    other = SQLAlchemyMetadataSession("chat", engine=engine, metadata_table="other")
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        with pytest.raises(ValueError, match="another database"):
+            await run.resume(session=other)
+        assert deployer.calls == []
+        await run.resume()
 
 
 async def test_the_same_database_by_another_engine(shared_database):

@@ -36,7 +36,7 @@ from agents_session_metadata.storage.database import settle
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 from .claimed_session import RunSession, claimed_session, fence
-from .given_sessions import is_encrypted
+from .given_sessions import check_schema, is_encrypted
 from .paused_store import PausedStore, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
@@ -221,7 +221,7 @@ class ClaimedRun:
             claimed = await self._store.claim(
                 self._row, self._token, self._lease, after_crash=after_crash, force=force
             )
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, SQLAlchemyError, OSError):
             # The lease may be taken, and nobody will use it.
             await self._close(cancelled=True)
             raise
@@ -308,6 +308,8 @@ class ClaimedRun:
             raise
 
     async def _check_held(self) -> None:
+        if self._run_session.session is not None:
+            await check_schema(self._run_session.session, self._store.store)
         await self._store.check_held(self.session_id, self._token, self._run_session.stores)
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:

@@ -9,7 +9,8 @@ from typing import Any
 
 from agents import SQLiteSession
 from agents.extensions.memory import SQLAlchemySession
-from sqlalchemy import Table
+from sqlalchemy import Connection, Table
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata.dialects.urls import is_file_of, may_be_same
 from agents_session_metadata.quoting import quoted
@@ -61,16 +62,55 @@ def sessions_inside(session: Any, store: ScopedStore) -> list[SQLAlchemyMetadata
         each for each in stored if each.session_id == session.session_id and _may_be_in(each, store)
     ]
     if stored and not found:
-        raise ValueError(
-            f"session {quoted(session.session_id)} is in another database or in other tables than "
-            "the catalog of the paused runs, or is wrapped around a session with another id"
-        )
+        raise _elsewhere(session)
     return [each for each in found if isinstance(each, SQLAlchemyMetadataSession)]
+
+
+async def check_schema(session: Any, store: ScopedStore) -> None:
+    """Refuse a session whose engine finds the tables in another schema than the store's does.
+
+    Raises:
+        ValueError: If it does.
+    """
+    own, table = store.database.engine, store.database.tables.sessions
+    engines = [each.engine for each in underlying(session) if isinstance(each, SQLAlchemySession)]
+
+    def find(connection: Connection) -> str:
+        default = connection.dialect.default_schema_name or ""
+        quoted_default = f"{connection.dialect.identifier_preparer.quote(default)}."
+        return store.database.dialect.schema_of(connection, table) or quoted_default
+
+    async def found_by(engine: AsyncEngine) -> str:
+        async with engine.connect() as connection:
+            return await connection.run_sync(find)
+
+    for engine in engines:
+        if engine.pool is own.pool:
+            # SQLite in memory has one connection, which may be in use.
+            is_same = _translated(engine, table) == _translated(own, table)
+        else:
+            is_same = await found_by(engine) == await found_by(own)
+        if not is_same:
+            raise _elsewhere(session)
+
+
+def _translated(engine: AsyncEngine, table: Table) -> str | None:
+    schemas = engine.get_execution_options().get("schema_translate_map") or {}
+    return schemas.get(table.schema, table.schema)
+
+
+def _elsewhere(session: Any) -> ValueError:
+    return ValueError(
+        f"session {quoted(session.session_id)} is in another database, schema or tables than the "
+        "catalog of the paused runs, or is wrapped around a session with another id"
+    )
 
 
 def _may_be_in(session: SQLAlchemySession | SQLiteSession, store: ScopedStore) -> bool:
     """Whether a session may be in a store's tables: one server can have several addresses."""
     names, engine = store.database.names, store.database.engine
+    if isinstance(session, SQLAlchemyMetadataSession) and session._store.database.names != names:
+        return False
     if isinstance(session, SQLiteSession):
         tables = {session.sessions_table, session.messages_table}
         same_database = is_file_of(engine.url, str(session.db_path))

@@ -121,7 +121,7 @@ class PausedRuns:
                 tables than the catalog or wrapped around a session with another id, or it is an
                 `EncryptedSession` or has an encrypted history and there is no `encrypt`.
         """
-        from .given_sessions import is_encrypted, sessions_inside
+        from .given_sessions import check_schema, is_encrypted, sessions_inside
         from .states import (
             ContextArguments,
             check_context,
@@ -141,6 +141,7 @@ class PausedRuns:
             raise encryption_missing()
         # A session can be in a narrower scope than the catalog.
         stores = [each._store for each in sessions_inside(session, self._store.store)]
+        await check_schema(session, self._store.store)
         context = ContextArguments(context_serializer, strict=strict_context)
         state = result.to_state()
         written = serialize(state, context)
