@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import pytest
 import sqlalchemy
 from agents.extensions.memory import EncryptedSession
-from servers import SHARED_DATABASES, empty_database
+from servers import SHARED_DATABASES, Database, empty_database
 from sqlalchemy import event
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -20,8 +20,10 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
+from agents_session_metadata.chatkit import CatalogStore
 from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
+from conformance.thread_items import user_item
 
 SECOND = timedelta(seconds=1)
 
@@ -430,3 +432,46 @@ async def test_a_crash_in_the_middle(shared_database):
         arrived = len(page.sessions)
         assert await catalog.count_sessions({"tags": {"$contains": "x"}}) == arrived
         assert await raw.count_rows(engine, "agent_messages") == arrived * 50
+
+
+@pytest.mark.only_on("sqlite", "mariadb", "postgresql-url")  # Only ICU makes such collations.
+async def test_a_history_under_several_spellings_of_an_id(database: Database):
+    engine, kind = database.engine(), database.kind
+    if kind == "postgresql":
+        loose = "provider = icu, locale = 'und-u-ks-level2', deterministic = false"
+        await raw.execute(engine, f"CREATE COLLATION loose ({loose})")
+    collation = {"postgresql": "loose", "sqlite": "NOCASE"}.get(kind, "utf8mb4_general_ci")
+    if kind == "mysql":
+        await raw.create_sdk_tables(engine, collation=collation)
+    else:
+        await raw.create_sdk_tables(engine)
+        for table in ("messages", "sessions"):
+            await raw.execute(engine, f"DROP TABLE agent_{table}")
+        text = f"session_id VARCHAR(255) COLLATE {collation}"
+        number = "id INTEGER" if kind == "sqlite" else "id SERIAL"
+        times = "{} TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP".format
+        await raw.execute(
+            engine,
+            f"CREATE TABLE agent_sessions ({text} PRIMARY KEY, {times('created_at')},"
+            f" {times('updated_at')})",
+        )
+        await raw.execute(
+            engine,
+            f"CREATE TABLE agent_messages ({number} PRIMARY KEY, {text} NOT NULL REFERENCES"
+            f" agent_sessions, message_data TEXT NOT NULL, {times('created_at')})",
+        )
+    catalog = SessionCatalog(engine, create_tables=True)
+    store = CatalogStore(catalog, scope=lambda _: {"owner_id": "u1"})
+    for name in ("other", "Chat"):
+        await catalog.create_session(name, metadata={"owner_id": "u1"})
+        await store.add_thread_item(name, user_item(name, name), None)
+    for number, name in enumerate(("Chat", "chat", "CHAT", "other", "Chat")):
+        await catalog.session(name).add_items([raw.message(f"{number}")])
+    for where in (None, {"owner_id": "u1"}):
+        records = {each["session_id"]: each async for each in catalog.export_sessions(where)}
+        contents = {
+            name: [item["item"]["content"] for item in each["items"]]
+            for name, each in records.items()
+        }
+        assert contents == {"Chat": ["0", "1", "2", "4"], "other": ["3"]}
+        assert [len(each["thread_items"]) for each in records.values()] == [1, 1]

@@ -19,6 +19,7 @@ from agents_session_metadata.values import EncodedValue, SearchKey
 from .messages import delete_histories
 from .remains import delete_remains
 from .removal import removal, remove, remove_metadata
+from .spellings import as_asked
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -246,8 +247,9 @@ def read_histories(
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
     if most is not None and len(found) > most:
         return None
+    asked = as_asked(connection, tables, ids, map(itemgetter(0), found))
     histories: dict[str, list[tuple[Any, str]] | CorruptMetadataError] = {}
-    for session_id, rows in groupby(found, itemgetter(0)):
+    for session_id, rows in groupby(found, lambda row: asked[row[0]]):
         try:
             histories[session_id] = [
                 (

@@ -26,6 +26,7 @@ from agents_session_metadata.quoting import quoted
 
 from .messages import Restriction, newest_id
 from .removal import delete_rows
+from .spellings import as_asked
 from .tables import SessionTables
 from .threads import THREADS
 
@@ -192,9 +193,10 @@ class ThreadRows:
             .order_by(items.c.session_id, items.c.position)
         )
         threads: dict[str, list[ThreadItem]] = {}
-        found: Any = connection.execute(statement, self._dialect.list_parameters("ids", ids))
+        found: Any = connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
+        asked = as_asked(connection, self._tables, ids, (row[0] for row in found))
         for session_id, *columns in found:
-            threads.setdefault(session_id, []).append(ThreadItem(*columns))
+            threads.setdefault(asked[session_id], []).append(ThreadItem(*columns))
         return threads
 
     def insert_items(
