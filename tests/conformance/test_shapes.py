@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
@@ -236,6 +237,25 @@ async def test_a_unique_index_by_which_rows_would_be_merged(shared_database: Dat
     await raw.execute(engine, "ALTER TABLE agent_sessions_metadata DROP INDEX own, ADD INDEX (own)")
     assert (await catalog.create_session("b", metadata={"slug": "MY-CHAT"})).session_id == "b"
     assert await catalog.get_metadata("a") == {"slug": "my-chat"}
+
+
+@pytest.mark.only_on("postgresql")
+async def test_ids_that_are_padded(shared_database: Database):
+    engine = shared_database.engine()
+    await raw.create_sdk_tables(engine)
+    for kind in ("CHAR(64)", "VARCHAR(64)"):
+        for table in ("agent_sessions", "agent_messages"):
+            await raw.execute(engine, f"ALTER TABLE {table} ALTER session_id TYPE {kind}")
+        catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+        errors = [each.problem for each in await diagnose(engine) if "pads ids" in each.problem]
+        if kind == "VARCHAR(64)":
+            await catalog.create_session("chat", metadata={"owner_id": "u1"})
+            assert errors == []
+            return
+        for work in (catalog.count_sessions, partial(catalog.create_session, "chat")):
+            with pytest.raises(TablesMismatchError, match="pads texts with spaces"):
+                await work()
+        assert len(errors) == 2
 
 
 @pytest.mark.only_on("mariadb")

@@ -72,6 +72,8 @@ class Dialect:
     """A query for indexes, with columns, by which an upsert of metadata can take another row."""
     loose_text: ClassVar[str] = "0"
     """1 if the text `{}` has a collation that takes different texts for one, else 0."""
+    padded_text: ClassVar[str] = "0"
+    """1 if the text `{}` is padded, so that it is not found by what was read of it, else 0."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]

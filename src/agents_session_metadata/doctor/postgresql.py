@@ -197,6 +197,9 @@ class PostgreSQLInspection(Inspection):
             yield Finding("error", "foreign keys", problem)
         for table in self.present:
             yield from self._unusable_keys(table)
+            if self.has(table, "session_id") and self._is_padded(table.c.session_id):
+                problem = f"{table.name}.session_id pads ids with spaces, which others lack"
+                yield self.finding("columns", problem)
             for column in table.c:
                 if column.autoincrement is True and self.is_readable(table, [column.name]):
                     yield from self._sequence_behind(column)
@@ -217,6 +220,9 @@ class PostgreSQLInspection(Inspection):
                 " tables in the same step"
             )
         yield Finding("warning", "clock", problem)
+
+    def _is_padded(self, column: Column[Any]) -> bool:
+        return self.text_of(column).kind == "pg_catalog.bpchar"
 
     def _deferrable(self, table: Table) -> dict[str, bool]:
         """The unique constraints that are checked late, and whether each is the primary key."""

@@ -20,6 +20,11 @@ _PROBLEMS = (
     *(f"does not distinguish {other!r} and {like!r}" for like, other in _ALIKE.items()),
     "does not hold every text",
     "has a nondeterministic collation",
+    (_PADDED := "pads texts with spaces"),
+)
+_NOT_FOUND = (
+    "a session would not be found by the id that was read; change its type to VARCHAR by a "
+    "migration of your own"
 )
 _MADE_BY_OTHERS = (
     "another program made the table, or the name of a table is misspelled; pass the right names"
@@ -120,10 +125,13 @@ def check_ids(
     for column, same in taken.items():
         may_follow = column.name == of_sessions.name
         for problem, is_so, is_allowed in zip(_PROBLEMS, same, taken[of_sessions], strict=True):
-            if is_so and not (may_follow and is_allowed):
+            is_padded = problem == _PADDED
+            if is_so and (is_padded or not (may_follow and is_allowed)):
                 name = column.table.name
                 found = f"{name}.{column.name} {problem}"
-                raise TablesMismatchError(name, found, cause=_NOT_APART)
+                raise TablesMismatchError(
+                    name, found, cause=_NOT_FOUND if is_padded else _NOT_APART
+                )
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -151,10 +159,11 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
-    loose = f"max({dialect_of(connection.dialect).loose_text.format('stored')})"
+    dialect = dialect_of(connection.dialect)
+    more = (f"max({each.format('stored')})" for each in (dialect.loose_text, dialect.padded_text))
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    return f"SELECT {index}, {', '.join(same)}, {lost}, {loose} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+    return f"SELECT {index}, {', '.join((*same, lost, *more))} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
