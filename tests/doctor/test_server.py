@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 
 import pytest
@@ -115,6 +116,17 @@ async def test_a_server_that_switches_foreign_keys_off(filled, shared_database):
         await raw.execute(filled.engine, "SET GLOBAL foreign_key_checks = 1")
     await filled.engine.dispose()
     await intact(filled)
+
+
+async def test_times_that_the_driver_converts_are_not_damaged(tmp_path):
+    url = f"sqlite+aiosqlite:///{tmp_path / 'chat.db'}"
+    engine = create_async_engine(url, connect_args={"detect_types": sqlite3.PARSE_DECLTYPES})
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("chat")
+    for work in (catalog.list_sessions, lambda: catalog.get_session("chat")):
+        with pytest.raises(UnsupportedDialectError, match="detect_types"):
+            await work()
+    await engine.dispose()
 
 
 async def test_a_file_in_another_encoding_is_refused(tmp_path):

@@ -238,6 +238,8 @@ class SQLite(Dialect):
         return type_coerce(column, String)
 
     def to_datetime(self, value: Any) -> datetime:
+        if isinstance(value, datetime):
+            raise UnsupportedDialectError(self.name, "the driver's option detect_types")
         return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
