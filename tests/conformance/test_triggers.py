@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import date, timedelta
 
@@ -384,8 +385,11 @@ async def test_a_trigger_that_drops_imported_sessions(database: Database, kept, 
 @pytest.mark.only_on("sqlite", "postgresql")
 async def test_triggers_that_keep_what_is_deleted_by_name(database: Database):
     catalog = await complete(database.engine())
+    data = {"type": "file", "id": "1", "name": "a", "mime_type": "text/plain"}
     await raw.execute(
-        catalog.engine, "UPDATE agent_sessions_metadata_attachments SET session_id = NULL"
+        catalog.engine,
+        "UPDATE agent_sessions_metadata_attachments SET session_id = NULL, data = :data",
+        data=json.dumps(data),
     )
     for table in ("usage", "paused", "attachments"):
         await veto(catalog.engine, "DELETE", f"agent_sessions_metadata_{table}")

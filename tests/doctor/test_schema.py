@@ -562,3 +562,41 @@ async def test_ids_of_other_types_are_explained(whole, shared_database, table, k
             await catalog.count_sessions()
     else:
         assert await catalog.count_sessions() == 2
+
+
+@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.parametrize(
+    ("table", "column"), [("usage", "cost"), ("usage", "total_tokens"), ("paused", "paused_at")]
+)
+async def test_numbers_that_are_too_small_are_explained(whole, table, column):
+    is_mysql = whole.engine.dialect.name == "mysql"
+    change = f"MODIFY {column} INT" if is_mysql else f"ALTER {column} TYPE INT USING 0"
+    if is_mysql and column != "cost":
+        change += " NOT NULL"
+    if is_mysql:
+        await raw.execute(whole.engine, f"UPDATE agent_sessions_metadata_{table} SET {column} = 0")
+    await raw.execute(whole.engine, f"ALTER TABLE agent_sessions_metadata_{table} {change}")
+    (finding,) = await explained(whole.engine, "columns", ["error"])
+    assert f"{column} has the type INT" in finding.problem
+    assert "not BIGINT" in finding.problem
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_short_token_of_a_claim_is_widened(whole):
+    table = "agent_sessions_metadata_paused"
+    await raw.execute(whole.engine, f"ALTER TABLE {table} MODIFY token VARCHAR(8)")
+    assert await mended(whole.engine) == []
+    [(length,)] = await raw.execute(
+        whole.engine,
+        "SELECT character_maximum_length FROM information_schema.columns WHERE column_name ="
+        f" 'token' AND table_name = '{table}' AND table_schema = database()",
+    )
+    assert length == 32
+
+
+@pytest.mark.only_on("postgresql")
+async def test_times_that_are_rounded_are_explained(whole):
+    table = "agent_sessions_metadata_activity"
+    await raw.execute(whole.engine, f"ALTER TABLE {table} ALTER updated_at TYPE TIMESTAMP(0)")
+    found = await problems(whole.engine)
+    assert any(f"{table}.updated_at has the type TIMESTAMP(0)" in each.problem for each in found)

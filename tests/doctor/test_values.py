@@ -202,7 +202,7 @@ async def test_values_are_checked_and_rewritten_in_batches(filled, shared_databa
     rows = []
 
     def count(connection, cursor, statement, parameters, context, executemany):
-        if statement.startswith("SELECT") and "value" in statement and "LIMIT" in statement:
+        if statement.startswith("SELECT") and "value" in statement and "ORDER BY" in statement:
             rows.append(statement)
 
     event.listen(engine.sync_engine, "after_cursor_execute", count)

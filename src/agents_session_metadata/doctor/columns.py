@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from sqlalchemy import BigInteger
+
 SAMPLES = (("case", "a", "A"), ("accents", "a", "á"), ("trailing spaces", "a", "a "))
 """What a collation may ignore, with two texts that then are equal."""
 
@@ -33,3 +35,9 @@ def kind_of(kind: Any) -> type:
     except NotImplementedError:
         return object
     return found
+
+
+def is_kind(wanted: Any, actual: Any) -> bool:
+    """Whether a type is for the same values as another; texts and bytes may be shorter."""
+    is_narrow = isinstance(wanted, BigInteger) and not isinstance(actual, BigInteger)
+    return kind_of(wanted) is kind_of(actual) and not is_narrow

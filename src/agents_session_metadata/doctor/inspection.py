@@ -53,7 +53,7 @@ from agents_session_metadata.storage.tables import (
 from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
-from .columns import SAMPLES, TextColumn, kind_of
+from .columns import SAMPLES, TextColumn, is_kind, kind_of
 from .findings import EQUAL_PARENTS, EQUAL_ROWS, Finding, Level, Statements
 from .groups import checked_groups, lacking_columns
 from .triggers import StoredTrigger
@@ -292,7 +292,7 @@ class Inspection:
 
     def keeps(self, column: Column[Any], actual: Any) -> bool:
         """Whether a column stores any value of the right type, if it is short, as it is."""
-        return kind_of(self.type_of(column)) is kind_of(actual)
+        return is_kind(self.type_of(column), actual)
 
     def lost_characters(self, column: Column[Any]) -> Iterator[str]:
         """What a column of any length cannot hold, in words that follow its name."""

@@ -268,6 +268,7 @@ class MySQLInspection(Inspection):
 
     def widen(self, column: Column[Any]) -> Statements:
         needed, kind = self.needed(column), self.type_of(column).__visit_name__
+        kind = "VARCHAR" if kind == "string" else kind
         if column.table is self.expected.messages and column.name == "session_id":
             needed = max(needed, self.text_of(self.expected.sessions.c.session_id).length)
         # The server refuses to change a column of a foreign key, also of one that is printed.

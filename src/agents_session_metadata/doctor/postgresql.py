@@ -131,7 +131,8 @@ class PostgreSQLInspection(Inspection):
         yield from super().type_problems(column, actual)
         wanted = self.type_of(column)
         is_time = kind_of(wanted) is kind_of(actual) is datetime
-        if is_time and wanted.timezone != actual.timezone:
+        is_rough = is_time and column.table in self.own and actual.precision not in (None, 6)
+        if is_time and (is_rough or wanted.timezone != actual.timezone):
             yield f"has the type {self.spelled(actual)}, not {self.spelled(wanted)}"
 
     def heirs(self, table: Table) -> list[str]:
