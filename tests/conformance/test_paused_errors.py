@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from agents import RunConfig, RunHooks, function_tool
-from agents.extensions.memory import EncryptedSession
+from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents.run_config import ModelInputData
 from agents.testing import assistant_message
 from agents.testing.model import ModelStep
@@ -201,8 +201,8 @@ async def test_a_state_that_cannot_be_restored_does_not_replace_another(engine, 
     agent = await failing_between_turns(paused, deployer)
     with pytest.raises(ConnectionError):
         async with paused.claim("chat", agent) as run:
-            # What ends a turn is not seen in a session of the caller's own.
-            await run.resume(session=paused.catalog.session("chat"))
+            # What ends a turn is not seen in a session of another class.
+            await run.resume(session=SQLAlchemySession("chat", engine=engine))
     assert "could not be stored after an error" in caplog.text
     assert (await paused.get("chat")).crashed
     with pytest.raises(RunClaimedError, match="after_crash"):
