@@ -186,9 +186,11 @@ def _drop_rewritten(connection: Connection, group: TableGroup, existing: Contain
 
     SQLite rewrites them when that one is renamed, so they would empty the table of the new name.
     """
+    on = dict.fromkeys(trigger.table for trigger in group.triggers)
+    found = dialect_of(connection.dialect).existing_triggers(connection, *on)
     for trigger in group.triggers:
         is_new = any(each.name not in existing for each in (trigger.emptied, *trigger.parts))
-        if is_new and not destroys(connection, trigger):
+        if is_new and trigger.name in found and not destroys(connection, trigger):
             connection.execute(DropTrigger(trigger))
 
 
