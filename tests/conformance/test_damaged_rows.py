@@ -104,12 +104,17 @@ async def test_a_time_that_is_a_text_does_not_end_the_pages(engine):
     assert [run.session_id for run in second.runs] == ["good"]
 
 
-@pytest.mark.parametrize("owner", ["{bad", "", "[1e999]"])
-async def test_a_damaged_owner_in_the_ledger(catalog, owner):
+async def record_damaged(catalog, column, value):
+    """Record a run in the ledger, and damage the row."""
     session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
     async with SessionTracker(session) as tracker:
         await Runner.run(Deployer().agent("Done"), "Hello", hooks=tracker)
-    await change(catalog.engine, "agent_sessions_metadata_usage", "owner_id", owner, "1 = 1")
+    await change(catalog.engine, "agent_sessions_metadata_usage", column, value, "1 = 1")
+
+
+@pytest.mark.parametrize("owner", ["{bad", "", "[1e999]"])
+async def test_a_damaged_owner_in_the_ledger(catalog, owner):
+    await record_damaged(catalog, "owner_id", owner)
     assert [row.requests for row in await catalog.usage(by=["day"])] == [1]
     with pytest.raises(CorruptMetadataError) as caught:
         await catalog.usage(by=["owner_id"])
@@ -119,9 +124,7 @@ async def test_a_damaged_owner_in_the_ledger(catalog, owner):
 @pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("day", ["", "today", "2026-02-30"])
 async def test_a_damaged_day_in_the_ledger(catalog, day):
-    async with SessionTracker(await catalog.create_session("chat")) as tracker:
-        await Runner.run(Deployer().agent("Done"), "Hello", hooks=tracker)
-    await change(catalog.engine, "agent_sessions_metadata_usage", "day", day, "1 = 1")
+    await record_damaged(catalog, "day", day)
     assert [row.requests for row in await catalog.usage(by=["session_id"])] == [1]
     with pytest.raises(CorruptMetadataError) as caught:
         await catalog.usage(by=["day"])

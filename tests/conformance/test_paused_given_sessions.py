@@ -188,6 +188,17 @@ async def test_a_run_is_not_stored_in_a_session_outside_the_scope_of_its_session
     assert (await paused.pause(theirs, result)).pending[0].call_id == "c2"
 
 
+async def refuse_to_resume(paused: PausedRuns, deployer: Deployer, wrong: Any) -> None:
+    """A wrong session is refused before anything runs; then the right one resumes the run."""
+    await pause(paused, deployer.agent(deploys("c1")))
+    await paused.decide("chat", "c1", approve=True)
+    async with paused.claim("chat", deployer.agent("Done")) as run:
+        with pytest.raises(ValueError, match="another database"):
+            await run.resume(session=wrong)
+        assert deployer.calls == []
+        assert (await run.resume(session=paused.catalog.session("chat"))).final_output == "Done"
+
+
 async def test_a_session_of_another_database(engine, tmp_path):
     paused, deployer = paused_runs(engine), Deployer()
     other = SessionCatalog.from_url(f"sqlite:///{tmp_path}/other.db", create_tables=True)
@@ -198,13 +209,7 @@ async def test_a_session_of_another_database(engine, tmp_path):
     for session in (elsewhere, Logged(elsewhere)):
         with pytest.raises(ValueError, match="another database"):
             await paused.pause(session, result)
-    await pause(paused, deployer.agent(deploys("c1")))
-    await paused.decide("chat", "c1", approve=True)
-    async with paused.claim("chat", deployer.agent("Done")) as run:
-        with pytest.raises(ValueError, match="another database"):
-            await run.resume(session=elsewhere)
-        assert deployer.calls == []
-        assert (await run.resume(session=paused.catalog.session("chat"))).final_output == "Done"
+    await refuse_to_resume(paused, deployer, elsewhere)
     await other.engine.dispose()
 
 
@@ -259,13 +264,7 @@ async def test_a_session_with_another_metadata_table(engine):
     paused, deployer = paused_runs(engine), Deployer()
     await paused.catalog.create_session("chat")
     other = SQLAlchemyMetadataSession("chat", engine=engine, metadata_table="other")
-    await pause(paused, deployer.agent(deploys("c1")))
-    await paused.decide("chat", "c1", approve=True)
-    async with paused.claim("chat", deployer.agent("Done")) as run:
-        with pytest.raises(ValueError, match="another database"):
-            await run.resume(session=other)
-        assert deployer.calls == []
-        await run.resume()
+    await refuse_to_resume(paused, deployer, other)
 
 
 async def test_the_same_database_by_another_engine(shared_database):

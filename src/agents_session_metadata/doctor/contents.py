@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, bindparam, case, or_, select, type_coerce
@@ -17,13 +16,12 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.strict_json import parse_json
 from agents_session_metadata.values import SearchKey, decode_elements, search_key, value_problem
 
-from .findings import Finding
+from .findings import Finding, Tally
 from .inspection import Inspection
 
 BATCH = 200
 """Values that are read at a time."""
 
-_EXAMPLES = 3
 _REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
 
 
@@ -49,26 +47,14 @@ class Stored(NamedTuple):
     has_elements: bool
 
     @property
+    def name(self) -> str:
+        """The key and the session, as a finding names them."""
+        return f"{quoted(self.key)} of session {quoted(self.session_id)}"
+
+    @property
     def is_wrong(self) -> bool:
         """Whether what the package derives from the value has to be written again."""
         return self.problem is None and not (self.is_found and self.has_elements)
-
-
-@dataclass
-class _Tally:
-    """A count of values, and the first of them."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, stored: Stored) -> None:
-        self.count += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(f"{quoted(stored.key)} of session {quoted(stored.session_id)}")
-
-    def __str__(self) -> str:
-        more = self.count - len(self.examples)
-        return ", ".join(self.examples) + (f" and {more} more" if more else "")
 
 
 class Contents:
@@ -107,17 +93,17 @@ class Contents:
 
     def check(self, connection: Connection) -> Iterator[Finding]:
         """Report values that cannot be read, and search keys and elements that do not fit."""
-        problems: dict[str, _Tally] = {}
-        wrong_keys, wrong_elements = _Tally(), _Tally()
+        problems: dict[str, Tally] = {}
+        wrong_keys, wrong_elements = Tally(), Tally()
         for batch in self.batches(connection):
             for stored in batch:
                 if stored.problem is not None:
-                    problems.setdefault(stored.problem, _Tally()).add(stored)
+                    problems.setdefault(stored.problem, Tally()).add(stored.name)
                     continue
                 if not stored.is_found:
-                    wrong_keys.add(stored)
+                    wrong_keys.add(stored.name)
                 if not stored.has_elements:
-                    wrong_elements.add(stored)
+                    wrong_elements.add(stored.name)
         for problem, tally in sorted(problems.items()):
             values = "1 value is" if tally.count == 1 else f"{tally.count} values are"
             advice = "set the key again, or delete it"

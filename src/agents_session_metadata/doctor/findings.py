@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from agents_session_metadata.quoting import escaped
@@ -18,6 +18,8 @@ EQUAL_PARENTS = (
     " to this table and the triggers on it, and only then delete the others. Once the primary key"
     " exists, doctor prints the statements that create what was dropped"
 )
+
+_EXAMPLES = 3
 
 Level: TypeAlias = Literal["error", "warning", "info"]
 Statements: TypeAlias = "tuple[str, ...]"
@@ -63,3 +65,21 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """The finding as JSON."""
         return {**asdict(self), "repair": list(self.repair)}
+
+
+@dataclass
+class Tally:
+    """A count of values or rows, and the names of the first of them."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, name: str) -> None:
+        """Count one."""
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self.examples)
+        return ", ".join(self.examples) + (f" and {more} more" if more else "")

@@ -18,13 +18,12 @@ from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.storage.usage import USAGE
 from agents_session_metadata.values import decode_value
 
-from .findings import Finding
+from .findings import Finding, Tally
 from .inspection import Inspection
 
 BATCH = 200
 """Rows that are read at a time."""
 
-_EXAMPLES = 3
 _TEXTS = ("details", "decisions", "owner_id", "owner", "data")
 """The columns of texts that are read."""
 _NUMBERS = ("item_count", "last_item", "revision", "paused_at", "token", "claimed_until")
@@ -56,12 +55,13 @@ def check_rows(inspection: Inspection) -> Iterator[Finding]:
         table = kind.table
         if not inspection.is_readable(table, [*table.primary_key.columns.keys(), *kind.columns]):
             continue
-        wrong = [row for row in _read(inspection, kind) if not kind.is_readable(row)]
-        if wrong:
-            rows = "1 row" if len(wrong) == 1 else f"{len(wrong)} rows"
-            listed = ", ".join(kind.name(row) for row in wrong[:_EXAMPLES])
-            more = f" and {len(wrong) - _EXAMPLES} more" if len(wrong) > _EXAMPLES else ""
-            problem = f"{rows} of {table.name} cannot be read: {listed}{more}; {kind.advice}"
+        wrong = Tally()
+        for row in _read(inspection, kind):
+            if not kind.is_readable(row):
+                wrong.add(kind.name(row))
+        if wrong.count:
+            rows = "1 row" if wrong.count == 1 else f"{wrong.count} rows"
+            problem = f"{rows} of {table.name} cannot be read: {wrong}; {kind.advice}"
             yield Finding("error", "values", problem)
 
 

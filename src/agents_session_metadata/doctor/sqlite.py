@@ -97,7 +97,7 @@ class SQLiteInspection(Inspection):
         return f"EXISTS ({one} SELECT x FROM one WHERE x = :b)"  # noqa: S608  # names
 
     def cautions(self, column: Column[Any]) -> Iterator[str]:
-        options = column.table.dialect_options[self.connection.dialect.name]
+        options = column.table.dialect_options[self.ways.name]
         is_number = options["autoincrement"] and column is column.table.autoincrement_column
         query = f"SELECT sql FROM {self.master} WHERE name = :table COLLATE NOCASE"  # noqa: S608  # a name
         if is_number and self.has_key(column.table):

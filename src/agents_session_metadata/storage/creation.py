@@ -186,8 +186,7 @@ def _drop_rewritten(connection: Connection, group: TableGroup, existing: Contain
 
     SQLite rewrites them when that one is renamed, so they would empty the table of the new name.
     """
-    on = dict.fromkeys(trigger.table for trigger in group.triggers)
-    found = dialect_of(connection.dialect).existing_triggers(connection, *on)
+    found = _existing_triggers(connection, group)
     for trigger in group.triggers:
         is_new = any(each.name not in existing for each in (trigger.emptied, *trigger.parts))
         if is_new and trigger.name in found and not destroys(connection, trigger):
@@ -325,15 +324,19 @@ def _is_list(rows: Table) -> ColumnElement[bool]:
     return kind == LIST
 
 
+def _existing_triggers(connection: Connection, group: TableGroup) -> dict[str, str]:
+    """The triggers on the tables that have those of a group, and what they run."""
+    on = dict.fromkeys(trigger.table for trigger in group.triggers)
+    return dialect_of(connection.dialect).existing_triggers(connection, *on)
+
+
 def _absent_triggers(
     connection: Connection, group: TableGroup
 ) -> tuple[list[CreateTrigger], list[CreateTrigger]]:
     """The triggers of a group that do not exist: those to create, and those that `destroys`."""
-    dialect = dialect_of(connection.dialect)
-    if not group.triggers or not dialect.uses_triggers:
+    if not group.triggers or not dialect_of(connection.dialect).uses_triggers:
         return [], []
-    on = dict.fromkeys(trigger.table for trigger in group.triggers)
-    found = dialect.existing_triggers(connection, *on)
+    found = _existing_triggers(connection, group)
     absent = [trigger for trigger in group.triggers if trigger.name not in found]
     withheld = [trigger for trigger in absent if destroys(connection, trigger)]
     return [trigger for trigger in absent if trigger not in withheld], withheld
