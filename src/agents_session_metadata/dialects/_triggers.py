@@ -48,7 +48,7 @@ def has_body(create: Iterable[str], stored: str) -> bool:
 
 
 def normal(statement: str) -> str:
-    """A statement without spaces, quotation marks of names, and the case of what is no literal."""
+    """Removes spaces and quotation marks, and changes to upper case, except in literals."""
     return _PART.sub(
         lambda part: part[0] if part[0][0] == "'" else re.sub(r'[\s"`]', "", part[0]).upper(),
         statement,

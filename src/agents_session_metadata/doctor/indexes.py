@@ -151,7 +151,7 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         return
     triggers = word_triggers(connection, tables.tables, group)
     if found == FILLING:
-        # Whoever continues it creates what is missing.
+        # Triggers that are missing are created when the index is continued.
         triggers = [each for each in triggers if each.plain in inspection.triggers]
     yield from _open(inspection, "words", triggers)
     for trigger in triggers:

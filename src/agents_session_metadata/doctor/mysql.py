@@ -72,7 +72,7 @@ class MySQLInspection(Inspection):
             )
             rows = [row for row in self.rows(query, schema=self.schema) if row[0] in found]
             for (table, name), columns in groupby(rows, lambda row: (row[0], row[1])):
-                # A part of a column is no column.
+                # An index on the beginning of a column is not one on the column.
                 whole = [None if part else column for *_, column, part in columns]
                 found[table].append({"name": name, "column_names": whole, _IGNORED: True})
         return found

@@ -39,7 +39,7 @@ class PostgreSQLInspection(Inspection):
     bytewise = 'CAST({} AS TEXT) COLLATE "C"'
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
-        # With it, the server puts types in quotation marks, in which SQLAlchemy knows none.
+        # If it is on, the server quotes the names of types, which SQLAlchemy then does not know.
         connection.exec_driver_sql("SET LOCAL quote_all_identifiers = off")
         super().__init__(connection, names)
 

@@ -78,7 +78,7 @@ async def read_usage(
     await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
-    # The days as they are stored, because SQLite stores any text.
+    # SQLite can store any text as a day, so the stored text is read.
     stored = {"owner_id": usage.c.owner_key, "day": type_coerce(usage.c.day, Text)}
     columns: list[ColumnElement[Any]] = [stored.get(name, usage.c[name]) for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
