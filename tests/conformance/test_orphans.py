@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
 from doctoring import mended
 from servers import Database
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
@@ -298,3 +300,37 @@ async def test_connections_without_foreign_keys_are_refused(database: Database, 
             await raw.execute(owner.engine, reset)
         await engine.dispose()
     assert await owner.get_session("chat") is not None
+
+
+@pytest.mark.only_on("postgresql")
+@pytest.mark.parametrize(
+    ("driver", "commits"), [("asyncpg", True), ("asyncpg", False), ("psycopg", True)]
+)
+async def test_handlers_that_turn_foreign_keys_off_are_refused(database: Database, driver, commits):
+    """Without a commit, the isolation level of a write rolls back what the handler has set."""
+    owner = SessionCatalog(database.engine(), create_tables=True)
+    await owner.create_session("chat", metadata=LEFT)
+    url = make_url(database.url).set(drivername=f"postgresql+{driver}")
+    engine = create_async_engine(url, pool_size=1, max_overflow=0)
+
+    @event.listens_for(engine.sync_engine, "checkout")
+    def turn_off(connection: Any, *_: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute("SET session_replication_role = replica")
+        cursor.close()
+        if commits:
+            connection.commit()
+
+    catalog = SessionCatalog(engine)
+    for work in (
+        lambda: catalog.session("chat").add_items([raw.message("hello")]),
+        lambda: catalog.set_metadata("chat", NEW),
+        lambda: catalog.session("chat").clear_session(),
+        lambda: catalog.delete_session("chat"),
+    ):
+        with suppress(UnsupportedDialectError):
+            await work()
+        has_session = bool(await raw.count_rows(owner.engine, "agent_sessions", "chat"))
+        rows = await raw.count_rows(owner.engine, "agent_sessions_metadata", "chat")
+        assert rows == len(LEFT) * has_session
+    await engine.dispose()

@@ -9,16 +9,22 @@ from sqlalchemy import Connection, text
 from agents_session_metadata.errors import UnsupportedDialectError
 
 _CHECKED = "agents_session_metadata.checked"
-"""Marks the connections of a pool whose settings were checked."""
+"""Under it, a connection of a pool has the isolation levels at which its settings were checked."""
 
 
 def check_once(connection: Connection, check: Callable[[Connection], None]) -> None:
-    """Runs a check when a connection is first used; listeners of the engine have configured it."""
-    if _CHECKED in connection.info:
+    """Runs a check when a connection is first used; listeners of the engine have configured it.
+
+    It does so once per isolation level. Changing the level rolls back what a listener of the pool
+    has set without a commit, so the other levels can have other settings.
+    """
+    level = connection.get_execution_options().get("isolation_level")
+    checked: set[str | None] = connection.info.setdefault(_CHECKED, set())
+    if level in checked:
         return
     is_begun = connection.in_transaction()
     check(connection)
-    connection.info[_CHECKED] = True
+    checked.add(level)
     if not is_begun:
         connection.rollback()  # The isolation level can change only before a transaction.
 
