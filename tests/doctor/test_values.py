@@ -11,7 +11,7 @@ from conformance import raw
 from doctoring import BY_APPLICATION, complete, explained, intact, mended, problems, run
 from sqlalchemy import event
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import CorruptMetadataError, SessionCatalog
 from agents_session_metadata.doctor import contents, rewrite_search_keys, rows
 from agents_session_metadata.storage.tables import table_names
 
@@ -445,6 +445,35 @@ async def test_rows_of_optional_features_that_cannot_be_read_are_found(whole, sh
                 assert finding.problem == f"1 row of {table} cannot be read: {ADVICE[end]}"
             await raw.execute(engine, f"UPDATE {table} SET {column} = :text", text=before)
     assert await problems(engine) == []
+
+
+async def test_items_that_cannot_be_read_are_found(filled, shared_database):
+    engine, table = filled.engine, "agent_messages"
+    statement = f"INSERT INTO {table} (session_id, message_data) VALUES ('a', "
+    wrong = {"sqlite": ["x'ff'", "CAST(x'22ff22' AS TEXT)"]}.get(shared_database.kind, ["NULL"])
+    if wrong == ["NULL"]:
+        change = "MODIFY message_data LONGTEXT CHARACTER SET utf8mb4"
+        if shared_database.kind == "postgresql":
+            change = "ALTER COLUMN message_data DROP NOT NULL"
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    else:
+        await raw.execute(engine, statement + "CAST('{\"é\": 1}' AS BLOB))")
+        assert await problems(engine) == []
+    for value in wrong:
+        await raw.execute(engine, statement + value + ")")
+        [[item_id]] = await raw.execute(engine, f"SELECT max(id) FROM {table}")
+        (finding,) = await explained(engine, "values", ["error"])
+        advice = "correct it by SQL, or delete the item"
+        assert finding.problem == (
+            f"1 row of {table} cannot be read: {item_id} of session 'a'; {advice}"
+        )
+        errors: list[CorruptMetadataError] = []
+        assert [each async for each in filled.export_sessions({}, on_corrupt=errors.append)]
+        what = "NULL" if value == "NULL" else "not valid UTF-8"
+        assert str(errors[0]) == (
+            f"the stored text of item {item_id} of session 'a' is {what}; {advice}"
+        )
+        await raw.execute(engine, f"DELETE FROM {table} WHERE id = {item_id}")
 
 
 async def test_days_that_are_none_are_found(whole, shared_database):

@@ -1,4 +1,4 @@
-"""Rows of optional features that cannot be read: paused runs, threads, and the usage ledger."""
+"""Rows that cannot be read: items, and those of paused runs, threads and the usage ledger."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import date
 from typing import Any, NamedTuple
 
-from sqlalchemy import Table, case, literal_column, or_, select
+from sqlalchemy import ColumnElement, Table, case, literal_column, or_, select
 
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.quoting import quoted
@@ -40,6 +40,7 @@ class _Kind(NamedTuple):
         is_readable: Whether a row can be read, given its values by column.
         name: Names a row, given these.
         advice: What to do about those that cannot be read.
+        suspects: The condition for rows that may be wrong; None: any.
     """
 
     table: Table
@@ -47,10 +48,11 @@ class _Kind(NamedTuple):
     is_readable: Callable[[dict[str, Any]], bool]
     name: Callable[[dict[str, Any]], str]
     advice: str
+    suspects: ColumnElement[bool] | None = None
 
 
 def check_rows(inspection: Inspection) -> Iterator[Finding]:
-    """Report rows that this package has not written so."""
+    """Report rows that neither this package nor the SDK has written so."""
     for kind in _kinds(inspection):
         table = kind.table
         if not inspection.is_readable(table, [*table.primary_key.columns.keys(), *kind.columns]):
@@ -68,7 +70,18 @@ def check_rows(inspection: Inspection) -> Iterator[Finding]:
 def _kinds(inspection: Inspection) -> list[_Kind]:
     [paused], [usage] = (inspection.tables.group(name).tables for name in (PAUSED, USAGE))
     items, attachments = inspection.tables.group(THREADS).tables
+    messages = inspection.tables.messages
+    data = messages.c.message_data
+    is_text = inspection.ways.not_a_text(data) is None
     return [
+        _Kind(
+            messages,
+            ("session_id", "message_data"),
+            lambda row: _is_text(row["message_data"]),
+            lambda row: f"{row['id']} of session {quoted(row['session_id'])}",
+            "correct it by SQL, or delete the item",
+            data.is_(None) if is_text else None,
+        ),
         _Kind(
             paused,
             ("details", "decisions", *_NUMBERS),
@@ -106,6 +119,8 @@ def _read(inspection: Inspection, kind: _Kind) -> Iterator[dict[str, Any]]:
     names = [*(column.name for column in key), *kind.columns]
     given = [_selected(inspection, kind.table, name) for name in names]
     statement: Any = select(*given).where(*(column.is_not(None) for column in key))
+    if kind.suspects is not None:
+        statement = statement.where(kind.suspects)
     statement = statement.order_by(*key).limit(BATCH)
     found: Any = inspection.connection.execute(statement).all()
     while found:
@@ -121,6 +136,8 @@ def _selected(inspection: Inspection, table: Table, name: str) -> Any:
     column: Any = table.c[name]
     if name in _TEXTS:
         return inspection.stored_text(column)
+    if name == "message_data":
+        return inspection.ways.item_text(column)
     # A driver may refuse to read days that Python does not have.
     is_known = name == "day"
     return case((column.between(*_DAYS), inspection.stored_text(column))) if is_known else column
@@ -132,6 +149,14 @@ def _is_paused_run(row: dict[str, Any]) -> bool:
     except CorruptMetadataError:
         return False
     return True
+
+
+def _is_text(stored: Any) -> bool:
+    """Whether a value is text, or bytes that the SDK reads as text."""
+    try:
+        return isinstance(stored if isinstance(stored, str) else bytes(stored).decode(), str)
+    except (ValueError, TypeError):
+        return False
 
 
 def _is_json(row: dict[str, Any]) -> bool:

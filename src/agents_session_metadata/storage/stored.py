@@ -47,15 +47,16 @@ def decode_item(session_id: str, item_id: int, text: Any) -> str:
     """The stored text of an item, selected as `Dialect.item_text`.
 
     Raises:
-        CorruptMetadataError: If it is not valid UTF-8.
+        CorruptMetadataError: If it is NULL or not valid UTF-8.
     """
     found = plain_text(text)
     if isinstance(found, str):
         return found
+    what = "NULL" if text is None else "not valid UTF-8"
     raise CorruptMetadataError(
         session_id,
         "$item",
-        f"the stored text of item {item_id} of session {quoted(session_id)} is not valid UTF-8; "
+        f"the stored text of item {item_id} of session {quoted(session_id)} is {what}; "
         "correct it by SQL, or delete the item",
     )
 
