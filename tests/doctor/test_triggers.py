@@ -7,6 +7,8 @@ import re
 import pytest
 from conformance import raw
 from doctoring import mended, problems, repair, run
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
 
 ACTIVITY = "agent_sessions_metadata_activity"
 TIME = f"{ACTIVITY}_session_time"
@@ -82,3 +84,39 @@ async def test_triggers_of_another_event_are_found(whole, shared_database, name,
     assert await mended(engine) == []
     [repaired] = await raw.execute(engine, f"SHOW CREATE TRIGGER {name}")
     assert old in repaired[2]
+
+
+@pytest.mark.only_on("postgresql")
+async def test_owners_of_functions_that_may_not_write_are_named(whole, shared_database):
+    engine, role = whole.engine, f"Owner {make_url(shared_database.url).database}"[:30]
+    functions = await raw.execute(
+        engine,
+        "SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_trigger t ON t.tgfoid = p.oid"
+        " WHERE t.tgrelid IN ('agent_sessions'::regclass, 'agent_messages'::regclass)"
+        " AND NOT t.tgisinternal",
+    )
+    await raw.execute(engine, f'CREATE ROLE "{role}"')
+    try:
+        grants = [f'GRANT ALL ON SCHEMA public TO "{role}"']
+        await run(
+            engine, grants + [f'ALTER FUNCTION {each} OWNER TO "{role}"' for (each,) in functions]
+        )
+        with pytest.raises(DBAPIError, match="permission denied"):
+            await whole.session("a").add_items([raw.message("hello")])
+        found = await problems(engine)
+        tables = (ACTIVITY, *(f"agent_sessions_metadata_words{end}" for end in ("", "_queue")))
+        assert {(each.check, each.level, each.repair) for each in found} == {
+            ("privileges", "error", ())
+        }
+        for table, finding in zip(tables, found, strict=True):
+            assert (
+                f'the owner "{role}" of trigger functions may not use {table}, ' in finding.problem
+            )
+            await run(engine, [re.search("run (GRANT .*), or", finding.problem)[1]])
+        assert await problems(engine) == []
+        await whole.session("a").add_items([raw.message("hello")])
+    finally:
+        await run(
+            engine, [f'REASSIGN OWNED BY "{role}" TO CURRENT_USER', f'DROP OWNED BY "{role}"']
+        )
+        await raw.execute(engine, f'DROP ROLE "{role}"')

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
@@ -204,6 +205,7 @@ class PostgreSQLInspection(Inspection):
             for column in table.c:
                 if column.autoincrement is True and self.is_readable(table, [column.name]):
                     yield from self._sequence_behind(column)
+        yield from self._powerless_owners()
         query = "SELECT setting, source FROM pg_settings WHERE name = 'TimeZone'"
         zone, source = self.rows(query)[0]
         if zone.removeprefix("Etc/").upper() in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
@@ -221,6 +223,27 @@ class PostgreSQLInspection(Inspection):
                 " tables in the same step"
             )
         yield Finding("warning", "clock", problem)
+
+    def _powerless_owners(self) -> Iterator[Finding]:
+        """Owners of trigger functions of this package that may not use a table of its indexes."""
+        written = self.derived - {self.expected.elements}
+        for table in (each for each in self.present if each in written):
+            name = self.ways.literal(self.name_of(table))
+            rights = (
+                f"has_table_privilege(p.proowner, to_regclass({name}), '{each}')"
+                for each in ("SELECT", "DELETE")  # All three are deleted from.
+            )
+            is_ours = "'search_path=pg_catalog, pg_temp' = ANY (p.proconfig) AND p.prosecdef"
+            pattern = self.ways.literal(re.escape(table.name) + r"\M")
+            lacks = f"{is_ours} AND p.prosrc ~ {pattern} AND NOT ({' AND '.join(rights)})"
+            owner = f"CASE WHEN {lacks} THEN quote_ident(pg_get_userbyid(p.proowner)) END"
+            for role in sorted({role for _, role in self._of_triggers(owner) if role}):
+                problem = (
+                    f"the owner {role} of trigger functions may not use {table.name}, so that"
+                    f" writing history fails; run GRANT ALL ON {self.name_of(table)} TO {role}, or"
+                    " give the functions another owner"
+                )
+                yield Finding("error", "privileges", problem)
 
     def _is_padded(self, column: Column[Any]) -> bool:
         return self.text_of(column).kind == "pg_catalog.bpchar"
