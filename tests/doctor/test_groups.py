@@ -370,7 +370,9 @@ async def test_metadata_that_was_lost_is_not_taken_for_new(whole, shared_databas
     for table in (f"{PREFIX}_elements", PREFIX):
         await raw.execute(whole.engine, f"DROP TABLE {table}{cascade}")
     found = [each.problem for each in await problems(whole.engine)]
-    advice = "if it was renamed or dropped, restore it instead"
+    advice = (
+        "if it was renamed or dropped, restore it instead, from a backup only with all other tables"
+    )
     assert f"table {PREFIX} is missing; {advice}" in found
     # Beside the plain SDK's tables alone, it is as it should be.
     for table in reversed(OPTIONAL):

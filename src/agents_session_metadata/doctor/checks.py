@@ -108,7 +108,10 @@ def _tables(inspection: Inspection) -> Iterator[Finding]:
         if table is expected.messages and inspection.is_filled(expected.sessions):
             problem += ", and there are sessions; check --messages-table before you create it"
         elif table.name in written:
-            problem += "; if it was renamed or dropped, restore it instead"
+            problem += (
+                "; if it was renamed or dropped, restore it instead, from a backup only with all"
+                " other tables"
+            )
         elif table not in inspection.core:
             problem += "; once it exists, run agent-sessions index create for each index"
         for other in _renamed_to(inspection, table):
