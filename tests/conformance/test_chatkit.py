@@ -854,14 +854,22 @@ async def test_only_items_need_the_tables(engine, catalog):
     ("column", "text"), [("data", "["), ("data", "{}"), ("owner", "["), ("owner", "[]")]
 )
 async def test_an_attachment_that_cannot_be_read(store, catalog, engine, column, text):
-    await store.save_attachment(attachment("file"), ANNA)
-    update = f"UPDATE {TABLES[1]} SET {column} = :text"
-    await raw.execute(engine, update, text=text)
-    for call in (
-        lambda: store.load_attachment("file", ANNA),
-        lambda: store.purge_attachments(older_than=timedelta(0)),
-    ):
-        with pytest.raises(CorruptMetadataError, match="the stored attachment 'file' cannot") as e:
-            await call()
-        assert (e.value.session_id, e.value.key) == ("", "$attachment")
+    for name, context in (("file", ANNA), ("a", ANNA), ("z", BEN)):
+        await store.save_attachment(attachment(name), context)
+    await raw.execute(
+        engine, f"UPDATE {TABLES[1]} SET {column} = :text WHERE attachment_id = 'file'", text=text
+    )
+    with pytest.raises(NotFoundError):
+        await store.load_attachment("file", BEN)
+    # One whose owner cannot be read belongs to nobody.
+    expected = NotFoundError if column == "owner" else CorruptMetadataError
+    with pytest.raises(expected):
+        await store.load_attachment("file", ANNA)
+    scoped = CatalogStore(catalog.scoped({"owner_id": "anna"}), scope=None)
+    for each, name in ((scoped, "a"), (store, "z")):
+        # It does not keep others from being deleted.
+        assert [one.id for one in await each.purge_attachments(older_than=timedelta(0))] == [name]
+    with pytest.raises(CorruptMetadataError, match="the stored attachment 'file' cannot") as caught:
+        await store.purge_attachments(older_than=timedelta(0))
+    assert (caught.value.session_id, caught.value.key) == ("", "$attachment")
     assert await raw.count_rows(engine, TABLES[1]) == 1

@@ -117,8 +117,8 @@ class Attachments(StorePart[TContext]):
         """Delete the records of attachments that were never sent with a message.
 
         It takes no request context and includes all users in the catalog's scope. Delete the files
-        of the returned attachments. A stored attachment that cannot be read stops the deletion; the
-        call raises an error if nothing was deleted before.
+        of the returned attachments. A stored attachment that cannot be read is kept; the call raises
+        an error for it if it deletes no other one.
 
         Args:
             older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
@@ -127,7 +127,7 @@ class Attachments(StorePart[TContext]):
             The attachments that were deleted.
 
         Raises:
-            CorruptMetadataError: If a stored attachment cannot be read.
+            CorruptMetadataError: If a stored attachment cannot be read, and nothing is deleted.
             TypeError: If `older_than` is not a timedelta.
             ValueError: If it is negative.
         """
@@ -139,27 +139,31 @@ class Attachments(StorePart[TContext]):
         store = self._catalog._store
         rows = rows_of(store)
         purged: list[Attachment] = []
+        damage: list[CorruptMetadataError] = []
         after = ""
         while True:
 
-            def delete(connection: Connection, _: Queries) -> tuple[list[Any], list[Attachment]]:
+            def delete(connection: Connection, _: Queries) -> tuple[list[Any], dict[str, Any]]:
                 found = rows.lock_unattached(connection, limit, after, _PURGED_AT_ONCE)  # noqa: B023
-                inside = [each for each in found if _was_saved_in(store, each)]
-                read = [_attachment(each) for each in inside]
-                if inside:
-                    rows.delete_attachments(connection, [each.attachment_id for each in inside])
+                read = {}
+                for each in found:
+                    try:
+                        if _was_saved_in(store, each):
+                            read[each.attachment_id] = _attachment(each)
+                    except CorruptMetadataError as error:
+                        damage.append(error)
+                if read:
+                    rows.delete_attachments(connection, list(read))
                 return found, read
 
-            try:
-                found, read = await run_write(store, delete)
-            except CorruptMetadataError:
-                if purged:
-                    return purged
-                raise
-            purged += read
+            found, read = await run_write(store, delete)
+            purged += read.values()
             if len(found) < _PURGED_AT_ONCE:
-                return purged
+                break
             after = found[-1].attachment_id
+        if damage and not purged:
+            raise damage[0]
+        return purged
 
 
 def _admits(
@@ -175,12 +179,18 @@ def _admits(
 
 
 def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
-    """Whether an attachment was saved in this scope."""
+    """Whether an attachment was saved in this scope. One whose owner is damaged is in none.
+
+    Raises:
+        CorruptMetadataError: If its owner is damaged, and there is no scope.
+    """
     try:
         values = json.loads(attachment.owner)
     except (ValueError, TypeError):
         values = None
     if not isinstance(values, dict):
+        if store.scope:
+            return False
         raise _corrupt(attachment)
     return all(
         key in values and search_key(values[key]) == search_key(value)
