@@ -10,7 +10,7 @@ import pytest
 from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import event
 
-from agents_session_metadata import SessionCatalog
+from agents_session_metadata import SessionCatalog, keys
 from agents_session_metadata.web.reading import read_facets
 from agents_session_metadata.web.view import View
 from conformance import raw
@@ -294,6 +294,30 @@ async def test_editing_tags_changes_only_the_tags_that_were_edited(engine) -> No
             late = {**fields, "tags": "two", "title": "New"}
             assert (await browser.post("/edit", data=late)).status_code == 409
             assert await session.get_metadata() == {"tags": other, "title": "Old"}
+
+
+@pytest.mark.only_on("sqlite-memory")  # The pages show what was read.
+async def test_no_value_of_a_well_known_key_breaks_a_page(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    well_known = [each for name, each in vars(keys).items() if name.isupper() and type(each) is str]
+    values = (None, True, "", "approval", -1, 1e308, 10**40, [], [None, {}], {}, {"a": [1]})
+    names = [
+        (await catalog.create_session(f"{key} {number}", metadata={key: value})).session_id
+        for key in well_known
+        for number, value in enumerate(values)
+    ]
+    async with client(catalog, allow_write=True) as browser:
+        for name in names:
+            assert (await browser.get("/session", params={"id": name})).status_code == 200, name
+        listed = await browser.get("/")
+        while "Older" in listed.text:
+            assert listed.status_code == 200
+            names = [name for name in names if urlencode({"id": name}) not in listed.text]
+            listed = await browser.get(link(listed, "Older"))
+        assert listed.status_code == 200
+        assert not [name for name in names if urlencode({"id": name}) not in listed.text]
+        for path in ("/statistics", "/waiting"):
+            assert (await browser.get(path)).status_code == 200
 
 
 async def test_stored_scripts_are_text(engine) -> None:
