@@ -12,7 +12,12 @@ from servers import Database
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
-from agents_session_metadata import PausedRuns, SessionCatalog, TablesMismatchError
+from agents_session_metadata import (
+    PausedRuns,
+    SessionCatalog,
+    SessionNotFoundError,
+    TablesMismatchError,
+)
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.storage.tables import table_names
@@ -253,9 +258,66 @@ async def test_ids_that_are_padded(shared_database: Database):
             assert errors == []
             return
         for work in (catalog.count_sessions, partial(catalog.create_session, "chat")):
-            with pytest.raises(TablesMismatchError, match="pads texts with spaces"):
+            with pytest.raises(TablesMismatchError, match="changes texts that it stores"):
                 await work()
         assert len(errors) == 2
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("kind", ["UUID", "STRING", "NUMERIC", "INT"])
+async def test_sessions_that_store_numbers(shared_database: Database, kind):
+    """The metadata of `0012` would stay when the session `12` is deleted."""
+    engine = shared_database.engine()
+    await raw.execute(
+        engine,
+        f"CREATE TABLE agent_sessions (session_id {kind} PRIMARY KEY,"
+        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
+        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+    )
+    catalog = SessionCatalog(engine, create_tables=True)
+    with pytest.raises(TablesMismatchError, match="changes texts that it stores"):
+        await catalog.create_session("0012", metadata={"owner_id": "u1"})
+    assert any(each.level == "error" for each in await diagnose(engine))
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("collation", ["utf8mb4_nopad_bin", "utf8mb4_general_ci"])
+@pytest.mark.parametrize("of_sessions", ["CHAR", "VARCHAR"])
+async def test_messages_that_cut_trailing_spaces_off_ids(
+    shared_database: Database, collation, of_sessions
+):
+    engine, text = shared_database.engine(), f"CHARACTER SET utf8mb4 COLLATE {collation}"
+    await raw.execute(
+        engine,
+        f"CREATE TABLE agent_sessions (session_id {of_sessions}(64) {text} PRIMARY KEY,"
+        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
+        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
+    )
+    await raw.execute(
+        engine,
+        "CREATE TABLE agent_messages (id INT AUTO_INCREMENT PRIMARY KEY,"
+        f" session_id CHAR(64) {text} NOT NULL, message_data LONGTEXT {text} NOT NULL,"
+        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL, INDEX (session_id, created_at),"
+        " FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id) ON DELETE CASCADE)",
+    )
+    catalog = SessionCatalog(engine, create_tables=True)
+    create = catalog.scoped({"owner_id": "u1"}).create_session("Chat")
+    refused = "nopad" in collation
+    if refused:
+        about = "agent_sessions" if of_sessions == "CHAR" else "agent_messages"
+        with pytest.raises(TablesMismatchError, match=f"{about}.session_id cuts trailing spaces"):
+            await create
+    else:
+        await (await create).add_items([raw.message("mine")])
+        with pytest.raises(SessionNotFoundError):
+            await catalog.scoped({"owner_id": "u2"}).session("Chat ").add_items([raw.message("x")])
+        assert len(await catalog.session("Chat").get_items()) == 1
+    found = await diagnose(engine)
+    cut = "agent_messages.session_id has the type CHAR"
+    assert any(cut in each.problem and each.level == "error" for each in found) is refused
+    spaces = "agent_messages.session_id does not distinguish .*trailing spaces"
+    [level] = [each.level for each in found if re.search(spaces, each.problem)]
+    assert level == ("error" if refused and of_sessions == "VARCHAR" else "warning")
 
 
 @pytest.mark.only_on("mariadb")
@@ -358,7 +420,8 @@ async def test_columns_and_keys_that_cut_what_they_hold(shared_database: Databas
     )
     await raw.execute(engine, f"ALTER TABLE agent_sessions_metadata {change}")
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
-    with pytest.raises(TablesMismatchError, match="unique index"):
+    about = "cuts trailing spaces off" if "CHAR(255)" in change else "unique index"
+    with pytest.raises(TablesMismatchError, match=about):
         await catalog.create_session("a ", metadata={"owner_id": "u2"})
     assert any(each.level == "error" for each in await diagnose(engine))
 

@@ -117,8 +117,8 @@ class Attachments(StorePart[TContext]):
         """Delete the records of attachments that were never sent with a message.
 
         It takes no request context and includes all users in the catalog's scope. Delete the files
-        of the returned attachments. A stored attachment that cannot be read is kept; the call raises
-        an error for it if it deletes no other one.
+        of the returned attachments. A stored attachment that cannot be read is kept; the call
+        raises an error for it if it deletes no other one.
 
         Args:
             older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
@@ -150,7 +150,7 @@ class Attachments(StorePart[TContext]):
                     try:
                         if _was_saved_in(store, each):
                             read[each.attachment_id] = _attachment(each)
-                    except CorruptMetadataError as error:
+                    except CorruptMetadataError as error:  # noqa: PERF203  # one for each
                         damage.append(error)
                 if read:
                     rows.delete_attachments(connection, list(read))

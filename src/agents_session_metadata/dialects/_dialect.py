@@ -72,8 +72,10 @@ class Dialect:
     """A query for indexes, with columns, by which an upsert of metadata can take another row."""
     loose_text: ClassVar[str] = "0"
     """1 if the text `{}` has a collation that takes different texts for one, else 0."""
-    padded_text: ClassVar[str] = "0"
-    """1 if the text `{}` is padded, so that it is not found by what was read of it, else 0."""
+    changed_text: ClassVar[str] = "0"
+    """1 if the text `{}` is not found by what was read of it, because it was changed, else 0."""
+    cut_text: ClassVar[str] = "0"
+    """1 if the column `{schema}`, `{table}`, `{column}`, as literals, cuts trailing spaces off."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
@@ -278,10 +280,8 @@ class Dialect:
             ValueError: If no page can end there.
         """
         session_id.encode()
-        after_id = {"after_id": session_id}
-        if stored is None:
-            return after_id
-        return {**after_id, "after_time": self.stored_time_value(stored)}
+        time = {} if stored is None else {"after_time": self.stored_time_value(stored)}
+        return {"after_id": session_id, **time}
 
     def local_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """Converts a time of the package's tables to the form of the SDK's tables."""

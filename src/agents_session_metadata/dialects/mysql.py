@@ -172,10 +172,10 @@ class MySQL(Dialect):
         " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
         " AND non_unique = 0 GROUP BY index_name"
         " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
-        " UNION ALL SELECT concat('of the CHAR column ', column_name), ''"
-        " FROM information_schema.columns"
-        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
-        " AND column_name IN ('session_id', 'key') AND data_type = 'char'"
+    )
+    cut_text = (
+        "(SELECT count(*) FROM information_schema.columns WHERE table_schema = {schema}"
+        " AND table_name = {table} AND column_name = {column} AND data_type = 'char')"
     )
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.

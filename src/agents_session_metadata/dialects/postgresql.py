@@ -104,7 +104,7 @@ class PostgreSQL(Dialect):
         "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
         " WHERE l.oid = CAST(pg_collation_for({}) AS regcollation))"
     )
-    padded_text = "CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END"
+    changed_text = "CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END"
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

@@ -109,6 +109,8 @@ class SQLite(Dialect):
         ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
         " AND upper(c.coll) <> 'BINARY' AND c.name IN ('session_id', 'key')"
     )
+    # A column of a numeric type stores 01 as the number 1.
+    changed_text = "CASE WHEN {} = '01' THEN 1 ELSE 0 END"
     single_writer = True
     uses_triggers = True
     probes_by_range = True

@@ -155,6 +155,12 @@ class MySQLInspection(Inspection):
         return users if self.scalar("SELECT CURRENT_USER()") in users else ()
 
     def comparison(self, column: Column[Any]) -> str:
+        equal = self._compared(column)
+        cuts = equal and self._cuts(column)
+        return re.sub(r":([ab])\b", r"RTRIM(:\1)", equal) if cuts else equal
+
+    def _compared(self, column: Column[Any]) -> str:
+        """A condition that compares `:a` and `:b` by a column's collation."""
         found = self.text_of(column)
         if not found.collation:
             return ""
@@ -162,6 +168,15 @@ class MySQLInspection(Inspection):
             f"CONVERT(:{each} USING {found.charset}) COLLATE {found.collation}" for each in "ab"
         )
         return f"{a} = {b}"
+
+    def _cuts(self, column: Column[Any]) -> bool:
+        """Whether a column stores texts without their trailing spaces."""
+        return bool(self.stored[column.table.name, column.name].kind == "char")
+
+    def keeps(self, column: Column[Any], actual: Any) -> bool:
+        equal = self._compared(column) if self._cuts(column) else ""
+        is_cut = equal and not self.scalar(f"SELECT {equal}", a="a", b="a ")
+        return not is_cut and super().keeps(column, actual)
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         return [*super().text_problems(column), *self._charset_problem(column)]

@@ -20,8 +20,10 @@ _PROBLEMS = (
     *(f"does not distinguish {other!r} and {like!r}" for like, other in _ALIKE.items()),
     "does not hold every text",
     "has a nondeterministic collation",
-    (_PADDED := "pads texts with spaces"),
+    (_CHANGED := "changes texts that it stores"),
+    (_CUT := "cuts trailing spaces off"),
 )
+_IGNORES_SPACES = list(_ALIKE).index("a ")
 _NOT_FOUND = (
     "a session would not be found by the id that was read; change its type to VARCHAR by a "
     "migration of your own"
@@ -122,16 +124,17 @@ def check_ids(
             if column_name != of_sessions.name or not any(taken[of_sessions]):
                 problem = f"{tables.metadata.name} has the unique index {name}"
                 raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
+    allowed = dict(zip(_PROBLEMS, taken[of_sessions], strict=True))
+    # What cuts spaces off is as good as what ignores them.
+    allowed |= {_CHANGED: False, _CUT: taken[of_sessions][_IGNORES_SPACES]}
     for column, same in taken.items():
         may_follow = column.name == of_sessions.name
-        for problem, is_so, is_allowed in zip(_PROBLEMS, same, taken[of_sessions], strict=True):
-            is_padded = problem == _PADDED
-            if is_so and (is_padded or not (may_follow and is_allowed)):
+        for problem, is_so in zip(_PROBLEMS, same, strict=True):
+            if is_so and not (may_follow and allowed[problem]):
                 name = column.table.name
                 found = f"{name}.{column.name} {problem}"
-                raise TablesMismatchError(
-                    name, found, cause=_NOT_FOUND if is_padded else _NOT_APART
-                )
+                cause = _NOT_FOUND if problem == _CHANGED else _NOT_APART
+                raise TablesMismatchError(name, found, cause=cause)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -160,10 +163,20 @@ def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> s
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
     dialect = dialect_of(connection.dialect)
-    more = (f"max({each.format('stored')})" for each in (dialect.loose_text, dialect.padded_text))
+    more = (f"max({each.format('stored')})" for each in (dialect.loose_text, dialect.changed_text))
+    schema = connection.schema_for_object(column.table)
+    place = {"schema": schema, "table": column.table.name, "column": column.name}
+    cut = dialect.cut_text.format(
+        **{
+            name: "database()" if each is None else dialect.literal(each)
+            for name, each in place.items()
+        }
+    )
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    return f"SELECT {index}, {', '.join((*same, lost, *more))} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+    return (
+        f"SELECT {index}, {', '.join((*same, lost, *more, cut))} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+    )
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
