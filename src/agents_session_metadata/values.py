@@ -258,7 +258,7 @@ def decode_value(text: Any) -> Any:
     """The value of a stored JSON text, which may be given in UTF-8.
 
     Raises:
-        ValueError: If it is not valid JSON, or no text.
+        ValueError: If it is not valid JSON, no text, or no value that can be stored.
     """
     if isinstance(text, bytes):
         text = text.decode()
@@ -271,6 +271,11 @@ def decode_value(text: Any) -> Any:
         raise ValueError("a stored value is nested too deeply") from None
     if end < len(text):
         raise ValueError("a stored value must be a single JSON value")
+    # Only others write a value that cannot be stored again, and only with one of these.
+    if "\\u" in text or text.count("[") + text.count("{") > MAX_DEPTH:
+        problem = value_problem(value)
+        if problem is not None:
+            raise ValueError(problem[1])
     return value
 
 

@@ -14,6 +14,7 @@ from agents_session_metadata.doctor import diagnose, rewrite_search_keys
 from conformance import raw
 
 BAD = ["{bad", "", " ", "nope", "NaN", "[1,]", "1 2", "'a'", "[" * 100_000, None]
+BAD += ['"\\ud800"', '{"\\uDC00": 1}', "[" * 101 + "]" * 101]  # JSON, which no import takes.
 
 
 async def damage(engine, session_id: str, key: str, value: str | None) -> None:

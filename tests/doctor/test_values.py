@@ -476,6 +476,17 @@ async def test_items_that_cannot_be_read_are_found(filled, shared_database):
         await raw.execute(engine, f"DELETE FROM {table} WHERE id = {item_id}")
 
 
+@pytest.mark.parametrize(("key", "problem"), [("$n", "must not begin with $"), ("", "be empty")])
+async def test_keys_that_no_import_takes_are_found(filled, key, problem):
+    engine = filled.engine
+    name = quoted(engine)
+    update = f"UPDATE agent_sessions_metadata SET {name} = :key WHERE {name} = 'n'"
+    await raw.execute(engine, f"{update} AND session_id = 'a'", key=key)
+    (finding,) = await explained(engine, "keys", ["error"])
+    assert problem in finding.problem
+    assert f": '{key}' of session 'a'; rename or delete it by SQL" in finding.problem
+
+
 async def test_days_that_are_none_are_found(whole, shared_database):
     engine = whole.engine
     days = {

@@ -14,7 +14,13 @@ from sqlalchemy.types import NullType
 
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.strict_json import parse_json
-from agents_session_metadata.values import SearchKey, decode_elements, search_key, value_problem
+from agents_session_metadata.values import (
+    SearchKey,
+    decode_elements,
+    key_problem,
+    search_key,
+    value_problem,
+)
 
 from .findings import Finding, Tally
 from .inspection import Inspection
@@ -92,11 +98,15 @@ class Contents:
         )
 
     def check(self, connection: Connection) -> Iterator[Finding]:
-        """Report values that cannot be read, and search keys and elements that do not fit."""
+        """Report what cannot be read or imported, and search keys and elements that do not fit."""
         problems: dict[str, Tally] = {}
+        wrong_names: dict[str, Tally] = {}
         wrong_keys, wrong_elements = Tally(), Tally()
         for batch in self.batches(connection):
             for stored in batch:
+                wrong = key_problem(stored.key)
+                if wrong is not None:
+                    wrong_names.setdefault(wrong, Tally()).add(stored.name)
                 if stored.problem is not None:
                     problems.setdefault(stored.problem, Tally()).add(stored.name)
                     continue
@@ -108,6 +118,10 @@ class Contents:
             values = "1 value is" if tally.count == 1 else f"{tally.count} values are"
             advice = "set the key again, or delete it"
             yield Finding("error", "values", f"{values} {problem}: {tally}; {advice}")
+        for wrong, tally in sorted(wrong_names.items()):
+            keys = "1 key is" if tally.count == 1 else f"{tally.count} keys are"
+            problem = f"{keys} not allowed, because {wrong}: {tally}; rename or delete it by SQL"
+            yield Finding("error", "keys", problem)
         if wrong_keys.count:
             keys = (
                 "1 search key does"
