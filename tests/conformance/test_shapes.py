@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata import (
     PausedRuns,
+    RefusedRowError,
     SessionCatalog,
     SessionNotFoundError,
     TablesMismatchError,
@@ -450,6 +451,15 @@ async def ignore_case(engine, table: str, column: str) -> None:
         for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
             await raw.execute(engine, statement)
         return
+    await retype(engine, table, column, LOOSE["mysql"])
+
+
+async def retype(engine, table: str, column: str, kind: str) -> None:
+    """Give a column another type, without its foreign keys on MariaDB."""
+    quoted = engine.dialect.identifier_preparer.quote(column)
+    if engine.dialect.name == "postgresql":
+        await raw.execute(engine, f"ALTER TABLE {table} ALTER {quoted} TYPE {kind}")
+        return
     keys = await raw.execute(
         engine,
         "SELECT DISTINCT table_name, constraint_name FROM information_schema.key_column_usage"
@@ -458,8 +468,7 @@ async def ignore_case(engine, table: str, column: str) -> None:
     )
     for child, key in keys:
         await raw.execute(engine, f"ALTER TABLE {child} DROP FOREIGN KEY {key}")
-    quoted = engine.dialect.identifier_preparer.quote(column)
-    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {quoted} {LOOSE['mysql']} NOT NULL")
+    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {quoted} {kind} NOT NULL")
 
 
 PAUSED = "agent_sessions_metadata_paused"
@@ -502,6 +511,84 @@ async def test_optional_tables_that_do_not_distinguish_ids(
     findings = await diagnose(engine)
     [finding] = [each for each in findings if each.check == "collations"]
     assert (finding.level, f"{table}.{column}" in finding.problem) == ("error", True)
+
+
+@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.parametrize(
+    ("table", "column", "room"),
+    [
+        ("agent_messages", "session_id", 36),
+        ("agent_sessions_metadata", "session_id", 36),
+        ("agent_sessions_metadata", "key", 8),
+        ("agent_sessions_metadata_elements", "key", 8),
+        (PAUSED, "session_id", 36),
+        (ITEMS, "session_id", 36),
+        ("agent_messages", "session_id", 63),
+    ],
+)
+async def test_columns_with_less_room_than_ids_have(shared_database: Database, table, column, room):
+    """Databases cut off spaces that a column has no room for, and PostgreSQL names of any text."""
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    kind = f"VARCHAR({room})"
+    if engine.dialect.name == "mysql":
+        kind += " CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+    elif room == 63:
+        kind = "name"
+    await retype(engine, table, column, kind)
+    await engine.dispose()
+
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    if table == PAUSED:
+        work = PausedRuns(catalog).get("x")
+    elif table == ITEMS:
+        work = CatalogStore(catalog, scope=None).delete_attachment("none", None)
+    else:
+        work = catalog.scoped({"owner_id": "u1"}).create_session("x" * room)
+    about = f"{table}.{column} holds {room} characters, not 255"
+    with pytest.raises(TablesMismatchError, match=about):
+        await work
+    errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
+    assert any(each.startswith(f"{table}.{column} ") for each in errors)
+
+
+@pytest.mark.only_on("postgresql", "mariadb")
+async def test_all_columns_may_have_the_room_of_the_sessions(shared_database: Database):
+    engine = shared_database.engine()
+    await raw.create_sdk_tables(engine)
+    kind = "VARCHAR(36)"
+    if engine.dialect.name == "mysql":
+        kind += " CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+    for table in ("agent_messages", "agent_sessions"):
+        await retype(engine, table, "session_id", kind)
+    catalog = SessionCatalog(engine, create_tables=True)
+    mine, others = (catalog.scoped({"owner_id": owner}) for owner in ("u1", "u2"))
+    session = await mine.create_session("x" * 36, metadata={"tags": ["a"]})
+    await session.add_items([raw.message("mine")])
+    for work in (
+        lambda: others.session("x" * 36 + " ").add_items([raw.message("hello")]),
+        lambda: others.set_metadata("x" * 36 + " ", {"a": 1}),
+        lambda: others.create_session("x" * 36 + " "),
+    ):
+        with pytest.raises((SessionNotFoundError, RefusedRowError, IntegrityError)):
+            await work()
+    assert await session.get_items() == [raw.message("mine")]
+    assert await session.get_metadata() == {"owner_id": "u1", "tags": ["a"]}
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_column_of_another_type_hides_no_other_one(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await retype(engine, "agent_sessions_metadata_elements", "session_id", "CHAR(64)")
+    await raw.drop_foreign_keys(engine, "agent_messages")
+    await retype(engine, "agent_messages", "session_id", "uuid USING session_id::uuid")
+    with pytest.raises(TablesMismatchError, match=r"_elements\.session_id"):
+        await SessionCatalog(shared_database.engine()).create_session("a")
 
 
 @pytest.mark.only_on("sqlite")

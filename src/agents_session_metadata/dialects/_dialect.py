@@ -26,6 +26,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
+from ._shapes import ShapeSQL
 from ._triggers import TriggerSQL
 from .sqltypes import SessionId
 
@@ -62,20 +63,14 @@ class Dialect:
     name: ClassVar[str]
     triggers: ClassVar[TriggerSQL] = TriggerSQL()
     """The SQL of triggers."""
+    shapes: ClassVar[ShapeSQL]
+    """The SQL for how ids are stored and compared."""
     autocommit_reads: ClassVar[bool] = False
     """Whether a single SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for running a statement that was prepared on another connection."""
     locks_metadata: ClassVar[bool] = False
     """Whether reading metadata before writing it must lock its rows too, beside the session's."""
-    merging_indexes: ClassVar[str]
-    """A query for indexes, with columns, by which an upsert of metadata can take another row."""
-    loose_text: ClassVar[str] = "0"
-    """1 if the text `{}` has a collation that takes different texts for one, else 0."""
-    changed_text: ClassVar[str] = "0"
-    """1 if the text `{}` is not found by what was read of it, because it was changed, else 0."""
-    cut_text: ClassVar[str] = "0"
-    """1 if the column `{schema}`, `{table}`, `{column}`, as literals, cuts trailing spaces off."""
     write_isolation: ClassVar[str | None] = None
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]

@@ -44,6 +44,7 @@ from agents_session_metadata.errors import UnsupportedDialectError
 from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._settings import check_foreign_keys, check_once
+from ._shapes import MYSQL, ShapeSQL
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, SessionId
 
@@ -167,16 +168,7 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    merging_indexes = (
-        "SELECT index_name, '' FROM information_schema.statistics"
-        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
-        " AND non_unique = 0 GROUP BY index_name"
-        " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
-    )
-    cut_text = (
-        "(SELECT count(*) FROM information_schema.columns WHERE table_schema = {schema}"
-        " AND table_name = {table} AND column_name = {column} AND data_type = 'char')"
-    )
+    shapes: ClassVar[ShapeSQL] = MYSQL
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     warns_of_missing = True

@@ -46,6 +46,7 @@ from agents_session_metadata.quoting import escaped
 from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
 from ._locks import ROUNDS, Locks
 from ._settings import check_foreign_keys, check_once
+from ._shapes import POSTGRESQL, ShapeSQL
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 _SETTINGS = {
@@ -92,19 +93,7 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
-    merging_indexes = (
-        "SELECT c.relname, a.attname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
-        " CROSS JOIN unnest(i.indcollation::oid[]) WITH ORDINALITY AS u(collation_oid, place)"
-        " JOIN pg_collation l ON l.oid = u.collation_oid AND NOT l.collisdeterministic"
-        " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[u.place - 1]"
-        " WHERE i.indisunique AND a.attname IN ('session_id', 'key') AND i.indrelid"
-        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
-    )
-    loose_text = (
-        "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
-        " WHERE l.oid = CAST(pg_collation_for({}) AS regcollation))"
-    )
-    changed_text = "CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END"
+    shapes: ClassVar[ShapeSQL] = POSTGRESQL
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

@@ -39,6 +39,7 @@ from agents_session_metadata.quoting import escaped
 from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, Link, Triples, qualified, replacements
 from ._locks import Found, Locks, Reader
+from ._shapes import SQLITE, ShapeSQL
 
 _DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
 
@@ -104,13 +105,7 @@ class SQLite(Dialect):
 
     name = "sqlite"
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
-    merging_indexes = (
-        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
-        ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
-        " AND upper(c.coll) <> 'BINARY' AND c.name IN ('session_id', 'key')"
-    )
-    # A column of a numeric type stores 01 as the number 1.
-    changed_text = "CASE WHEN {} = '01' THEN 1 ELSE 0 END"
+    shapes: ClassVar[ShapeSQL] = SQLITE
     single_writer = True
     uses_triggers = True
     probes_by_range = True

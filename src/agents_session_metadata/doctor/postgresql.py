@@ -46,13 +46,15 @@ class PostgreSQLInspection(Inspection):
 
     def read_texts(self) -> dict[tuple[str, str], TextColumn]:
         query = (
-            "SELECT a.attname, CASE WHEN a.atttypmod > 4 THEN a.atttypmod - 4 END, n.nspname,"
-            " c.collname, c.collisdeterministic, k.nspname, t.typname FROM pg_attribute a"
+            "SELECT a.attname, CASE WHEN t.typname = 'name' THEN 63 WHEN m.typmod > 4"
+            " THEN m.typmod - 4 END, n.nspname, c.collname, c.collisdeterministic, k.nspname,"
+            " t.typname FROM pg_attribute a"
             " JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_namespace n ON n.oid = c.collnamespace"
             " JOIN pg_type d ON d.oid = a.atttypid"
             " JOIN pg_type t ON t.oid = COALESCE(NULLIF(d.typbasetype, 0), d.oid)"
             " JOIN pg_namespace k ON k.oid = t.typnamespace"
+            " CROSS JOIN LATERAL (SELECT coalesce(nullif(a.atttypmod, -1), d.typtypmod)) m (typmod)"
             " WHERE a.attrelid = to_regclass(:name) AND NOT a.attisdropped"
         )
         found = {}

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import qualified
 from agents_session_metadata.errors import TablesMismatchError
+from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .tables import CORE, SessionTables
 
@@ -21,7 +22,6 @@ _PROBLEMS = (
     "does not hold every text",
     "has a nondeterministic collation",
     (_CHANGED := "changes texts that it stores"),
-    (_CUT := "cuts trailing spaces off"),
 )
 _IGNORES_SPACES = list(_ALIKE).index("a ")
 _NOT_FOUND = (
@@ -61,9 +61,7 @@ def _can_select(connection: Connection, table: Table) -> bool:
     try:
         _execute(connection, f"SELECT {columns} FROM {name} t WHERE 1 = 0")  # noqa: S608  # names
     except DBAPIError as error:
-        if error.connection_invalidated:
-            raise
-        connection.rollback()
+        _roll_back(connection, error)
         return False
     return True
 
@@ -84,7 +82,7 @@ def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str
 
     Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
-    query = text(dialect_of(connection.dialect).merging_indexes)
+    query = text(dialect_of(connection.dialect).shapes.merging_indexes)
     names = {"name": table.name, "schema": connection.schema_for_object(table)}
     return [(index, column) for index, column in connection.execute(query, names)]
 
@@ -110,31 +108,31 @@ def check_ids(
         return
     ids = (column for table in present for column in table.c if _is_id(column))
     columns = list(dict.fromkeys(ids))
-    parts = (_taken_for_one(connection, *each) for each in enumerate(columns))
-    try:
-        rows = _execute(connection, " UNION ALL ".join(parts))
-    except DBAPIError as error:
-        if error.connection_invalidated:
-            raise
-        connection.rollback()
-        return  # The columns have other types or character sets, of which doctor tells.
-    taken = {columns[index]: same for index, *same in rows}
+    rows = _described(connection, columns)
+    taken = {columns[index]: same for index, _, *same in rows}
+    rooms = {columns[index]: room for index, room, *_ in rows}
+    if of_sessions not in taken:
+        return  # It has another type, of which doctor tells.
     if group == CORE and tables.metadata in present:
         for name, column_name in merging_indexes(connection, tables.metadata):
             if column_name != of_sessions.name or not any(taken[of_sessions]):
                 problem = f"{tables.metadata.name} has the unique index {name}"
                 raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
-    allowed = dict(zip(_PROBLEMS, taken[of_sessions], strict=True))
-    # What cuts spaces off is as good as what ignores them.
-    allowed |= {_CHANGED: False, _CUT: taken[of_sessions][_IGNORES_SPACES]}
     for column, same in taken.items():
         may_follow = column.name == of_sessions.name
-        for problem, is_so in zip(_PROBLEMS, same, strict=True):
-            if is_so and not (may_follow and allowed[problem]):
-                name = column.table.name
-                found = f"{name}.{column.name} {problem}"
+        for problem, is_so, is_allowed in zip(_PROBLEMS, same, taken[of_sessions], strict=True):
+            if is_so and not (may_follow and is_allowed and problem != _CHANGED):
                 cause = _NOT_FOUND if problem == _CHANGED else _NOT_APART
-                raise TablesMismatchError(name, found, cause=cause)
+                raise _mismatch(column, problem, cause)
+        room = rooms[column]
+        if room is None:
+            continue
+        most = getattr(column.type, "length", None) or MAX_KEY_LENGTH
+        needed = min(most, abs(rooms[of_sessions] or most)) if may_follow else most
+        if room < 0 and not (may_follow and taken[of_sessions][_IGNORES_SPACES]):
+            raise _mismatch(column, "cuts trailing spaces off", _NOT_APART)
+        if abs(room) < needed:
+            raise _mismatch(column, f"holds {abs(room)} characters, not {needed}", _NOT_APART)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -152,31 +150,59 @@ def _is_id(column: Column[Any]) -> bool:
     return column.name == "session_id" or (is_text and column.primary_key)
 
 
-def _taken_for_one(connection: Connection, index: int, column: Column[Any]) -> str:
-    """A number, and which of `_PROBLEMS` a column has.
+def _mismatch(column: Column[Any], problem: str, cause: str) -> TablesMismatchError:
+    name = column.table.name
+    return TablesMismatchError(name, f"{name}.{column.name} {problem}", cause=cause)
+
+
+def _described(connection: Connection, columns: Sequence[Column[Any]]) -> list[Any]:
+    """For each column that holds text: its number, its room, and which of `_PROBLEMS` it has."""
+    parts = [_description(connection, *each) for each in enumerate(columns)]
+    try:
+        return [*_execute(connection, " UNION ALL ".join(parts))]
+    except DBAPIError as error:
+        _roll_back(connection, error)
+    found: list[Any] = []
+    for part in parts:  # A column of another type, of which doctor tells, hides no other one.
+        try:
+            found += _execute(connection, part)
+        except DBAPIError as error:  # noqa: PERF203  # seldom
+            _roll_back(connection, error)
+    return found
+
+
+def _roll_back(connection: Connection, error: DBAPIError) -> None:
+    """Go on after an error, unless the connection is lost."""
+    if error.connection_invalidated:
+        raise error
+    connection.rollback()
+
+
+def _description(connection: Connection, index: int, column: Column[Any]) -> str:
+    """A query for what `_described` tells of a column.
 
     Its collation goes with the column into a query that has texts instead of the rows.
     """
     name = connection.dialect.identifier_preparer.quote(column.name)
-    rows = f"SELECT t.{name} AS stored FROM {qualified(connection, column.table)} t WHERE 1 = 0"  # noqa: S608  # names
+    table = qualified(connection, column.table)
+    rows = f"SELECT t.{name} AS stored FROM {table} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
     dialect = dialect_of(connection.dialect)
-    more = (f"max({each.format('stored')})" for each in (dialect.loose_text, dialect.changed_text))
+    shapes, literal = dialect.shapes, dialect.literal
+    more = (f"max({each.format('stored')})" for each in (shapes.loose_text, shapes.changed_text))
     schema = connection.schema_for_object(column.table)
-    place = {"schema": schema, "table": column.table.name, "column": column.name}
-    cut = dialect.cut_text.format(
-        **{
-            name: "database()" if each is None else dialect.literal(each)
-            for name, each in place.items()
-        }
+    room = shapes.room.format(
+        name=literal(table),
+        schema="database()" if schema is None else literal(schema),
+        table=literal(column.table.name),
+        column=literal(column.name),
     )
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    return (
-        f"SELECT {index}, {', '.join((*same, lost, *more, cut))} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
-    )
+    described = ", ".join((str(index), room, *same, lost, *more))
+    return f"SELECT {described} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:

@@ -1,0 +1,76 @@
+"""SQL for how a database stores and compares ids: whether two of them can become one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ShapeSQL:
+    """A query and expressions about the columns of ids and keys.
+
+    Attributes:
+        merging_indexes: A query for indexes, with columns, by which an upsert of metadata can take
+            another row.
+        loose_text: 1 if the text `{}` has a collation that takes different texts for one, else 0.
+        changed_text: 1 if the text `{}` is not found by what was read of it, because it was
+            changed, else 0.
+        room: The number of characters of the column `{column}` in the table `{name}`, whose names
+            are literals; `{table}` and `{schema}` are the parts of the table's name. NULL if it has
+            room for any number, and negative if it also cuts off spaces that it has room for. All
+            databases cut off spaces that a column has no room for.
+    """
+
+    merging_indexes: str
+    loose_text: str = "0"
+    changed_text: str = "0"
+    room: str = "NULL"
+
+
+SQLITE = ShapeSQL(
+    merging_indexes=(
+        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
+        ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
+        " AND upper(c.coll) <> 'BINARY' AND c.name IN ('session_id', 'key')"
+    ),
+    # A column of a numeric type stores 01 as the number 1.
+    changed_text="CASE WHEN {} = '01' THEN 1 ELSE 0 END",
+)
+
+POSTGRESQL = ShapeSQL(
+    merging_indexes=(
+        "SELECT c.relname, a.attname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " CROSS JOIN unnest(i.indcollation::oid[]) WITH ORDINALITY AS u(collation_oid, place)"
+        " JOIN pg_collation l ON l.oid = u.collation_oid AND NOT l.collisdeterministic"
+        " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[u.place - 1]"
+        " WHERE i.indisunique AND a.attname IN ('session_id', 'key') AND i.indrelid"
+        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
+    ),
+    loose_text=(
+        "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
+        " WHERE l.oid = CAST(pg_collation_for({}) AS regcollation))"
+    ),
+    changed_text="CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END",
+    room=(
+        "(SELECT CASE WHEN t.typname = 'name' THEN 63 WHEN t.typname = 'char' THEN 1"
+        " WHEN m.typmod > 4 THEN m.typmod - 4 END FROM pg_attribute a"
+        " JOIN pg_type t ON t.oid = a.atttypid"
+        " CROSS JOIN LATERAL (SELECT coalesce(nullif(a.atttypmod, -1), t.typtypmod)) m (typmod)"
+        " WHERE a.attrelid = to_regclass({name}) AND a.attname = {column})"
+    ),
+)
+
+MYSQL = ShapeSQL(
+    merging_indexes=(
+        "SELECT index_name, '' FROM information_schema.statistics"
+        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " AND non_unique = 0 GROUP BY index_name"
+        " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
+    ),
+    room=(
+        "(SELECT CASE data_type WHEN 'char' THEN -character_maximum_length"
+        " WHEN 'tinytext' THEN character_maximum_length DIV 4"  # The length is that in bytes.
+        " ELSE character_maximum_length END FROM information_schema.columns"
+        " WHERE table_schema = {schema} AND table_name = {table} AND column_name = {column})"
+    ),
+)
