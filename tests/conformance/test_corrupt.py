@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from agents_session_metadata import CorruptMetadataError, SessionCatalog, SessionMetadataError
 from agents_session_metadata.doctor import diagnose, rewrite_search_keys
+from agents_session_metadata.storage.threads import THREADS
 from conformance import raw
 
 BAD = ["{bad", "", " ", "nope", "NaN", "[1,]", "1 2", "'a'", "[" * 100_000, None]
@@ -409,3 +410,33 @@ async def test_items_without_an_id(engine):
     assert len(record["items"]) == 2
     await raw.execute(engine, "UPDATE agent_messages SET id = rowid")
     assert len(await session.rewind(turns=1)) == 1
+
+
+@pytest.mark.not_on("sqlite")  # It cannot drop NOT NULL.
+async def test_items_that_are_null(catalog, engine):
+    session = catalog.session("s1")
+    await session.add_items([raw.message("hello"), raw.message("again")])
+    await catalog._store.database.ensure(THREADS)
+    items = "agent_sessions_metadata_thread_items"
+    columns = "session_id, item_id, position, kind, data, reopened"
+    await raw.execute(
+        engine, f"INSERT INTO {items} ({columns}) VALUES ('s2', 'u', 0, 'user_message', '[', 0)"
+    )
+    change = (
+        "MODIFY {} LONGTEXT NULL" if engine.dialect.name == "mysql" else "ALTER {} DROP NOT NULL"
+    )
+    for table, column, own_id in ((items, "data", "s2"), ("agent_messages", "message_data", "s1")):
+        await raw.execute(engine, f"ALTER TABLE {table} {change.format(column)}")
+        await raw.execute(
+            engine, f"UPDATE {table} SET {column} = NULL WHERE session_id = '{own_id}'"
+        )
+    assert (await catalog.list_items("s1")).items == []
+    errors = []
+    records = [one async for one in catalog.export_sessions(on_corrupt=errors.append)]
+    assert len(records) == 7
+    assert {error.session_id: error.key for error in errors} == {
+        "s1": "$item",
+        "s2": "$thread_item",
+    }
+    unreadable = [each for each in await diagnose(engine) if "cannot be read" in each.problem]
+    assert len(unreadable) == 2

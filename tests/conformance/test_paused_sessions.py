@@ -148,6 +148,9 @@ async def test_retention_spares_it(paused, engine):
         engine, f"UPDATE {PAUSED} SET paused_at = paused_at - {91 * day} WHERE session_id = 'old'"
     )
     everything = {"inactive_for": timedelta(0)}
+    await paused.decide("old", "c1", approve=True)
+    async with paused.claim("old", Deployer().agent("Done")):
+        assert await catalog.delete_sessions(**everything, dry_run=True) == 1
     assert await catalog.delete_sessions(**everything, dry_run=True) == 2
     assert await catalog.delete_sessions(**everything, paused_for=timedelta(days=92)) == 1
     assert await catalog.delete_sessions({"owner_id": {"$exists": False}}) == 1

@@ -170,7 +170,7 @@ def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
         ValueError: If it is not what this package writes.
     """
     end = {} if item.history_end is None else {"history_end": item.history_end}
-    data = json.loads(item.data, parse_constant=finite, parse_float=finite)
+    data = json.loads(item.data or "", parse_constant=finite, parse_float=finite)
     if not isinstance(data, dict):
         raise ValueError("not an object")  # as other bad data
     return {"item_id": item.item_id, "kind": item.kind, "item": data, **end}

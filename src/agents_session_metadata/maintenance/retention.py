@@ -63,7 +63,7 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
 async def sparing_paused(
     store: ScopedStore, condition: Condition, paused_for: timedelta
 ) -> Condition:
-    """A condition, and that no run of the session was paused within so long a time.
+    """A condition, and that no run of the session is claimed or was paused within so long a time.
 
     Raises:
         TablesMismatchError: If the table of paused runs was renamed.

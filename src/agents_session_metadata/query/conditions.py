@@ -381,7 +381,7 @@ class TimeBound(Condition):
 
 @dataclass(frozen=True)
 class NotPausedSince(Condition):
-    """No run of the session was paused within this time, by the database's clock."""
+    """No run of the session was paused within this time or is claimed, by the database's clock."""
 
     age: timedelta
 
@@ -393,8 +393,10 @@ class NotPausedSince(Condition):
         self, name: str, context: Context, session_id: ColumnElement[str]
     ) -> ColumnElement[bool]:
         runs = paused_table(context.tables).alias()
-        since = context.dialect.now() - bindparam(name, type_=BigInteger)
-        recent = exists().where(runs.c.session_id == session_id, runs.c.paused_at > since)
+        now = context.dialect.now()
+        is_recent = runs.c.paused_at > now - bindparam(name, type_=BigInteger)
+        waiting = or_(is_recent, runs.c.claimed_until > now)
+        recent = exists().where(runs.c.session_id == session_id, waiting)
         return not_(recent.correlate(getattr(session_id, "table", None)))
 
     def encoded(self) -> list[Any]:

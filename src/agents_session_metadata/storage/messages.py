@@ -167,7 +167,7 @@ def read_lengths(
     found: Any = connection.execute(statement, parameters).all()
     if any(item_id is None for item_id, _ in found):
         raise corrupt_item_id(session_id)
-    return [(item_id, length) for item_id, length in found]
+    return [(item_id, length or 0) for item_id, length in found]
 
 
 def read_items(
