@@ -74,8 +74,7 @@ class Moving(CatalogPart):
                 `timedelta(0)`, age does not matter, and sessions whose time lies in the future are
                 deleted too.
             paused_for: Skip sessions whose run was paused within this time or is claimed, even if
-                they match.
-                With `timedelta(0)`, paused runs are deleted with their sessions like all others.
+                they match. With `timedelta(0)`, they are deleted like all others.
             dry_run: Count the sessions and delete nothing.
             batch_size: The number of sessions per transaction, 1 to 1,000.
             progress: Called after each transaction with the number of deleted sessions so far.

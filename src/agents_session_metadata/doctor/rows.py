@@ -153,10 +153,13 @@ def _is_paused_run(row: dict[str, Any]) -> bool:
 
 def _is_text(stored: Any) -> bool:
     """Whether a value is text, or bytes that the SDK reads as text."""
+    if stored is None or isinstance(stored, str):
+        return stored is not None
     try:
-        return isinstance(stored if isinstance(stored, str) else bytes(stored).decode(), str)
-    except (ValueError, TypeError):
+        bytes(stored).decode()
+    except UnicodeDecodeError:
         return False
+    return True
 
 
 def _is_json(row: dict[str, Any]) -> bool:

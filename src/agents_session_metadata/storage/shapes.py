@@ -124,13 +124,13 @@ def check_ids(
             if is_so and not (may_follow and is_allowed and problem != _CHANGED):
                 cause = _NOT_FOUND if problem == _CHANGED else _NOT_APART
                 raise _mismatch(column, problem, cause)
-        room = rooms[column]
+        room, needed = rooms[column], MAX_KEY_LENGTH
         if room is None:
             continue
-        most = getattr(column.type, "length", None) or MAX_KEY_LENGTH
-        needed = min(most, abs(rooms[of_sessions] or most)) if may_follow else most
         if room < 0 and not (may_follow and taken[of_sessions][_IGNORES_SPACES]):
             raise _mismatch(column, "cuts trailing spaces off", _NOT_APART)
+        if may_follow:
+            needed = min(needed, abs(rooms[of_sessions] or needed))
         if abs(room) < needed:
             raise _mismatch(column, f"holds {abs(room)} characters, not {needed}", _NOT_APART)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
