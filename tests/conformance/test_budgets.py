@@ -11,6 +11,8 @@ import pytest
 from agents import Runner, function_tool
 from processes import run_processes
 from scaling import scale
+from sqlalchemy import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
     Budget,
@@ -315,3 +317,44 @@ async def test_a_chat_that_is_deleted_in_the_middle_is_paid_by_its_owner(catalog
     assert [(row.owner_id, row.total_tokens) for row in rows] == [("u1", 110)]
     with pytest.raises(BudgetExceededError):
         await run("Done", budget=budget)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_row_level_security_as_documented(catalog, database):
+    """A policy on `session_id` would hide what deleted sessions have spent."""
+    user = f"app_{make_url(database.url).database}"[:30]
+    await catalog.usage()
+    await catalog.create_session("other")
+    rows = await raw.execute(
+        catalog.engine,
+        "SELECT table_name FROM information_schema.columns WHERE table_schema = 'public'"
+        " AND column_name = 'session_id'",
+    )
+    statements = [f"CREATE ROLE {user} LOGIN", f"GRANT ALL ON SCHEMA public TO {user}"]
+    for (table,) in rows:
+        own = "session_id LIKE 'u1-%'"
+        if table.endswith("_usage"):
+            own = "owner_id = to_json('u1'::text)::text"
+        statements += [
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+            f"CREATE POLICY own ON {table} USING ({own})",
+        ]
+    statements += [f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}"]
+    statements += [f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {user}"]
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        async with catalog.engine.begin() as connection:
+            for statement in statements:
+                await connection.exec_driver_sql(statement)
+        mine = SessionCatalog(engine).scoped({"owner_id": "u1"})
+        budget = Budget(tokens=1, per="owner_id")
+        await run(await mine.create_session("u1-1"), budget)
+        assert await mine.delete_sessions() == 1
+        with pytest.raises(BudgetExceededError):
+            await run(await mine.create_session("u1-2"), budget)
+        assert await mine.delete_usage(before=date.max) == 1
+    finally:
+        await engine.dispose()
+        for statement in (f"DROP OWNED BY {user}", f"DROP ROLE {user}"):
+            await raw.execute(catalog.engine, statement)
+    assert await catalog.count_sessions() == 2
