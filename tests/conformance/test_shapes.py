@@ -524,6 +524,7 @@ async def test_optional_tables_that_do_not_distinguish_ids(
         (PAUSED, "session_id", 36),
         (ITEMS, "session_id", 36),
         ("agent_messages", "session_id", 63),
+        ("agent_messages", "session_id", 0),
     ],
 )
 async def test_columns_with_less_room_than_ids_have(shared_database: Database, table, column, room):
@@ -535,9 +536,14 @@ async def test_columns_with_less_room_than_ids_have(shared_database: Database, t
         await CatalogStore(first, scope=None).delete_attachment("none", None)
     kind = f"VARCHAR({room})"
     if engine.dialect.name == "mysql":
+        kind = kind if room else f"ENUM('a', '{'x' * 255}')"
         kind += " CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
     elif room == 63:
         kind = "name"
+    elif not room:
+        kind = "outer_id"
+        await raw.execute(engine, "CREATE DOMAIN inner_id AS VARCHAR(20)")
+        await raw.execute(engine, "CREATE DOMAIN outer_id AS inner_id")
     await retype(engine, table, column, kind)
     await engine.dispose()
 
@@ -548,12 +554,26 @@ async def test_columns_with_less_room_than_ids_have(shared_database: Database, t
     elif table == ITEMS:
         work = CatalogStore(catalog, scope=None).delete_attachment("none", None)
     else:
-        work = catalog.scoped({"owner_id": "u1"}).create_session("x" * room)
-    about = f"{table}.{column} holds {room} characters, not 255"
+        work = catalog.scoped({"owner_id": "u1"}).create_session("x")
+    held = {"outer_id": 20}.get(kind, room)
+    about = f"{table}.{column} holds {held} characters, not 255"
     with pytest.raises(TablesMismatchError, match=about):
         await work
     errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
     assert any(each.startswith(f"{table}.{column} ") for each in errors)
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
+async def test_keys_of_a_character_set_that_lacks_characters(shared_database: Database, charset):
+    """A server that is not strict stores each of these as a question mark."""
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    kind = f"VARCHAR(255) CHARACTER SET {charset} COLLATE {charset}_nopad_bin"
+    await retype(engine, "agent_sessions_metadata", "key", kind)
+    catalog = SessionCatalog(shared_database.engine())
+    with pytest.raises(TablesMismatchError, match=r"_metadata\.key does not hold every text"):
+        await catalog.create_session("a", metadata={"\U0001f600": 1})
 
 
 @pytest.mark.only_on("postgresql", "mariadb")

@@ -15,6 +15,7 @@ class ShapeSQL:
         loose_text: 1 if the text `{}` has a collation that takes different texts for one, else 0.
         changed_text: 1 if the text `{}` is not found by what was read of it, because it was
             changed, else 0.
+        lost_text: 1 if the text `{}` has a character set that lacks characters, else 0.
         room: The number of characters of the column `{column}` in the table `{name}`, whose names
             are literals; `{table}` and `{schema}` are the parts of the table's name. NULL if it has
             room for any number, and negative if it also cuts off spaces that it has room for. All
@@ -24,6 +25,7 @@ class ShapeSQL:
     merging_indexes: str
     loose_text: str = "0"
     changed_text: str = "0"
+    lost_text: str = "0"
     room: str = "NULL"
 
 
@@ -52,11 +54,13 @@ POSTGRESQL = ShapeSQL(
     ),
     changed_text="CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END",
     room=(
-        "(SELECT CASE WHEN t.typname = 'name' THEN 63 WHEN t.typname = 'char' THEN 1"
-        " WHEN m.typmod > 4 THEN m.typmod - 4 END FROM pg_attribute a"
-        " JOIN pg_type t ON t.oid = a.atttypid"
-        " CROSS JOIN LATERAL (SELECT coalesce(nullif(a.atttypmod, -1), t.typtypmod)) m (typmod)"
-        " WHERE a.attrelid = to_regclass({name}) AND a.attname = {column})"
+        # The least room of its type and of the domains that this is made of.
+        "(WITH RECURSIVE d (kind, size) AS (SELECT atttypid, atttypmod FROM pg_attribute"
+        " WHERE attrelid = to_regclass({name}) AND attname = {column} UNION ALL"
+        " SELECT t.typbasetype, t.typtypmod FROM d JOIN pg_type t ON t.oid = d.kind"
+        " WHERE t.typtype = 'd') SELECT min(CASE WHEN t.typname = 'name' THEN 63"
+        " WHEN t.typname = 'char' THEN 1 WHEN d.size > 4 THEN d.size - 4 END)"
+        " FROM d JOIN pg_type t ON t.oid = d.kind)"
     ),
 )
 
@@ -67,8 +71,13 @@ MYSQL = ShapeSQL(
         " AND non_unique = 0 GROUP BY index_name"
         " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
     ),
+    lost_text=(
+        "CASE WHEN charset({}) IN ('utf8mb4', 'utf16', 'utf16le', 'utf32', 'binary') THEN 0"
+        " ELSE 1 END"
+    ),
     room=(
         "(SELECT CASE data_type WHEN 'char' THEN -character_maximum_length"
+        " WHEN 'enum' THEN 0 WHEN 'set' THEN 0"  # They have room for their own texts only.
         " WHEN 'tinytext' THEN character_maximum_length DIV 4"  # The length is that in bytes.
         " ELSE character_maximum_length END FROM information_schema.columns"
         " WHERE table_schema = {schema} AND table_name = {table} AND column_name = {column})"

@@ -176,7 +176,8 @@ class MySQLInspection(Inspection):
     def keeps(self, column: Column[Any], actual: Any) -> bool:
         equal = self._compared(column) if self._cuts(column) else ""
         is_cut = equal and not self.scalar(f"SELECT {equal}", a="a", b="a ")
-        return not is_cut and super().keeps(column, actual)
+        is_list = self.stored[column.table.name, column.name].kind in ("enum", "set")
+        return not (is_cut or is_list) and super().keeps(column, actual)
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         return [*super().text_problems(column), *self._charset_problem(column)]

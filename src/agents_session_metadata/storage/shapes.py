@@ -188,9 +188,10 @@ def _description(connection: Connection, index: int, column: Column[Any]) -> str
     rows = f"SELECT t.{name} AS stored FROM {table} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
-    lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE 0 END"
     dialect = dialect_of(connection.dialect)
     shapes, literal = dialect.shapes, dialect.literal
+    lost = f"max({shapes.lost_text.format('stored')})"
+    lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE {lost} END"
     more = (f"max({each.format('stored')})" for each in (shapes.loose_text, shapes.changed_text))
     schema = connection.schema_for_object(column.table)
     room = shapes.room.format(
