@@ -528,6 +528,20 @@ async def test_ids_shorter_than_their_parents_are_widened(filled, shared_databas
     await intact(filled)
 
 
+@pytest.mark.only_on("postgresql")
+async def test_ids_are_not_widened_beside_a_table_that_cannot_be(engine, shared_database):
+    """It would be refused then, because the database could cut ids off."""
+    await raw.create_sdk_tables(engine)
+    await raw.execute(engine, "CREATE DOMAIN chat_id AS VARCHAR(36)")
+    for table, kind in (("agent_messages", "chat_id"), ("agent_sessions", "VARCHAR(36)")):
+        await raw.execute(engine, f"ALTER TABLE {table} ALTER session_id TYPE {kind}")
+    await SessionCatalog(engine, create_tables=True).create_session("a")
+    found = await problems(engine)
+    assert any(each.problem.startswith("agent_sessions.session_id holds 36") for each in found)
+    await mended(engine)
+    await SessionCatalog(shared_database.engine()).create_session("b")
+
+
 @pytest.mark.only_on("mariadb")
 async def test_ids_that_a_foreign_key_keeps_from_being_widened(engine, shared_database):
     await raw.create_sdk_tables(engine, length=190, collation=await exact_collation(engine))

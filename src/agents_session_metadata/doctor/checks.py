@@ -169,12 +169,26 @@ def _columns(inspection: Inspection) -> Iterator[Finding]:
             for problem in inspection.type_problems(column, found["type"]):
                 is_short = column.name == "session_id" and inspection.keeps(column, found["type"])
                 level: Level = "warning" if is_short else "error"
-                repair = inspection.widen(column)
+                repair = inspection.widen(column) if _may_widen(inspection, column) else ()
                 yield inspection.finding("columns", f"{name} {problem}", repair, level)
             for problem in inspection.lost_characters(column):
                 yield inspection.finding("columns", f"{name} {problem}")
             for problem in inspection.cautions(column):
                 yield inspection.finding("columns", f"{name} {problem}", (), "warning")
+
+
+def _may_widen(inspection: Inspection, column: Column[Any]) -> bool:
+    """Whether a wider column does not hold ids that a table beside it has no room for.
+
+    Such tables are refused.
+    """
+    if column is not inspection.expected.sessions.c.session_id:
+        return True
+    others = [each.c.session_id for each in inspection.present if "session_id" in each.c]
+    return all(
+        inspection.text_of(each).length >= inspection.needed(each) or inspection.widen(each)
+        for each in others
+    )
 
 
 def _refill(inspection: Inspection) -> str:
