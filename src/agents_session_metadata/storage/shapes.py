@@ -156,18 +156,25 @@ def _mismatch(column: Column[Any], problem: str, cause: str) -> TablesMismatchEr
 
 
 def _described(connection: Connection, columns: Sequence[Column[Any]]) -> list[Any]:
-    """For each column that holds text: its number, its room, and which of `_PROBLEMS` it has."""
+    """For each column: its number, its room, and which of `_PROBLEMS` it has.
+
+    The first column is that of the sessions, which is left out if it does not hold text.
+    """
     parts = [_description(connection, *each) for each in enumerate(columns)]
     try:
         return [*_execute(connection, " UNION ALL ".join(parts))]
     except DBAPIError as error:
         _roll_back(connection, error)
     found: list[Any] = []
-    for part in parts:  # A column of another type, of which doctor tells, hides no other one.
+    for index, part in enumerate(parts):
         try:
             found += _execute(connection, part)
         except DBAPIError as error:  # noqa: PERF203  # seldom
+            # A column of another type, of which doctor tells, hides no other one.
             _roll_back(connection, error)
+            if index:
+                [[room]] = _execute(connection, f"SELECT {_room(connection, columns[index])}")
+                found.append((index, room, *[0] * len(_PROBLEMS)))
     return found
 
 
@@ -188,22 +195,27 @@ def _description(connection: Connection, index: int, column: Column[Any]) -> str
     rows = f"SELECT t.{name} AS stored FROM {table} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
-    dialect = dialect_of(connection.dialect)
-    shapes, literal = dialect.shapes, dialect.literal
+    shapes = dialect_of(connection.dialect).shapes
     lost = f"max({shapes.lost_text.format('stored')})"
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE {lost} END"
     more = (f"max({each.format('stored')})" for each in (shapes.loose_text, shapes.changed_text))
-    schema = connection.schema_for_object(column.table)
-    room = shapes.room.format(
-        name=literal(table),
-        schema="database()" if schema is None else literal(schema),
-        table=literal(column.table.name),
-        column=literal(column.name),
-    )
+    room = _room(connection, column)
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
     described = ", ".join((str(index), room, *same, lost, *more))
     return f"SELECT {described} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
+
+
+def _room(connection: Connection, column: Column[Any]) -> str:
+    """An expression for how many characters a column has room for."""
+    dialect = dialect_of(connection.dialect)
+    literal, schema = dialect.literal, connection.schema_for_object(column.table)
+    return dialect.shapes.room.format(
+        name=literal(qualified(connection, column.table)),
+        schema="database()" if schema is None else literal(schema),
+        table=literal(column.table.name),
+        column=literal(column.name),
+    )
 
 
 def _execute(connection: Connection, query: str) -> Sequence[Any]:
