@@ -50,6 +50,17 @@ async def everything(engine) -> dict:
         return {**await connection.run_sync(look), "triggers": sorted(found)}
 
 
+async def create_sessions(engine, kind: str) -> None:
+    """Create a sessions table as another program may, with ids of this type."""
+    times = ", ".join(
+        f"{name} TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL"
+        for name in ("created_at", "updated_at")
+    )
+    await raw.execute(
+        engine, f"CREATE TABLE agent_sessions (session_id {kind} PRIMARY KEY, {times})"
+    )
+
+
 async def refused(engine, about: str, **names: str) -> None:
     """Nothing is created, written or read with these names."""
     before = await everything(engine)
@@ -213,12 +224,7 @@ async def test_ids_that_a_collation_may_take_for_one(shared_database: Database, 
 async def test_all_tables_may_follow_the_sessions(shared_database: Database):
     """As on a server whose collation the application has chosen."""
     engine = shared_database.engine()
-    await raw.execute(
-        engine,
-        f"CREATE TABLE agent_sessions (session_id {LOOSE['mysql']} PRIMARY KEY,"
-        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
-        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
-    )
+    await create_sessions(engine, LOOSE["mysql"])
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("chat-A", metadata={"owner_id": "u1"})
     await session.add_items([raw.message("hello")])
@@ -269,12 +275,7 @@ async def test_ids_that_are_padded(shared_database: Database):
 async def test_sessions_that_store_numbers(shared_database: Database, kind):
     """The metadata of `0012` would stay when the session `12` is deleted."""
     engine = shared_database.engine()
-    await raw.execute(
-        engine,
-        f"CREATE TABLE agent_sessions (session_id {kind} PRIMARY KEY,"
-        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
-        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
-    )
+    await create_sessions(engine, kind)
     catalog = SessionCatalog(engine, create_tables=True)
     with pytest.raises(TablesMismatchError, match="changes texts that it stores"):
         await catalog.create_session("0012", metadata={"owner_id": "u1"})
@@ -288,12 +289,7 @@ async def test_messages_that_cut_trailing_spaces_off_ids(
     shared_database: Database, collation, of_sessions
 ):
     engine, text = shared_database.engine(), f"CHARACTER SET utf8mb4 COLLATE {collation}"
-    await raw.execute(
-        engine,
-        f"CREATE TABLE agent_sessions (session_id {of_sessions}(64) {text} PRIMARY KEY,"
-        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
-        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
-    )
+    await create_sessions(engine, f"{of_sessions}(64) {text}")
     await raw.execute(
         engine,
         "CREATE TABLE agent_messages (id INT AUTO_INCREMENT PRIMARY KEY,"
@@ -325,12 +321,7 @@ async def test_messages_that_cut_trailing_spaces_off_ids(
 @pytest.mark.parametrize("charset", ["utf16", "ucs2", "utf32", "ascii", "latin1"])
 async def test_history_in_other_character_sets(shared_database: Database, charset):
     engine = shared_database.engine()
-    await raw.execute(
-        engine,
-        f"CREATE TABLE agent_sessions (session_id VARCHAR(100) CHARACTER SET {charset} PRIMARY KEY,"
-        " created_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL,"
-        " updated_at TIMESTAMP DEFAULT CURRENT_TIMESTAMP NOT NULL)",
-    )
+    await create_sessions(engine, f"VARCHAR(100) CHARACTER SET {charset}")
     catalog = SessionCatalog(engine, create_tables=True)
     session = catalog.session("chat")
     await session.add_items([raw.message("hello")])

@@ -182,7 +182,7 @@ def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> boo
     """Whether an attachment was saved in this scope. One whose owner is damaged is in none.
 
     Raises:
-        CorruptMetadataError: If its owner is damaged, and there is no scope.
+        CorruptMetadataError: If its owner is damaged and there is no scope.
     """
     try:
         values = json.loads(attachment.owner)

@@ -17,9 +17,9 @@ class ShapeSQL:
             changed, else 0.
         lost_text: 1 if the text `{}` has a character set that lacks characters, else 0.
         room: The number of characters of the column `{column}` in the table `{name}`, whose names
-            are literals; `{table}` and `{schema}` are the parts of the table's name. NULL if it has
-            room for any number, and negative if it also cuts off spaces that it has room for. All
-            databases cut off spaces that a column has no room for.
+            are literals or expressions; `{table}` and `{schema}` are the parts of the table's name.
+            NULL if it has room for any number, and negative if it also cuts off spaces that it has
+            room for. All databases cut off spaces that a column has no room for.
     """
 
     merging_indexes: str

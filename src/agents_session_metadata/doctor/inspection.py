@@ -291,7 +291,7 @@ class Inspection:
             yield f"holds {found} {unit}" + (" only" if needed == math.inf else f", not {needed}")
 
     def keeps(self, column: Column[Any], actual: Any) -> bool:
-        """Whether a column stores values as they are, apart from its length."""
+        """Whether a column stores every value that is not too long for it unchanged."""
         return is_kind(self.type_of(column), actual)
 
     def lost_characters(self, column: Column[Any]) -> Iterator[str]:

@@ -155,17 +155,16 @@ class MySQLInspection(Inspection):
         return users if self.scalar("SELECT CURRENT_USER()") in users else ()
 
     def comparison(self, column: Column[Any]) -> str:
-        equal = self._compared(column)
-        cuts = equal and self._cuts(column)
-        return re.sub(r":([ab])\b", r"RTRIM(:\1)", equal) if cuts else equal
+        return self._compared(column, "RTRIM(:{})" if self._cuts(column) else ":{}")
 
-    def _compared(self, column: Column[Any]) -> str:
-        """A condition that compares `:a` and `:b` by a column's collation."""
+    def _compared(self, column: Column[Any], form: str = ":{}") -> str:
+        """A condition that compares `:a` and `:b`, in this form, by a column's collation."""
         found = self.text_of(column)
         if not found.collation:
             return ""
         a, b = (
-            f"CONVERT(:{each} USING {found.charset}) COLLATE {found.collation}" for each in "ab"
+            f"CONVERT({form.format(each)} USING {found.charset}) COLLATE {found.collation}"
+            for each in "ab"
         )
         return f"{a} = {b}"
 

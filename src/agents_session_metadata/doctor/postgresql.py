@@ -45,16 +45,15 @@ class PostgreSQLInspection(Inspection):
         super().__init__(connection, names)
 
     def read_texts(self) -> dict[tuple[str, str], TextColumn]:
+        own_room = self.ways.shapes.room.format(name=":name", column="a.attname")
         query = (
-            "SELECT a.attname, CASE WHEN t.typname = 'name' THEN 63 WHEN m.typmod > 4"
-            " THEN m.typmod - 4 END, n.nspname, c.collname, c.collisdeterministic, k.nspname,"
-            " t.typname FROM pg_attribute a"
+            f"SELECT a.attname, {own_room}, n.nspname,"  # noqa: S608  # of the dialect
+            " c.collname, c.collisdeterministic, k.nspname, t.typname FROM pg_attribute a"
             " JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_namespace n ON n.oid = c.collnamespace"
             " JOIN pg_type d ON d.oid = a.atttypid"
             " JOIN pg_type t ON t.oid = COALESCE(NULLIF(d.typbasetype, 0), d.oid)"
             " JOIN pg_namespace k ON k.oid = t.typnamespace"
-            " CROSS JOIN LATERAL (SELECT coalesce(nullif(a.atttypmod, -1), d.typtypmod)) m (typmod)"
             " WHERE a.attrelid = to_regclass(:name) AND NOT a.attisdropped"
         )
         found = {}

@@ -14,6 +14,7 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.runs.records import Encryption, paused_run
 from agents_session_metadata.storage.paused import PAUSED
 from agents_session_metadata.storage.paused_rows import PausedRow
+from agents_session_metadata.storage.stored import plain_text
 from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.storage.usage import USAGE
 from agents_session_metadata.values import decode_value
@@ -77,7 +78,7 @@ def _kinds(inspection: Inspection) -> list[_Kind]:
         _Kind(
             messages,
             ("session_id", "message_data"),
-            lambda row: _is_text(row["message_data"]),
+            lambda row: plain_text(row["message_data"]) is not None,
             lambda row: f"{row['id']} of session {quoted(row['session_id'])}",
             "correct it by SQL, or delete the item",
             data.is_(None) if is_text else None,
@@ -147,17 +148,6 @@ def _is_paused_run(row: dict[str, Any]) -> bool:
     try:
         paused_run(PausedRow(**row, now=0), Encryption())
     except CorruptMetadataError:
-        return False
-    return True
-
-
-def _is_text(stored: Any) -> bool:
-    """Whether a value is text, or bytes that the SDK reads as text."""
-    if stored is None or isinstance(stored, str):
-        return stored is not None
-    try:
-        bytes(stored).decode()
-    except UnicodeDecodeError:
         return False
     return True
 
