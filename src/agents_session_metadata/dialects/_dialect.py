@@ -485,11 +485,3 @@ def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {name: new[name] for name in replaced}
     values["updated_at"] = func.current_timestamp()
     return values
-
-
-def qualified(connection: Connection, table: Table) -> str:
-    """Returns a table's quoted name, with its translated schema if it has one."""
-    preparer = connection.dialect.identifier_preparer
-    schema = connection.schema_for_object(table)
-    name = preparer.quote(table.name)
-    return f"{preparer.quote(schema)}.{name}" if schema else name

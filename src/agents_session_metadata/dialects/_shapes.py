@@ -12,21 +12,27 @@ class ShapeSQL:
     Attributes:
         merging_indexes: A query for indexes, with columns, by which an upsert of metadata can take
             another row.
-        loose_text: 1 if the text `{}` has a collation that takes different texts for one, else 0.
+        collation: The name of the collation of the text `{}`, if the database tells it.
+        loose_text: 1 if the text `{}` has a collation that may take different texts for one, else
+            0.
         changed_text: 1 if the text `{}` is not found by what was read of it, because it was
             changed, else 0.
         lost_text: 1 if the text `{}` has a character set that lacks characters, else 0.
         room: The number of characters of the column `{column}` in the table `{name}`, whose names
             are literals or expressions; `{table}` and `{schema}` are the parts of the table's name.
-            NULL if it has room for any number, and negative if it also cuts off spaces that it has
-            room for. All databases cut off spaces that a column has no room for.
+            NULL if it has room for any number; 0 if its type does not store every text as it is;
+            and negative if it cuts off spaces that it has room for. All databases cut off spaces
+            that a column has no room for.
+        bytes_room: The same for a column of bytes; empty if no other type works.
     """
 
     merging_indexes: str
+    collation: str = "''"
     loose_text: str = "0"
     changed_text: str = "0"
     lost_text: str = "0"
     room: str = "NULL"
+    bytes_room: str = ""
 
 
 SQLITE = ShapeSQL(
@@ -52,16 +58,22 @@ POSTGRESQL = ShapeSQL(
         "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
         " WHERE l.oid = CAST(pg_collation_for({}) AS regcollation))"
     ),
-    changed_text="CASE WHEN pg_typeof({}) = CAST('character' AS regtype) THEN 1 ELSE 0 END",
+    collation="CAST(pg_collation_for({}) AS text)",
     room=(
         # The least room of its type and of the domains that this is made of.
         "(WITH RECURSIVE d (kind, size) AS (SELECT atttypid, atttypmod FROM pg_attribute"
         " WHERE attrelid = to_regclass({name}) AND attname = {column} UNION ALL"
         " SELECT t.typbasetype, t.typtypmod FROM d JOIN pg_type t ON t.oid = d.kind"
-        " WHERE t.typtype = 'd') SELECT min(CASE WHEN t.typname = 'name' THEN 63"
-        " WHEN t.typname = 'char' THEN 1 WHEN d.size > 4 THEN d.size - 4 END)"
+        " WHERE t.typtype = 'd') SELECT min(CASE WHEN t.typtype <> 'd' AND d.kind NOT IN"
+        " (CAST('text' AS regtype), CAST('varchar' AS regtype)) THEN 0"
+        " WHEN d.size > 4 THEN d.size - 4 END)"
         " FROM d JOIN pg_type t ON t.oid = d.kind)"
     ),
+)
+
+_MYSQL_ROOM = (
+    "(SELECT CASE {kinds} ELSE 0 END FROM information_schema.columns"
+    " WHERE table_schema = {{schema}} AND table_name = {{table}} AND column_name = {{column}})"
 )
 
 MYSQL = ShapeSQL(
@@ -75,11 +87,17 @@ MYSQL = ShapeSQL(
         "CASE WHEN charset({}) IN ('utf8mb4', 'utf16', 'utf16le', 'utf32', 'binary') THEN 0"
         " ELSE 1 END"
     ),
-    room=(
-        "(SELECT CASE data_type WHEN 'char' THEN -character_maximum_length"
-        " WHEN 'enum' THEN 0 WHEN 'set' THEN 0"  # They have room for their own texts only.
-        " WHEN 'tinytext' THEN character_maximum_length DIV 4"  # The length is that in bytes.
-        " ELSE character_maximum_length END FROM information_schema.columns"
-        " WHERE table_schema = {schema} AND table_name = {table} AND column_name = {column})"
+    collation="collation({})",
+    loose_text="CASE WHEN collation({}) LIKE '%bin%' THEN 0 ELSE 1 END",
+    room=_MYSQL_ROOM.format(
+        kinds="WHEN data_type = 'char' THEN -character_maximum_length"
+        # The length is that in bytes.
+        " WHEN data_type = 'tinytext' THEN character_maximum_length DIV 4"
+        " WHEN data_type IN ('varchar', 'text', 'mediumtext', 'longtext')"
+        " THEN character_maximum_length"
+    ),
+    bytes_room=_MYSQL_ROOM.format(
+        kinds="WHEN data_type IN ('varbinary', 'tinyblob', 'blob', 'mediumblob', 'longblob')"
+        " THEN character_maximum_length"
     ),
 )

@@ -43,10 +43,11 @@ from sqlalchemy.types import TypeEngine
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
-from ._dialect import Dialect, Link, Statement, Triples, qualified, replacements
+from ._dialect import Dialect, Link, Statement, Triples, replacements
 from ._locks import ROUNDS, Locks
 from ._settings import check_foreign_keys, check_once
 from ._shapes import POSTGRESQL, ShapeSQL
+from ._table_names import qualified, qualified_text
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 
 _SETTINGS = {
@@ -301,7 +302,7 @@ class PostgreSQL(Dialect):
                 "SELECT quote_ident(n.nspname) FROM pg_class c"
                 " JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(:name)"
             ),
-            {"name": _name_value(connection, table)},
+            {"name": qualified_text(connection, table)},
         )
         return f"{found}."
 
@@ -310,7 +311,7 @@ class PostgreSQL(Dialect):
             "SELECT t.tgname, p.prosrc FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid"
             " WHERE t.tgrelid = to_regclass(:name) AND NOT t.tgisinternal"
         )
-        name = {"name": _name_value(connection, table)}
+        name = {"name": qualified_text(connection, table)}
         return [(row[0], row[1]) for row in connection.execute(text(query), name)]
 
     def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
@@ -334,7 +335,8 @@ class PostgreSQL(Dialect):
     ) -> list[Link]:
         # Compares object ids: a name could match a table in another schema of the search path.
         names = {
-            f"child_{index}": _name_value(connection, each) for index, each in enumerate(children)
+            f"child_{index}": qualified_text(connection, each)
+            for index, each in enumerate(children)
         }
         of_children = ", ".join(f"to_regclass(:{name})" for name in names)
         query = (
@@ -344,7 +346,7 @@ class PostgreSQL(Dialect):
             " JOIN pg_attribute a ON a.attrelid = c.conrelid AND ARRAY[a.attnum] = c.conkey"
             f" WHERE c.contype = 'f' AND a.attname = 'session_id' AND c.conrelid IN ({of_children})"
         )
-        names["sessions"] = _name_value(connection, sessions)
+        names["sessions"] = qualified_text(connection, sessions)
         found: Any = connection.execute(text(query), names)
         return [Link(*row) for row in found]
 
@@ -360,14 +362,14 @@ class PostgreSQL(Dialect):
             " WHERE s.oid = to_regclass(:sessions)"
         )
         found: Any = connection.execute(
-            text(query), {"sessions": _name_value(connection, sessions)}
+            text(query), {"sessions": qualified_text(connection, sessions)}
         )
         return [tuple(row) for row in found]
 
     def beside(
         self, connection: Connection, sessions: Table, tables: Sequence[Table]
     ) -> list[Table]:
-        parent = _name_value(connection, sessions)
+        parent = qualified_text(connection, sessions)
         return self._those(connection, tables, _BESIDE, sessions=parent)
 
     def usable(
@@ -378,7 +380,7 @@ class PostgreSQL(Dialect):
         privilege: str = "select",
     ) -> list[Table]:
         condition = f"has_table_privilege(to_regclass(t.name), :privilege) AND {_BESIDE}"
-        parent = _name_value(connection, sessions)
+        parent = qualified_text(connection, sessions)
         return self._those(connection, tables, condition, sessions=parent, privilege=privilege)
 
     def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
@@ -397,7 +399,7 @@ class PostgreSQL(Dialect):
             "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this class
             f" WHERE {condition}"
         )
-        names = [_name_value(connection, table) for table in tables]
+        names = [qualified_text(connection, table) for table in tables]
         found = connection.scalars(text(query), {"names": names, **parameters})
         return [tables[place - 1] for place in found]
 
@@ -433,7 +435,7 @@ class PostgreSQL(Dialect):
                 " JOIN pg_database d ON d.datname = current_database()"
                 " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
             ),
-            {"name": _name_value(connection, sessions)},
+            {"name": qualified_text(connection, sessions)},
         ).first()
         if collation is None:
             return String(), False
@@ -450,14 +452,6 @@ _BESIDE = (
 )
 """Whether the table `t.name` is in the schema of the sessions table, in the one in which tables are
 created, or refers to the sessions table."""
-
-
-def _name_value(connection: Connection, table: Table) -> str:
-    """Returns a table's quoted name as a value, for `to_regclass`."""
-    name = qualified(connection, table)
-    # Drivers with these parameters need each % doubled in statements, but not in values.
-    in_percents = connection.dialect.paramstyle in ("format", "pyformat")
-    return name.replace("%%", "%") if in_percents else name
 
 
 @lru_cache(maxsize=64)

@@ -37,9 +37,10 @@ from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
 from ._aiosqlite import use_fewer_calls
-from ._dialect import Dialect, Link, Triples, qualified, replacements
+from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._shapes import SQLITE, ShapeSQL
+from ._table_names import qualified
 
 _DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
 

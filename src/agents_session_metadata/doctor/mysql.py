@@ -179,7 +179,10 @@ class MySQLInspection(Inspection):
         return not (is_cut or is_list) and super().keeps(column, actual)
 
     def text_problems(self, column: Column[Any]) -> list[str]:
-        return [*super().text_problems(column), *self._charset_problem(column)]
+        problems, collation = super().text_problems(column), self.text_of(column).collation
+        if not problems and collation and "bin" not in collation:
+            problems.append(f"has the collation {collation}, which ignores some characters")
+        return [*problems, *self._charset_problem(column)]
 
     def _charset_problem(self, column: Column[Any]) -> list[str]:
         charset = self.text_of(column).charset

@@ -109,10 +109,13 @@ class PostgreSQLInspection(Inspection):
         return f"CAST(:a AS {found.kind}) COLLATE {found.collation} = CAST(:b AS {found.kind})"
 
     def keeps(self, column: Column[Any], actual: Any) -> bool:
-        # The text without a collation is "char", which holds one byte.
-        is_text = kind_of(self.type_of(column)) is kind_of(actual) is str
-        is_byte = is_text and not self.text_of(column).collation
-        return not is_byte and super().keeps(column, actual)
+        # Types of text that have no room for any text, or no collation, such as "char".
+        is_text, found = (
+            kind_of(self.type_of(column)) is kind_of(actual) is str,
+            self.text_of(column),
+        )
+        is_other = is_text and not (found.length and found.collation)
+        return not is_other and super().keeps(column, actual)
 
     def text_problems(self, column: Column[Any]) -> list[str]:
         problems, found = super().text_problems(column), self.text_of(column)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Column, Connection, String, Table, inspect, text
+from sqlalchemy import Column, Connection, LargeBinary, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._dialect import qualified
+from agents_session_metadata.dialects._table_names import qualified_text
 from agents_session_metadata.errors import TablesMismatchError
 from agents_session_metadata.types import MAX_KEY_LENGTH
+from agents_session_metadata.values import SEARCH_KEY_BYTES
 
 from .tables import CORE, SessionTables
 
@@ -20,9 +21,12 @@ _ALIKE = {"A": "a", "a ": "a", "a\x01": "a", "01": "1"}
 _PROBLEMS = (
     *(f"does not distinguish {other!r} and {like!r}" for like, other in _ALIKE.items()),
     "does not hold every text",
-    "has a nondeterministic collation",
+    "has a collation that may take different texts for one",
     (_CHANGED := "changes texts that it stores"),
 )
+_NO_TEXT = "has a type that does not store every value as it is"
+_SEARCHED = ("search_key", "search_rest", "owner_key")
+"""The columns of bytes by which values are compared."""
 _IGNORES_SPACES = list(_ALIKE).index("a ")
 _NOT_FOUND = (
     "a session would not be found by the id that was read; change its type to VARCHAR by a "
@@ -42,6 +46,24 @@ MERGING = (
 """What is wrong with an index of `merging_indexes`."""
 
 
+class _Shape(NamedTuple):
+    """How a column stores and compares what it holds.
+
+    Attributes:
+        room: What `ShapeSQL` says.
+        collation: The name of its collation, if the database tells it.
+        problems: Which of `_PROBLEMS` it has.
+    """
+
+    room: int | None
+    collation: str
+    problems: Sequence[int]
+
+    def has(self, place: int, collation: str) -> bool:
+        """Whether it has one of the problems, by this collation."""
+        return bool(self.problems[place]) and self.collation == collation
+
+
 def check_columns(connection: Connection, *tables: Table) -> None:
     """Refuse tables that lack a column, at the beginning of a transaction.
 
@@ -55,7 +77,7 @@ def check_columns(connection: Connection, *tables: Table) -> None:
 
 def _can_select(connection: Connection, table: Table) -> bool:
     """Whether all columns can be selected, which takes a fraction of the time of reading them."""
-    name = qualified(connection, table)
+    name = qualified_text(connection, table)
     quote = connection.dialect.identifier_preparer.quote
     columns = ", ".join(f"t.{quote(column.name)}" for column in table.c)
     try:
@@ -106,33 +128,15 @@ def check_ids(
     present = [each for each in some if each.name not in missing]
     if tables.sessions not in present:
         return
-    ids = (column for table in present for column in table.c if _is_id(column))
-    columns = list(dict.fromkeys(ids))
-    rows = _described(connection, columns)
-    taken = {columns[index]: same for index, _, *same in rows}
-    rooms = {columns[index]: room for index, room, *_ in rows}
-    if of_sessions not in taken:
-        return  # It has another type, of which doctor tells.
+    found = _described(connection, [c for table in present for c in table.c if _is_compared(c)])
     if group == CORE and tables.metadata in present:
         for name, column_name in merging_indexes(connection, tables.metadata):
-            if column_name != of_sessions.name or not any(taken[of_sessions]):
+            if column_name != of_sessions.name or not any(found[of_sessions].problems):
                 problem = f"{tables.metadata.name} has the unique index {name}"
                 raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
-    for column, same in taken.items():
-        may_follow = column.name == of_sessions.name
-        for problem, is_so, is_allowed in zip(_PROBLEMS, same, taken[of_sessions], strict=True):
-            if is_so and not (may_follow and is_allowed and problem != _CHANGED):
-                cause = _NOT_FOUND if problem == _CHANGED else _NOT_APART
-                raise _mismatch(column, problem, cause)
-        room, needed = rooms[column], MAX_KEY_LENGTH
-        if room is None:
-            continue
-        if room < 0 and not (may_follow and taken[of_sessions][_IGNORES_SPACES]):
-            raise _mismatch(column, "cuts trailing spaces off", _NOT_APART)
-        if may_follow:
-            needed = min(needed, abs(rooms[of_sessions] or needed))
-        if abs(room) < needed:
-            raise _mismatch(column, f"holds {abs(room)} characters, not {needed}", _NOT_APART)
+    for column, shape in found.items():
+        parent = found[of_sessions] if column.name == of_sessions.name else None
+        _check_shape(column, shape, parent)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -144,10 +148,35 @@ def check_ids(
                 check_ids(connection, tables, other.name, absent)
 
 
-def _is_id(column: Column[Any]) -> bool:
-    """Whether rows are found by the text in a column."""
+def _is_compared(column: Column[Any]) -> bool:
+    """Whether rows are found by the id, the key or the search key in a column."""
+    if isinstance(column.type, LargeBinary):
+        return column.name in _SEARCHED
     is_text = isinstance(column.type, String)
     return column.name == "session_id" or (is_text and column.primary_key)
+
+
+def _check_shape(column: Column[Any], shape: _Shape, of_sessions: _Shape | None) -> None:
+    """Refuse a column, unless it is an id that only does as those of the sessions do."""
+    if shape.room == 0:
+        raise _mismatch(column, _NO_TEXT, _NOT_APART)
+    for place, (problem, is_so) in enumerate(zip(_PROBLEMS, shape.problems, strict=True)):
+        if is_so and problem == _CHANGED:
+            raise _mismatch(column, problem, _NOT_FOUND)
+        if is_so and not (of_sessions and of_sessions.has(place, shape.collation)):
+            raise _mismatch(column, problem, _NOT_APART)
+    if shape.room is None:
+        return
+    if shape.room < 0 and not (of_sessions and of_sessions.has(_IGNORES_SPACES, shape.collation)):
+        raise _mismatch(column, "cuts trailing spaces off", _NOT_APART)
+    needed, unit = MAX_KEY_LENGTH, "characters"
+    if isinstance(column.type, LargeBinary):
+        needed, unit = SEARCH_KEY_BYTES, "bytes"
+    elif of_sessions and of_sessions.room:
+        needed = min(needed, abs(of_sessions.room))
+    if abs(shape.room) < needed:
+        problem = f"holds {abs(shape.room)} {unit}, not {needed}"
+        raise _mismatch(column, problem, _NOT_APART)
 
 
 def _mismatch(column: Column[Any], problem: str, cause: str) -> TablesMismatchError:
@@ -155,27 +184,21 @@ def _mismatch(column: Column[Any], problem: str, cause: str) -> TablesMismatchEr
     return TablesMismatchError(name, f"{name}.{column.name} {problem}", cause=cause)
 
 
-def _described(connection: Connection, columns: Sequence[Column[Any]]) -> list[Any]:
-    """For each column: its number, its room, and which of `_PROBLEMS` it has.
-
-    The first column is that of the sessions, which is left out if it does not hold text.
-    """
+def _described(connection: Connection, columns: Sequence[Column[Any]]) -> dict[Column[Any], _Shape]:
+    """How columns store and compare what they hold, where another type than bytes may be told."""
+    shapes = dialect_of(connection.dialect).shapes
+    columns = [c for c in columns if shapes.bytes_room or not isinstance(c.type, LargeBinary)]
     parts = [_description(connection, *each) for each in enumerate(columns)]
     try:
-        return [*_execute(connection, " UNION ALL ".join(parts))]
+        rows = _execute(connection, " UNION ALL ".join(parts))
     except DBAPIError as error:
         _roll_back(connection, error)
-    found: list[Any] = []
-    for index, part in enumerate(parts):
-        try:
-            found += _execute(connection, part)
-        except DBAPIError as error:  # noqa: PERF203  # seldom
-            # A column of another type, of which doctor tells, hides no other one.
-            _roll_back(connection, error)
-            if index:
-                [[room]] = _execute(connection, f"SELECT {_room(connection, columns[index])}")
-                found.append((index, room, *[0] * len(_PROBLEMS)))
-    return found
+        for column in columns:
+            [[room]] = _execute(connection, f"SELECT {_room(connection, column)}")
+            if room == 0:  # It cannot be compared with texts.
+                raise _mismatch(column, _NO_TEXT, _NOT_APART) from None
+        raise
+    return {columns[index]: _Shape(room, name, same) for index, room, name, *same in rows}
 
 
 def _roll_back(connection: Connection, error: DBAPIError) -> None:
@@ -186,12 +209,15 @@ def _roll_back(connection: Connection, error: DBAPIError) -> None:
 
 
 def _description(connection: Connection, index: int, column: Column[Any]) -> str:
-    """A query for what `_described` tells of a column.
+    """A query for the number and the `_Shape` of a column.
 
     Its collation goes with the column into a query that has texts instead of the rows.
     """
+    room = _room(connection, column)
+    if isinstance(column.type, LargeBinary):
+        return f"SELECT {index}, {room}, ''{', 0' * len(_PROBLEMS)}"
     name = connection.dialect.identifier_preparer.quote(column.name)
-    table = qualified(connection, column.table)
+    table = qualified_text(connection, column.table)
     rows = f"SELECT t.{name} AS stored FROM {table} t WHERE 1 = 0"  # noqa: S608  # names
     texts = [f"SELECT '{each}'" for each in dict.fromkeys(_ALIKE.values())]
     same = (f"max(CASE WHEN stored = '{like}' THEN 1 ELSE 0 END)" for like in _ALIKE)
@@ -199,19 +225,20 @@ def _description(connection: Connection, index: int, column: Column[Any]) -> str
     lost = f"max({shapes.lost_text.format('stored')})"
     lost = f"CASE WHEN count(stored) < {len(texts)} THEN 1 ELSE {lost} END"
     more = (f"max({each.format('stored')})" for each in (shapes.loose_text, shapes.changed_text))
-    room = _room(connection, column)
     # Merged with the query around it, the texts would lose the collation.
     all_texts = f"{' UNION ALL '.join([rows, *texts])} LIMIT {len(texts)} OFFSET 0"
-    described = ", ".join((str(index), room, *same, lost, *more))
+    collation = f"max({shapes.collation.format('stored')})"
+    described = ", ".join((str(index), room, collation, *same, lost, *more))
     return f"SELECT {described} FROM ({all_texts}) texts_{index}"  # noqa: S608  # names
 
 
 def _room(connection: Connection, column: Column[Any]) -> str:
-    """An expression for how many characters a column has room for."""
+    """An expression for how many characters or bytes a column has room for."""
     dialect = dialect_of(connection.dialect)
     literal, schema = dialect.literal, connection.schema_for_object(column.table)
-    return dialect.shapes.room.format(
-        name=literal(qualified(connection, column.table)),
+    is_binary, shapes = isinstance(column.type, LargeBinary), dialect.shapes
+    return (shapes.bytes_room if is_binary else shapes.room).format(
+        name=literal(qualified_text(connection, column.table)),
         schema="database()" if schema is None else literal(schema),
         table=literal(column.table.name),
         column=literal(column.name),
