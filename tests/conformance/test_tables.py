@@ -301,6 +301,35 @@ async def test_missing_triggers_on_sqlite_are_named(tmp_path):
         await engine.dispose()
 
 
+async def test_a_sqlite_database_of_0_1_works_without_the_trigger_that_it_lacks(tmp_path, caplog):
+    url, name = f"sqlite+aiosqlite:///{tmp_path}/chat.db", "agent_sessions_metadata_after_update"
+    core = session_tables().group("core").triggers
+    engine = create_async_engine(url)
+    await create_by_hand(engine)
+    for trigger in core:
+        await raw.execute(engine, f"DROP TRIGGER {trigger.name}")
+        if trigger.name != name:
+            await raw.execute(engine, str(trigger.earlier().compile(engine)))
+    catalog = SessionCatalog(engine)
+    session = catalog.session("chat")
+    await check_everything(session)
+    assert f"trigger {name} is missing" in caplog.text
+    levels = {each.level for each in await diagnose(engine) if each.check == "triggers"}
+    assert levels == {"error", "warning"}
+    await raw.execute(
+        engine, "UPDATE agent_sessions SET session_id = 'new' WHERE session_id = 'chat'"
+    )
+    await SQLAlchemySession("chat", engine=engine).add_items([raw.message("hello")])
+    assert await session.get_metadata() == {}
+    await engine.dispose()
+    caplog.clear()
+    engine = create_async_engine(url)
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    assert caplog.text == ""
+    assert await raw.execute(engine, f"SELECT 1 FROM sqlite_master WHERE name = '{name}'")
+    await engine.dispose()
+
+
 async def test_an_upgrade_where_tables_exist_gets_the_triggers(tmp_path):
     engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
     try:

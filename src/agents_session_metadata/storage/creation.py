@@ -64,34 +64,47 @@ class Lacking(NamedTuple):
         names: The names of tables and triggers that are missing.
         withheld: Triggers that do not exist, and must not be created as long as rows that they
             would delete have no session.
+        added: Triggers that do not exist, and that version 0.1 did not create.
     """
 
     names: list[str]
     withheld: list[CreateTrigger]
+    added: list[CreateTrigger]
 
 
 def find_missing(
     connection: Connection, names: TableNames, groups: Iterable[str] = (CORE,)
 ) -> list[str]:
-    """The names of all tables and triggers of some groups that the database lacks."""
+    """The names of all tables and triggers of some groups that the database requires."""
     return find_lacking(connection, names, groups).names
 
 
 def find_lacking(connection: Connection, names: TableNames, groups: Iterable[str]) -> Lacking:
     """What the database lacks of some groups."""
-    tables, found = query_tables(names), Lacking([], [])
+    tables, found = query_tables(names), Lacking([], [], [])
     for group in map(tables.group, groups):
         existing = existing_tables(connection, tables, group.tables)
         missing, withheld = _absent_triggers(connection, group)
         found.names.extend(each.name for each in group.tables if each not in existing)
-        found.names.extend(trigger.name for trigger in missing)
         found.withheld.extend(withheld)
+        for trigger in missing:
+            if group.name == CORE and trigger.event == "UPDATE":
+                found.added.append(trigger)
+            else:
+                found.names.append(trigger.name)
     return found
 
 
-def warn_of_withheld(triggers: Iterable[CreateTrigger]) -> None:
+def warn_of_absent(lacking: Lacking) -> None:
     """Log what the triggers would do that do not exist and are not created."""
-    for trigger in triggers:
+    for trigger in lacking.added:
+        logger.warning(
+            "trigger %s is missing: rows of %s are lost if the id of a session changes. Use"
+            " create_tables=True, or run agent-sessions doctor",
+            trigger.name,
+            trigger.emptied.name,
+        )
+    for trigger in lacking.withheld:
         logger.warning(
             "trigger %s is missing, and is not created: rows of %s have no session, and it would"
             " delete them when their sessions are restored. Without it, a session that the plain"

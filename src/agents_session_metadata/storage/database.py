@@ -33,7 +33,7 @@ from .creation import (
     find_lacking,
     find_missing,
     groups_in_use,
-    warn_of_withheld,
+    warn_of_absent,
 )
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .renames import check_names
@@ -341,10 +341,6 @@ class Database(Generic[Q]):
 
         return await self.look(look)
 
-    async def find_missing(self) -> list[str]:
-        """The names of all tables and triggers that the database lacks, of the groups in use."""
-        return await self.look(self._find_missing)
-
     async def look(self, work: Callable[[Connection], T]) -> T:
         """Run work that only reads, and that can do without the tables."""
         return await self.retry(lambda: self._connect(work), prepare=False)
@@ -406,9 +402,6 @@ class Database(Generic[Q]):
         state.checked.clear()
         return True
 
-    def _find_missing(self, connection: Connection) -> list[str]:
-        return find_missing(connection, self.names, tuple({CORE: None, **self._state.checked}))
-
     async def _prepare(self, group: str) -> None:
         """Check the tables of a group, and create what is missing if that was asked for."""
 
@@ -416,8 +409,12 @@ class Database(Generic[Q]):
             if group == CORE:
                 self.dialect.check_settings(connection)
             check_columns(connection, *self.tables.group(group).tables)
-            missing, withheld = find_lacking(connection, self.names, (group,))
-            warn_of_withheld(withheld)
+            lacking = find_lacking(connection, self.names, (group,))
+            missing = lacking.names
+            if missing or self.create_tables:
+                missing += [trigger.name for trigger in lacking.added]
+                lacking.added.clear()
+            warn_of_absent(lacking)
             check_ids(connection, self.tables, group, missing)
             if group == CORE:
                 check_links(connection, self.tables)
