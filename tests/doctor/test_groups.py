@@ -8,6 +8,7 @@ from itertools import product
 
 import commands
 import pytest
+from agents.extensions.memory import SQLAlchemySession
 from conformance import raw
 from doctoring import (
     BY_APPLICATION,
@@ -342,10 +343,19 @@ async def test_titles_without_messages_are_healthy(engine):
 
 
 @pytest.mark.only_on("postgresql")  # Elsewhere, triggers have no functions.
-async def test_tables_that_moved_to_another_schema_get_their_functions(whole, shared_database):
-    """The recipe of the page on databases."""
+@pytest.mark.parametrize("kept", [True, False])
+async def test_tables_that_moved_to_another_schema_get_their_functions(
+    whole, shared_database, kept
+):
+    """The recipe of the page on databases; triggers stay when the last index is dropped."""
     engine = whole.engine
     await whole.create_index("owner_id")
+    if not kept:
+        for index in await whole.list_indexes():
+            if index.key != "$text":
+                await whole.drop_index(index.key)
+        for table in ("_words", "_words_queue", "_words_state"):
+            await raw.execute(engine, f"DELETE FROM {PREFIX}{table}")
     tables = await raw.table_names(engine)
     await raw.execute(engine, "CREATE SCHEMA app")
     for table in tables:
@@ -357,7 +367,11 @@ async def test_tables_that_moved_to_another_schema_get_their_functions(whole, sh
     with pytest.raises(DBAPIError, match=r"public\."):
         await catalog.create_session("new")
     await run(moved, printed(await problems(moved)))
-    await catalog.drop_index("$text")
+    if kept:
+        await catalog.drop_index("$text")
+    else:
+        assert await problems(moved) == []
+        await SQLAlchemySession("plain", engine=moved).add_items([raw.message("hello")])
     await catalog.create_index("$text")
     assert await problems(moved) == []
     await catalog.create_session("new", metadata={"title": "unheard"})

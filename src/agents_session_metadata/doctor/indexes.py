@@ -28,7 +28,7 @@ from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.activity_check import compare, needed_triggers
+from agents_session_metadata.storage.activity_check import activity_triggers, compare
 from agents_session_metadata.storage.definitions import TableGroup
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING
 from agents_session_metadata.storage.shapes import MERGING, merging_indexes
@@ -45,6 +45,7 @@ REQUEUED = 500
 """How many of them are queued again by one statement."""
 
 _CREATE = "agent-sessions index create '$text'"
+_MAY_FAIL = "there is no index, and writes can fail, or change an index of other tables"
 _AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
 
 
@@ -102,19 +103,23 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
         return
     indexes, entries = group.tables
     problem: str | None
-    triggers = needed_triggers(connection, tables)
+    states = connection.execute(
+        select(indexes.c.key, indexes.c.state).order_by(indexes.c.key)
+    ).all()
+    triggers = activity_triggers(connection, tables, [key for key, _ in states])
+    effect = "the activity index is not maintained"
+    if not states:
+        # They stay when the last index is dropped.
+        triggers, effect = _existing(inspection, triggers), _MAY_FAIL
     yield from _open(inspection, "activity", triggers)
     for trigger in triggers:
         create = inspection.typed(inspection.ways.triggers.create(trigger))
         problem = trigger_problem(inspection, trigger.plain, create)
         if problem is not None:
-            drop = inspection.ways.triggers.drop(trigger.schema, trigger.name, trigger.table)
             if trigger.plain in inspection.triggers:
-                create = (*inspection.typed([drop]), *create)
-            problem += ": the activity index is not maintained"
-            yield Finding("error", "activity", problem, create)
-    found = connection.execute(select(indexes.c.key, indexes.c.state).order_by(indexes.c.key))
-    for key, state in found.all():
+                create = (*_drop(inspection, trigger), *create)
+            yield Finding("error", "activity", f"{problem}: {effect}", create)
+    for key, state in states:
         if state != COMPLETE:
             yield Finding("warning", "activity", _unfinished(key, state))
             continue
@@ -143,16 +148,23 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         return
     words, queue, state = group.tables
     found = connection.execute(select(state.c.state).where(state.c.key == TEXT)).scalar()
-    if found is None and not inspection.is_filled(words) and not inspection.is_filled(queue):
-        return
+    triggers = word_triggers(connection, tables.tables, group)
+    if found is None:
+        for trigger in _existing(inspection, triggers):
+            create = inspection.typed(inspection.ways.triggers.create(trigger))
+            problem = trigger_problem(inspection, trigger.plain, create)
+            if problem is not None:
+                drop = _drop(inspection, trigger)
+                yield Finding("error", "words", f"{problem}: {_MAY_FAIL}", drop)
+        if not inspection.is_filled(words) and not inspection.is_filled(queue):
+            return
     if found != COMPLETE:
         yield Finding("warning", "words", _unfinished(TEXT, found))
     if found not in (COMPLETE, FILLING):
         return
-    triggers = word_triggers(connection, tables.tables, group)
     if found == FILLING:
         # Triggers that are missing are created when the index is continued.
-        triggers = [each for each in triggers if each.plain in inspection.triggers]
+        triggers = _existing(inspection, triggers)
     yield from _open(inspection, "words", triggers)
     for trigger in triggers:
         create = inspection.typed(inspection.ways.triggers.create(trigger))
@@ -180,6 +192,15 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         gone = or_(and_(~is_title, ~exists().where(item)), and_(is_title, ~exists().where(title)))
         yield from _extra(inspection, "words", table, gone)
     yield from _different(inspection, WordIndex(tables, inspection.ways))
+
+
+def _existing(inspection: Inspection, triggers: list[RowTrigger]) -> list[RowTrigger]:
+    return [each for each in triggers if each.plain in inspection.triggers]
+
+
+def _drop(inspection: Inspection, trigger: RowTrigger) -> tuple[str, ...]:
+    drop = inspection.ways.triggers.drop(trigger.schema, trigger.name, trigger.table)
+    return inspection.typed([drop])
 
 
 def _open(inspection: Inspection, check: str, triggers: list[RowTrigger]) -> Iterator[Finding]:

@@ -64,12 +64,6 @@ def compare(connection: Connection, tables: SessionTables, key: str) -> Differen
     return Difference(wrong, missing, (*repair, *(adding if missing else ())))
 
 
-def needed_triggers(connection: Connection, tables: SessionTables) -> list[RowTrigger]:
-    """The triggers that the indexes need; none if there is no index."""
-    keys = connection.scalars(select(tables.group(ACTIVITY)["_indexes"].c.key)).all()
-    return activity_triggers(connection, tables, keys) if keys else []
-
-
 def activity_triggers(
     connection: Connection, tables: SessionTables, keys: Iterable[str]
 ) -> list[RowTrigger]:
