@@ -703,6 +703,86 @@ async def test_a_table_with_a_percent_sign_in_its_name_by_psycopg(shared_databas
     await engine.dispose()
 
 
+async def drop_primary_key(engine, table: str) -> None:
+    """Let a table have no primary key, and foreign keys to it be gone where they need one."""
+    if engine.dialect.name == "postgresql":
+        name = f"{table}_pkey"
+        await raw.execute(engine, f"ALTER TABLE {table} DROP CONSTRAINT {name} CASCADE")
+        return
+    if engine.dialect.name == "mysql":
+        # An index that is not unique is enough for the foreign keys that lead to the table.
+        [[first]] = await raw.execute(
+            engine,
+            "SELECT group_concat(concat('`', column_name, '`') ORDER BY seq_in_index)"
+            " FROM information_schema.statistics WHERE table_schema = database()"
+            f" AND table_name = '{table}' AND index_name = 'PRIMARY'",
+        )
+        await raw.execute(
+            engine, f"ALTER TABLE {table} DROP PRIMARY KEY, ADD INDEX no_key ({first})"
+        )
+        return
+    [[made]] = await raw.execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
+    )
+    triggers = await raw.execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
+    )
+    changed = re.sub(r"PRIMARY KEY \(.*?\)", "CHECK (1)", made).replace("WITHOUT ROWID", "")
+    assert changed != made
+    for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
+        await raw.execute(engine, statement)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "agent_sessions",
+        "agent_sessions_metadata",
+        "agent_sessions_metadata_elements",
+        PAUSED,
+        ITEMS,
+        "agent_sessions_metadata_attachments",
+    ],
+)
+async def test_tables_that_can_have_two_rows_of_one_key(shared_database: Database, table):
+    """After a change of the owner, the former one would find the other row."""
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    await drop_primary_key(engine, table)
+    catalog = SessionCatalog(shared_database.engine())
+    if table == PAUSED:
+        work = PausedRuns(catalog).get("x")
+    elif table in (ITEMS, "agent_sessions_metadata_attachments"):
+        work = CatalogStore(catalog, scope=None).delete_attachment("none", None)
+    else:
+        work = catalog.create_session("x", metadata={"owner_id": "u1"})
+    with pytest.raises(TablesMismatchError, match=rf"{table} has no primary key \("):
+        await work
+    problem = f"the primary key of {table} is not"
+    errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
+    assert any(each.startswith(problem) for each in errors)
+
+
+async def test_a_unique_index_may_be_in_the_place_of_a_primary_key(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await drop_primary_key(engine, "agent_sessions_metadata")
+    key = engine.dialect.identifier_preparer.quote("key")
+    await raw.execute(
+        engine, f"CREATE UNIQUE INDEX own ON agent_sessions_metadata ({key}, session_id)"
+    )
+    if engine.dialect.name == "mysql":
+        with pytest.raises(TablesMismatchError, match="unique index own"):
+            await SessionCatalog(shared_database.engine()).create_session("x")
+        return
+    session = await SessionCatalog(shared_database.engine()).create_session("x", metadata={"a": 1})
+    await session.set_metadata({"a": 2})
+    assert await session.get_metadata() == {"a": 2}
+
+
 @pytest.mark.only_on("sqlite")
 async def test_a_trigger_that_would_end_the_paused_run_of_another_session(
     shared_database: Database,

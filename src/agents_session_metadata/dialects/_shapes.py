@@ -12,6 +12,8 @@ class ShapeSQL:
     Attributes:
         merging_indexes: A query for indexes, with columns, by which an upsert of metadata can take
             another row.
+        unique_keys: A query for the unique indexes of all rows of a table, with each of their
+            columns, or NULL for a part of one or an expression.
         collation: The name of the collation of the text `{}`, if the database tells it.
         loose_text: 1 if the text `{}` has a collation that may take different texts for one, else
             0.
@@ -27,6 +29,7 @@ class ShapeSQL:
     """
 
     merging_indexes: str
+    unique_keys: str
     collation: str = "''"
     loose_text: str = "0"
     changed_text: str = "0"
@@ -41,6 +44,10 @@ SQLITE = ShapeSQL(
         ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
         " AND upper(c.coll) <> 'BINARY' AND c.name IN ('session_id', 'key')"
     ),
+    unique_keys=(
+        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
+        ' JOIN pragma_index_info(i.name, :schema) c WHERE i."unique" AND NOT i.partial'
+    ),
     # A column of a numeric type stores 01 as the number 1.
     changed_text="CASE WHEN {} = '01' THEN 1 ELSE 0 END",
 )
@@ -52,6 +59,13 @@ POSTGRESQL = ShapeSQL(
         " JOIN pg_collation l ON l.oid = u.collation_oid AND NOT l.collisdeterministic"
         " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[u.place - 1]"
         " WHERE i.indisunique AND a.attname IN ('session_id', 'key') AND i.indrelid"
+        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
+    ),
+    unique_keys=(
+        "SELECT CAST(i.indexrelid AS text), a.attname FROM pg_index i CROSS JOIN generate_series"
+        "(0, i.indnkeyatts - 1) AS k (place) LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid"
+        " AND a.attnum = i.indkey[k.place] AND a.attnum > 0"
+        " WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indrelid"
         " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
     ),
     loose_text=(
@@ -82,6 +96,12 @@ MYSQL = ShapeSQL(
         " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
         " AND non_unique = 0 GROUP BY index_name"
         " HAVING index_name <> 'PRIMARY' OR count(*) < 2 OR count(sub_part) > 0"
+    ),
+    unique_keys=(
+        "SELECT index_name, CASE WHEN sub_part IS NULL THEN column_name END"
+        " FROM information_schema.statistics"
+        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " AND non_unique = 0"
     ),
     lost_text=(
         "CASE WHEN charset({}) IN ('utf8mb4', 'utf16', 'utf16le', 'utf32', 'binary') THEN 0"

@@ -39,6 +39,10 @@ _NOT_APART = (
     "one session could then change what belongs to another one; give the column the type and "
     "collation that `agent-sessions ddl` shows"
 )
+_EQUAL_ROWS = (
+    "there could be two rows for one session, key or run, and a change of one would leave the "
+    "other; add the key"
+)
 MERGING = (
     "a write replaces the row that the index takes for the same, which can belong to another "
     "session; drop the index, or make it not unique"
@@ -104,15 +108,18 @@ def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str
 
     Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
-    query = text(dialect_of(connection.dialect).shapes.merging_indexes)
+    return _of_table(connection, table, dialect_of(connection.dialect).shapes.merging_indexes)
+
+
+def _of_table(connection: Connection, table: Table, query: str) -> list[tuple[str, str]]:
     names = {"name": table.name, "schema": connection.schema_for_object(table)}
-    return [(index, column) for index, column in connection.execute(query, names)]
+    return [(index, column) for index, column in connection.execute(text(query), names)]
 
 
 def check_ids(
     connection: Connection, tables: SessionTables, group: str, missing: Container[str]
 ) -> None:
-    """Refuse tables in which two sessions have one id, or two metadata keys are one.
+    """Refuse tables in which two sessions have one id, or one has two rows, and so for keys.
 
     Args:
         connection: The connection.
@@ -137,6 +144,8 @@ def check_ids(
     for column, shape in found.items():
         parent = found[of_sessions] if column.name == of_sessions.name else None
         _check_shape(column, shape, parent)
+    for table in present:
+        _check_key(connection, table)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -154,6 +163,20 @@ def _is_compared(column: Column[Any]) -> bool:
         return column.name in _SEARCHED
     is_text = isinstance(column.type, String)
     return column.name == "session_id" or (is_text and column.primary_key)
+
+
+def _check_key(connection: Connection, table: Table) -> None:
+    """Refuse a table that can have two rows with the same ids and keys."""
+    key = table.primary_key.columns
+    if not any(map(_is_compared, key)):
+        return
+    indexes: dict[str, set[str]] = {}
+    query = dialect_of(connection.dialect).shapes.unique_keys
+    for index, column in _of_table(connection, table, query):
+        indexes.setdefault(index, set()).add(column)
+    if set(key.keys()) not in indexes.values():
+        problem = f"{table.name} has no primary key ({', '.join(key.keys())})"
+        raise TablesMismatchError(table.name, problem, cause=_EQUAL_ROWS)
 
 
 def _check_shape(column: Column[Any], shape: _Shape, of_sessions: _Shape | None) -> None:
