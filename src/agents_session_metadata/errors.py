@@ -297,6 +297,7 @@ class TablesMismatchError(TablesMissingError):
         tables: The name of the table that is missing, to which the others do not refer, that seems
             to be a copy, whose triggers have other names or are on another table, or whose columns
             are wrong.
+        problem: What is wrong, and what to do about it.
     """
 
     def __init__(
@@ -307,8 +308,9 @@ class TablesMismatchError(TablesMissingError):
             "a table was renamed or dropped, or the name of a table is misspelled; restore the "
             "table, or pass the right names"
         )
+        self.problem: str = f"{problem}: {cause}"
         advice = "`agent-sessions doctor` shows more" + (f"; {more}" if more else "")
-        super(TablesMissingError, self).__init__(f"{problem}: {cause}; {advice}")
+        super(TablesMissingError, self).__init__(f"{self.problem}; {advice}")
 
 
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):

@@ -432,16 +432,7 @@ async def test_a_number_of_the_application_that_the_server_gives(shared_database
 async def ignore_case(engine, table: str, column: str) -> None:
     """Let a column of a table ignore case; its triggers stay, and its foreign keys go."""
     if engine.dialect.name == "sqlite":
-        [[made]] = await raw.execute(
-            engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
-        )
-        triggers = await raw.execute(
-            engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
-        )
-        changed = re.sub(rf"\b{column} VARCHAR\S*", r"\g<0> COLLATE NOCASE", made, count=1)
-        assert changed != made
-        for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
-            await raw.execute(engine, statement)
+        await alter_on_sqlite(engine, table, rf"\b{column} VARCHAR[^ ,]*", r"\g<0> COLLATE NOCASE")
         return
     await retype(engine, table, column, LOOSE["mysql"])
 
@@ -703,6 +694,20 @@ async def test_a_table_with_a_percent_sign_in_its_name_by_psycopg(shared_databas
     await engine.dispose()
 
 
+async def alter_on_sqlite(engine, table: str, old: str, new: str) -> None:
+    """Make a table again with another definition; its triggers stay."""
+    [[made]] = await raw.execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
+    )
+    triggers = await raw.execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
+    )
+    changed = re.sub(old, new, made, count=1, flags=re.DOTALL)
+    assert changed != made
+    for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
+        await raw.execute(engine, statement)
+
+
 async def drop_primary_key(engine, table: str) -> None:
     """Let a table have no primary key, and foreign keys to it be gone where they need one."""
     if engine.dialect.name == "postgresql":
@@ -721,16 +726,9 @@ async def drop_primary_key(engine, table: str) -> None:
             engine, f"ALTER TABLE {table} DROP PRIMARY KEY, ADD INDEX no_key ({first})"
         )
         return
-    [[made]] = await raw.execute(
-        engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
+    await alter_on_sqlite(
+        engine, table, r"PRIMARY KEY \(.*?\)(.*?)(WITHOUT ROWID\s*)?$", "CHECK (1))"
     )
-    triggers = await raw.execute(
-        engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
-    )
-    changed = re.sub(r"PRIMARY KEY \(.*?\)", "CHECK (1)", made).replace("WITHOUT ROWID", "")
-    assert changed != made
-    for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
-        await raw.execute(engine, statement)
 
 
 @pytest.mark.parametrize(
@@ -766,6 +764,185 @@ async def test_tables_that_can_have_two_rows_of_one_key(shared_database: Databas
     assert any(each.startswith(problem) for each in errors)
 
 
+CLAUSES = {
+    "agent_sessions": "UNIQUE (session_id COLLATE NOCASE) ON CONFLICT REPLACE",
+    "agent_messages": "UNIQUE (message_data)\n on /* own */ conflict -- own\n ignore",
+    "agent_sessions_metadata": 'UNIQUE ("key", value) ON CONFLICT REPLACE',
+    "agent_sessions_metadata_elements": "UNIQUE (search_key)ON CONFLICT REPLACE",
+    PAUSED: "UNIQUE (item_count) ON CONFLICT REPLACE",
+    ITEMS: "UNIQUE (item_id) ON CONFLICT IGNORE",
+    "agent_sessions_metadata_usage": "UNIQUE (day, agent) ON CONFLICT REPLACE",
+}
+
+
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("table", list(CLAUSES))
+async def test_keys_that_replace_rows_or_leave_them_out(shared_database: Database, table):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    await first.usage()
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    end = r"\s*\)\s*(WITHOUT ROWID\s*)?$"
+    await alter_on_sqlite(engine, table, end, f", {CLAUSES[table]})")
+    catalog = SessionCatalog(shared_database.engine())
+    work = catalog.usage() if table.endswith("_usage") else catalog.create_session("x")
+    with pytest.raises(TablesMismatchError, match=f"{table} has a key with ON CONFLICT"):
+        await work
+    errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
+    assert any(f"{table} has a key with ON CONFLICT" in each for each in errors)
+
+
+@pytest.mark.only_on("sqlite")
+async def test_a_default_in_the_place_of_null_does_no_harm(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    clause = "NOT NULL ON CONFLICT REPLACE DEFAULT 'ON CONFLICT REPLACE'"
+    await alter_on_sqlite(
+        engine,
+        "agent_sessions",
+        "session_id VARCHAR NOT NULL",
+        f"own TEXT {clause}, session_id VARCHAR NOT NULL",
+    )
+    catalog = SessionCatalog(shared_database.engine())
+    assert (await catalog.create_session("x")).session_id == "x"
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    ("table", "columns"),
+    [
+        (PAUSED, "item_count"),
+        (ITEMS, "item_id"),
+        ("agent_sessions_metadata_elements", "`key`, search_key"),
+        ("agent_sessions_metadata_activity", "`key`, search_key"),
+    ],
+)
+async def test_unique_indexes_by_which_an_upsert_takes_another_row(
+    shared_database: Database, table, columns
+):
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    await first.create_index("owner_id")
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    await raw.execute(engine, f"ALTER TABLE {table} ADD UNIQUE own ({columns})")
+    catalog = SessionCatalog(shared_database.engine())
+    if table == PAUSED:
+        work = PausedRuns(catalog).get("x")
+    elif table == ITEMS:
+        work = CatalogStore(catalog, scope=None).delete_attachment("none", None)
+    else:
+        work = catalog.list_sessions({"owner_id": "u1"})
+    with pytest.raises(TablesMismatchError, match=f"{table} has the unique index own"):
+        await work
+    errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
+    assert any(f"{table} has the unique index own" in each for each in errors)
+
+
+@pytest.mark.only_on("mariadb")
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [
+        ("agent_sessions_metadata", "value"),
+        (PAUSED, "details"),
+        ("agent_sessions_metadata_usage", "owner_id"),
+        ("agent_sessions_metadata_attachments", "owner"),
+    ],
+)
+async def test_values_of_a_character_set_that_lacks_characters(
+    shared_database: Database, table, column
+):
+    """Where the server is not strict, two owners would become one."""
+    engine = shared_database.engine()
+    first = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(first).list()
+    await first.usage()
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
+    await raw.execute(engine, f"ALTER TABLE {table} MODIFY {column} LONGTEXT CHARACTER SET latin1")
+    catalog = SessionCatalog(shared_database.engine())
+    if table == PAUSED:
+        work = PausedRuns(catalog).get("x")
+    elif column == "owner":
+        work = CatalogStore(catalog, scope=None).delete_attachment("none", None)
+    else:
+        work = catalog.usage() if column == "owner_id" else catalog.create_session("x")
+    with pytest.raises(TablesMismatchError, match=f"{table}.{column} holds characters of latin1"):
+        await work
+    errors = [each.problem for each in await diagnose(engine) if each.level == "error"]
+    assert any(f"{table}.{column} holds characters of latin1" in each for each in errors)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_domains_of_texts_are_as_good_as_texts(shared_database: Database):
+    engine = shared_database.engine()
+    await raw.create_sdk_tables(engine)
+    await raw.execute(engine, "CREATE DOMAIN inner_id AS TEXT")
+    await raw.execute(engine, "CREATE DOMAIN outer_id AS inner_id NOT NULL")
+    for table in ("agent_messages", "agent_sessions"):
+        await retype(engine, table, "session_id", "outer_id")
+    catalog = SessionCatalog(engine, create_tables=True)
+    await PausedRuns(catalog).list()
+    await retype(engine, "agent_sessions_metadata", "session_id", "inner_id")
+    session = await catalog.create_session("x", metadata={"tags": ["a"]})
+    await session.add_items([raw.message("hello")])
+    assert [each.problem for each in await diagnose(engine) if each.level == "error"] == []
+
+
+@pytest.mark.only_on("postgresql")
+async def test_bytes_of_another_type(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    await raw.execute(engine, "ALTER TABLE agent_sessions_metadata ALTER search_rest TYPE text")
+    with pytest.raises(TablesMismatchError, match=r"_metadata\.search_rest has a type that"):
+        await SessionCatalog(shared_database.engine()).create_session("x")
+
+
+@pytest.mark.only_on("postgresql")
+async def test_a_foreign_key_whose_name_another_one_has(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).create_session("x", metadata={"a": 1})
+    key, table = "agent_sessions_metadata_session_fk", "agent_sessions_metadata"
+    for change in (
+        f"DROP CONSTRAINT {key}",
+        "ADD own VARCHAR",
+        f"ADD CONSTRAINT {key} FOREIGN KEY (own) REFERENCES agent_sessions",
+    ):
+        await raw.execute(engine, f"ALTER TABLE {table} {change}")
+    [finding] = [each for each in await diagnose(engine) if each.level == "error"]
+    for statement in finding.repair:
+        await raw.execute(engine, statement)
+    assert [each.problem for each in await diagnose(engine) if each.level == "error"] == []
+
+
+@pytest.mark.only_on("mariadb")
+async def test_doctor_reports_what_no_other_check_finds(shared_database: Database):
+    engine = shared_database.engine()
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_index("$text")
+    await ignore_case(engine, "agent_sessions_metadata_words_state", "session_id")
+    [finding] = [each for each in await diagnose(engine) if each.level == "error"]
+    assert "words_state.session_id does not distinguish" in finding.problem
+    assert "shows more" not in finding.problem
+
+
+@pytest.mark.only_on("mariadb")
+async def test_a_primary_key_of_the_first_characters(shared_database: Database):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    table = "agent_sessions_metadata_elements"
+    await raw.execute(
+        engine,
+        f"ALTER TABLE {table} DROP PRIMARY KEY, ADD PRIMARY KEY (session_id, `key`(1), position)",
+    )
+    with pytest.raises(TablesMismatchError, match=f"{table} has the unique index PRIMARY"):
+        await SessionCatalog(shared_database.engine()).create_session("x")
+    assert any(each.level == "error" for each in await diagnose(engine))
+
+
 async def test_a_unique_index_may_be_in_the_place_of_a_primary_key(shared_database: Database):
     engine = shared_database.engine()
     await SessionCatalog(engine, create_tables=True).count_sessions()
@@ -774,10 +951,6 @@ async def test_a_unique_index_may_be_in_the_place_of_a_primary_key(shared_databa
     await raw.execute(
         engine, f"CREATE UNIQUE INDEX own ON agent_sessions_metadata ({key}, session_id)"
     )
-    if engine.dialect.name == "mysql":
-        with pytest.raises(TablesMismatchError, match="unique index own"):
-            await SessionCatalog(shared_database.engine()).create_session("x")
-        return
     session = await SessionCatalog(shared_database.engine()).create_session("x", metadata={"a": 1})
     await session.set_metadata({"a": 2})
     assert await session.get_metadata() == {"a": 2}

@@ -10,11 +10,13 @@ from typing import Any
 from sqlalchemy import Column, Index, MetaData, Table, UniqueConstraint
 from sqlalchemy.schema import CreateColumn
 
+from agents_session_metadata.errors import TablesMismatchError
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.belonging import destroys, renamed_elements, written_tables
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.renames import RenamedTrigger, names_of, taken
+from agents_session_metadata.storage.shapes import check_ids
 from agents_session_metadata.storage.tables import DropTrigger
 from agents_session_metadata.storage.words import WORDS
 
@@ -76,7 +78,19 @@ def check(inspection: Inspection) -> list[Finding]:
                 found.append(finding.repaired_above())
             else:
                 found.append(finding)
+    if not any(finding.level == "error" for finding in found):
+        found += _refused(inspection)
     return found
+
+
+def _refused(inspection: Inspection) -> Iterator[Finding]:
+    """What every use of the tables refuses, if no other check finds an error."""
+    for group in inspection.groups:
+        missing = {each.name for each in group.tables} - inspection.existing
+        try:
+            check_ids(inspection.connection, inspection.tables, group.name, missing)
+        except TablesMismatchError as error:
+            yield Finding("error", "tables", error.problem)
 
 
 def _versions(inspection: Inspection) -> Iterator[Finding]:

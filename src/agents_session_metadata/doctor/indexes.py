@@ -31,7 +31,12 @@ from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_check import activity_triggers, compare
 from agents_session_metadata.storage.definitions import TableGroup
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING
-from agents_session_metadata.storage.shapes import MERGING, merging_indexes
+from agents_session_metadata.storage.shapes import (
+    CONFLICTS,
+    MERGING,
+    conflict_problem,
+    merging_indexes,
+)
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
 
@@ -50,12 +55,14 @@ _AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
 
 
 def check_merging(inspection: Inspection) -> Iterator[Finding]:
-    """Unique indexes by which a write could change the row of another session."""
-    metadata = inspection.expected.metadata
-    if metadata in inspection.present:
-        for name, _ in merging_indexes(inspection.connection, metadata):
-            problem = f"{metadata.name} has the unique index {name}: {MERGING}"
-            yield Finding("error", "indexes", problem)
+    """Keys by which a write could change or replace the row of another session."""
+    for table in inspection.present:
+        if clause := conflict_problem(inspection.connection, table):
+            yield Finding("error", "indexes", f"{clause}: {CONFLICTS}")
+        if table in inspection.own:
+            for name, _ in merging_indexes(inspection.connection, table):
+                problem = f"{table.name} has the unique index {name}: {MERGING}"
+                yield Finding("error", "indexes", problem)
 
 
 def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) -> str | None:

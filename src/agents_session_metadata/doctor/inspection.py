@@ -109,7 +109,11 @@ class Inspection:
             self.indexes[name] += [each for each in found if each not in self.indexes[name]]
         self.texts: dict[tuple[str, str], TextColumn] = self.read_texts()
         self._ignored: dict[str, list[str]] = {}
-        self._avoid_taken_names()
+        # Indexes and constraints get other names if something else has theirs.
+        names_taken = {name for name, _ in self.ways.taken_names(connection, self.tables.sessions)}
+        for table in self.wanted:
+            its = (*self.indexes.get(table.name, ()), *self.foreign_keys.get(table.name, ()))
+            avoid_names(table, names_taken | {each["name"] for each in its})
 
     def finding(
         self, check: str, problem: str, repair: Statements = (), level: Level = "error"
@@ -121,12 +125,6 @@ class Inspection:
         """The columns, indexes or constraints of the tables, by table."""
         read = getattr(self.inspector, f"get_{what}")
         return {table.name: list(read(table.name, schema=self.schema)) for table in self.present}
-
-    def _avoid_taken_names(self) -> None:
-        """Give other names to indexes and constraints whose name something else has."""
-        names = {name for name, _ in self.ways.taken_names(self.connection, self.tables.sessions)}
-        for table in self.wanted:
-            avoid_names(table, names | {each["name"] for each in self.indexes.get(table.name, ())})
 
     @property
     def core(self) -> tuple[Table, ...]:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from sqlalchemy import TEXT, VARCHAR, Column, Connection, Table
+from sqlalchemy.dialects.postgresql import DOMAIN
 
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.tables import TableNames
@@ -51,8 +52,10 @@ class PostgreSQLInspection(Inspection):
             " c.collname, c.collisdeterministic, k.nspname, t.typname FROM pg_attribute a"
             " JOIN pg_collation c ON c.oid = a.attcollation"
             " JOIN pg_namespace n ON n.oid = c.collnamespace"
-            " JOIN pg_type d ON d.oid = a.atttypid"
-            " JOIN pg_type t ON t.oid = COALESCE(NULLIF(d.typbasetype, 0), d.oid)"
+            # What its domain, and the domain of that, is made of.
+            " JOIN pg_type t ON t.oid = (WITH RECURSIVE d (kind, base) AS (SELECT oid, typbasetype"
+            " FROM pg_type WHERE oid = a.atttypid UNION ALL SELECT b.oid, b.typbasetype FROM d"
+            " JOIN pg_type b ON b.oid = d.base) SELECT kind FROM d WHERE base = 0)"
             " JOIN pg_namespace k ON k.oid = t.typnamespace"
             " WHERE a.attrelid = to_regclass(:name) AND NOT a.attisdropped"
         )
@@ -67,6 +70,13 @@ class PostgreSQLInspection(Inspection):
                 found[table.name, column] = TextColumn(
                     room, collation, is_exact=is_exact, kind=kind
                 )
+        return found
+
+    def reflected(self, what: str) -> dict[str, Any]:
+        found = super().reflected(what)
+        for column in (each for of_table in found.values() for each in of_table):
+            while isinstance(column.get("type"), DOMAIN):
+                column["type"] = column["type"].data_type
         return found
 
     @cached_property

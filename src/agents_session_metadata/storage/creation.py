@@ -95,8 +95,21 @@ def find_lacking(connection: Connection, names: TableNames, groups: Iterable[str
     return found
 
 
-def warn_of_absent(lacking: Lacking) -> None:
-    """Log what the triggers would do that do not exist and are not created."""
+def find_wanted(
+    connection: Connection, names: TableNames, group: str, *, creates: bool
+) -> list[str]:
+    """The names of what a group lacks and needs; log what triggers would do that stay absent.
+
+    Args:
+        connection: The connection.
+        names: The names of the tables.
+        group: The name of the group.
+        creates: Whether what is missing is created.
+    """
+    lacking = find_lacking(connection, names, (group,))
+    if lacking.names or creates:
+        lacking.names.extend(trigger.name for trigger in lacking.added)
+        lacking.added.clear()
     for trigger in lacking.added:
         logger.warning(
             "trigger %s is missing: rows of %s are lost if the id of a session changes. Use"
@@ -112,6 +125,7 @@ def warn_of_absent(lacking: Lacking) -> None:
             trigger.name,
             trigger.emptied.name,
         )
+    return lacking.names
 
 
 def existing_tables(

@@ -27,13 +27,13 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
+from .activity import ACTIVITY
 from .belonging import check_beside, check_copies, check_links, check_not_renamed
 from .creation import (
     create_missing,
-    find_lacking,
     find_missing,
+    find_wanted,
     groups_in_use,
-    warn_of_absent,
 )
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
 from .renames import check_names
@@ -409,13 +409,7 @@ class Database(Generic[Q]):
             if group == CORE:
                 self.dialect.check_settings(connection)
             check_columns(connection, *self.tables.group(group).tables)
-            lacking = find_lacking(connection, self.names, (group,))
-            missing = lacking.names
-            if missing or self.create_tables:
-                missing += [trigger.name for trigger in lacking.added]
-                lacking.added.clear()
-            warn_of_absent(lacking)
-            check_ids(connection, self.tables, group, missing)
+            missing = find_wanted(connection, self.names, group, creates=self.create_tables)
             if group == CORE:
                 check_links(connection, self.tables)
                 check_beside(connection, self.tables, missing)
@@ -423,11 +417,14 @@ class Database(Generic[Q]):
                 check_not_renamed(connection, self.tables, missing)
                 check_copies(connection, self.tables)
                 check_names(connection, self.tables, group, missing)
-                if not self.create_tables:
-                    tables = {table.name for table in self.tables.group(group).tables}
-                    raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
+            check_ids(connection, self.tables, group, missing)
+            if missing and not self.create_tables:
+                tables = {table.name for table in self.tables.group(group).tables}
+                raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
+            if missing:
                 create_missing(connection, self.names, group)
-            self._state.indexes.look(connection, self.tables)
+            if self._state.indexes.look(connection, self.tables) and group == CORE:
+                check_ids(connection, self.tables, ACTIVITY, ())  # Triggers write to it.
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
             connection.commit()
 

@@ -9,6 +9,7 @@ from sqlalchemy import Column, Connection, LargeBinary, String, Table, inspect, 
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._shapes import replaces_rows
 from agents_session_metadata.dialects._table_names import qualified_text
 from agents_session_metadata.errors import TablesMismatchError
 from agents_session_metadata.types import MAX_KEY_LENGTH
@@ -38,6 +39,15 @@ _MADE_BY_OTHERS = (
 _NOT_APART = (
     "one session could then change what belongs to another one; give the column the type and "
     "collation that `agent-sessions ddl` shows"
+)
+CONFLICTS = (
+    "a write could delete a row of another session, or be lost; make the table again without this "
+    "clause"
+)
+"""What is wrong with a `conflict_problem`."""
+_LOST = (
+    "a server that is not strict stores question marks instead of other characters; give the "
+    "column the character set utf8mb4 by a migration of your own"
 )
 _EQUAL_ROWS = (
     "there could be two rows for one session, key or run, and a change of one would leave the "
@@ -108,7 +118,32 @@ def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str
 
     Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
-    return _of_table(connection, table, dialect_of(connection.dialect).shapes.merging_indexes)
+    query = dialect_of(connection.dialect).shapes.merging_indexes
+    if query:
+        return _of_table(connection, table, query)
+    key = set(table.primary_key.columns.keys())
+    return [(name, "") for name, columns in _keys(connection, table).items() if not key <= columns]
+
+
+def _keys(connection: Connection, table: Table) -> dict[str, set[str]]:
+    """The unique indexes of a table, each with its columns."""
+    found: dict[str, set[str]] = {}
+    query = dialect_of(connection.dialect).shapes.unique_keys
+    for index, column in _of_table(connection, table, query):
+        found.setdefault(index, set()).add(column)
+    return found
+
+
+def conflict_problem(connection: Connection, table: Table) -> str | None:
+    """Which clause lets a table replace rows, or leave some out, without an error."""
+    query = dialect_of(connection.dialect).shapes.table_sql
+    if not query:
+        return None
+    schema = connection.schema_for_object(table) or "main"
+    query = query.format(schema=connection.dialect.identifier_preparer.quote(schema))
+    made = connection.scalar(text(query), {"name": table.name})
+    is_so = made is not None and replaces_rows(made)
+    return f"{table.name} has a key with ON CONFLICT REPLACE or IGNORE" if is_so else None
 
 
 def _of_table(connection: Connection, table: Table, query: str) -> list[tuple[str, str]]:
@@ -136,16 +171,17 @@ def check_ids(
     if tables.sessions not in present:
         return
     found = _described(connection, [c for table in present for c in table.c if _is_compared(c)])
-    if group == CORE and tables.metadata in present:
-        for name, column_name in merging_indexes(connection, tables.metadata):
-            if column_name != of_sessions.name or not any(found[of_sessions].problems):
-                problem = f"{tables.metadata.name} has the unique index {name}"
-                raise TablesMismatchError(tables.metadata.name, problem, cause=MERGING)
     for column, shape in found.items():
         parent = found[of_sessions] if column.name == of_sessions.name else None
         _check_shape(column, shape, parent)
     for table in present:
-        _check_key(connection, table)
+        if problem := conflict_problem(connection, table):
+            raise TablesMismatchError(table.name, problem, cause=CONFLICTS)
+        if table not in (tables.sessions, tables.messages):
+            _check_merging(connection, table, ids_merge=any(found[of_sessions].problems))
+            _check_characters(connection, table)
+        if any(map(_is_compared, table.primary_key)):
+            _check_key(connection, table)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -165,17 +201,28 @@ def _is_compared(column: Column[Any]) -> bool:
     return column.name == "session_id" or (is_text and column.primary_key)
 
 
+def _check_merging(connection: Connection, table: Table, *, ids_merge: bool) -> None:
+    """Refuse unique indexes by which a write takes a row for another one."""
+    for name, column in merging_indexes(connection, table):
+        if column != "session_id" or not ids_merge:
+            problem = f"{table.name} has the unique index {name}"
+            raise TablesMismatchError(table.name, problem, cause=MERGING)
+
+
+def _check_characters(connection: Connection, table: Table) -> None:
+    """Refuse a table in which the characters of a value can be lost without an error."""
+    query = dialect_of(connection.dialect).shapes.lossy_columns
+    for name, charset in _of_table(connection, table, query) if query else ():
+        if name in table.c and name != "session_id":
+            problem = f"holds characters of {charset} only"
+            raise _mismatch(table.c[name], problem, _LOST)
+
+
 def _check_key(connection: Connection, table: Table) -> None:
     """Refuse a table that can have two rows with the same ids and keys."""
-    key = table.primary_key.columns
-    if not any(map(_is_compared, key)):
-        return
-    indexes: dict[str, set[str]] = {}
-    query = dialect_of(connection.dialect).shapes.unique_keys
-    for index, column in _of_table(connection, table, query):
-        indexes.setdefault(index, set()).add(column)
-    if set(key.keys()) not in indexes.values():
-        problem = f"{table.name} has no primary key ({', '.join(key.keys())})"
+    key = table.primary_key.columns.keys()
+    if set(key) not in _keys(connection, table).values():
+        problem = f"{table.name} has no primary key ({', '.join(key)})"
         raise TablesMismatchError(table.name, problem, cause=_EQUAL_ROWS)
 
 
