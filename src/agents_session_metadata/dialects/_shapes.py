@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ShapeSQL:
-    """A query and expressions about the columns of ids and keys.
+    """Queries about tables, and expressions about the columns of ids and keys.
+
+    In a query, `{name}` and `{schema}` are texts; the schema can be NULL.
 
     Attributes:
         unique_keys: A query for the unique indexes of all rows of a table, with each of their
@@ -30,7 +32,7 @@ class ShapeSQL:
         bytes_room: The same for a column of bytes; empty if a value is the same in all types.
         lossy_columns: A query for the columns of a table whose character set lacks characters, with
             its name; empty if there are none.
-        table_sql: A query for the statement that created a table in `{schema}`, for
+        table_sql: A query for the statement that created a table in the schema `{database}`, for
             `replaces_rows`; empty if no table does.
     """
 
@@ -58,17 +60,18 @@ def replaces_rows(table_sql: str) -> bool:
 
 SQLITE = ShapeSQL(
     merging_indexes=(
-        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
-        ' JOIN pragma_index_xinfo(i.name, :schema) c WHERE i."unique" AND c.key'
+        "SELECT i.name, c.name FROM pragma_index_list({name}, {schema}) i"
+        ' JOIN pragma_index_xinfo(i.name, {schema}) c WHERE i."unique" AND c.key'
         " AND upper(c.coll) <> 'BINARY' AND c.name IN"
         " ('session_id', 'key', 'item_id', 'attachment_id')"
     ),
     unique_keys=(
-        "SELECT i.name, c.name FROM pragma_index_list(:name, :schema) i"
-        ' JOIN pragma_index_info(i.name, :schema) c WHERE i."unique" AND NOT i.partial'
+        "SELECT i.name, c.name FROM pragma_index_list({name}, {schema}) i"
+        ' JOIN pragma_index_info(i.name, {schema}) c WHERE i."unique" AND NOT i.partial'
     ),
     table_sql=(
-        "SELECT sql FROM {schema}.sqlite_master WHERE type = 'table' AND lower(name) = lower(:name)"
+        "SELECT sql FROM {database}.sqlite_master"
+        " WHERE type = 'table' AND lower(name) = lower({name})"
     ),
     # A column of a numeric type stores 01 as the number 1.
     changed_text="CASE WHEN {} = '01' THEN 1 ELSE 0 END",
@@ -91,14 +94,14 @@ POSTGRESQL = ShapeSQL(
         " JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[u.place - 1]"
         " WHERE i.indisunique AND a.attname IN ('session_id', 'key', 'item_id', 'attachment_id')"
         " AND i.indrelid"
-        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
+        " = to_regclass(coalesce(quote_ident({schema}) || '.', '') || quote_ident({name}))"
     ),
     unique_keys=(
         "SELECT CAST(i.indexrelid AS text), a.attname FROM pg_index i CROSS JOIN generate_series"
         "(0, i.indnkeyatts - 1) AS k (place) LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid"
         " AND a.attnum = i.indkey[k.place] AND a.attnum > 0"
         " WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indrelid"
-        " = to_regclass(coalesce(quote_ident(:schema) || '.', '') || quote_ident(:name))"
+        " = to_regclass(coalesce(quote_ident({schema}) || '.', '') || quote_ident({name}))"
     ),
     loose_text=(
         "(SELECT CASE WHEN l.collisdeterministic THEN 0 ELSE 1 END FROM pg_collation l"
@@ -120,13 +123,13 @@ MYSQL = ShapeSQL(
     unique_keys=(
         "SELECT index_name, CASE WHEN sub_part IS NULL THEN column_name END"
         " FROM information_schema.statistics"
-        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " WHERE table_schema = coalesce({schema}, database()) AND table_name = {name}"
         " AND non_unique = 0"
     ),
     lost_text=f"CASE WHEN charset({{}}) IN ({_WHOLE_CHARSETS}, 'binary') THEN 0 ELSE 1 END",
     lossy_columns=(
         "SELECT column_name, character_set_name FROM information_schema.columns"  # noqa: S608
-        " WHERE table_schema = coalesce(:schema, database()) AND table_name = :name"
+        " WHERE table_schema = coalesce({schema}, database()) AND table_name = {name}"
         f" AND character_set_name NOT IN ({_WHOLE_CHARSETS})"
     ),
     collation="collation({})",

@@ -34,7 +34,7 @@ from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FIL
 from agents_session_metadata.storage.shapes import (
     CONFLICTS,
     MERGING,
-    conflict_problem,
+    conflict_problems,
     merging_indexes,
 )
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
@@ -56,13 +56,13 @@ _AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
 
 def check_merging(inspection: Inspection) -> Iterator[Finding]:
     """Keys by which a write could change or replace the row of another session."""
-    for table in inspection.present:
-        if clause := conflict_problem(inspection.connection, table):
-            yield Finding("error", "indexes", f"{clause}: {CONFLICTS}")
-        if table in inspection.own:
-            for name, _ in merging_indexes(inspection.connection, table):
-                problem = f"{table.name} has the unique index {name}: {MERGING}"
-                yield Finding("error", "indexes", problem)
+    connection = inspection.connection
+    for _, clause in conflict_problems(connection, inspection.present):
+        yield Finding("error", "indexes", f"{clause}: {CONFLICTS}")
+    own = [table for table in inspection.own if table in inspection.present]
+    for table, name, _ in merging_indexes(connection, own):
+        problem = f"{table.name} has the unique index {name}: {MERGING}"
+        yield Finding("error", "indexes", problem)
 
 
 def trigger_problem(inspection: Inspection, name: str, create: tuple[str, ...]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Column, Connection, LargeBinary, String, Table, inspect, text
@@ -113,42 +113,56 @@ def _check_columns(connection: Connection, table: Table) -> None:
         raise TablesMismatchError(table.name, problem, cause=_MADE_BY_OTHERS)
 
 
-def merging_indexes(connection: Connection, table: Table) -> list[tuple[str, str]]:
-    """The unique indexes of a table by which an upsert could take a row for another one.
+def merging_indexes(
+    connection: Connection, tables: Sequence[Table]
+) -> Iterator[tuple[Table, str, str]]:
+    """The unique indexes by which an upsert could take a row for another one, with their table.
 
     Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
     query = dialect_of(connection.dialect).shapes.merging_indexes
     if query:
-        return _of_table(connection, table, query)
-    key = set(table.primary_key.columns.keys())
-    return [(name, "") for name, columns in _keys(connection, table).items() if not key <= columns]
+        yield from _of_tables(connection, tables, query)
+        return
+    for table, indexes in _keys(connection, tables).items():
+        key = set(table.primary_key.columns.keys())
+        yield from ((table, name, "") for name, columns in indexes.items() if not key <= columns)
 
 
-def _keys(connection: Connection, table: Table) -> dict[str, set[str]]:
-    """The unique indexes of a table, each with its columns."""
-    found: dict[str, set[str]] = {}
+def conflict_problems(
+    connection: Connection, tables: Sequence[Table]
+) -> Iterator[tuple[Table, str]]:
+    """The tables that replace rows, or leave some out, without an error, and what lets them."""
+    query = dialect_of(connection.dialect).shapes.table_sql
+    for table, made in _of_tables(connection, tables, query) if query else ():
+        if replaces_rows(made):
+            yield table, f"{table.name} has a key with ON CONFLICT REPLACE or IGNORE"
+
+
+def _keys(connection: Connection, tables: Sequence[Table]) -> dict[Table, dict[str, set[str]]]:
+    """The unique indexes of tables, each with its columns."""
+    found: dict[Table, dict[str, set[str]]] = {table: {} for table in tables}
     query = dialect_of(connection.dialect).shapes.unique_keys
-    for index, column in _of_table(connection, table, query):
-        found.setdefault(index, set()).add(column)
+    for table, index, column in _of_tables(connection, tables, query):
+        found[table].setdefault(index, set()).add(column)
     return found
 
 
-def conflict_problem(connection: Connection, table: Table) -> str | None:
-    """Which clause lets a table replace rows, or leave some out, without an error."""
-    query = dialect_of(connection.dialect).shapes.table_sql
-    if not query:
-        return None
-    schema = connection.schema_for_object(table) or "main"
-    query = query.format(schema=connection.dialect.identifier_preparer.quote(schema))
-    made = connection.scalar(text(query), {"name": table.name})
-    is_so = made is not None and replaces_rows(made)
-    return f"{table.name} has a key with ON CONFLICT REPLACE or IGNORE" if is_so else None
-
-
-def _of_table(connection: Connection, table: Table, query: str) -> list[tuple[str, str]]:
-    names = {"name": table.name, "schema": connection.schema_for_object(table)}
-    return [(index, column) for index, column in connection.execute(text(query), names)]
+def _of_tables(connection: Connection, tables: Sequence[Table], query: str) -> Iterator[Any]:
+    """The rows of a query about tables, each after its table."""
+    literal = dialect_of(connection.dialect).literal
+    quote = connection.dialect.identifier_preparer.quote
+    parts = []
+    for index, table in enumerate(tables):
+        schema = connection.schema_for_object(table)
+        about = query.format(
+            name=literal(table.name),
+            schema="NULL" if schema is None else literal(schema),
+            database=quote(schema or "main"),
+        )
+        parts.append(f"SELECT {index}, q{index}.* FROM ({about}) q{index}")  # noqa: S608  # names
+    for number, *row in _execute(connection, " UNION ALL ".join(parts)) if parts else ():
+        yield tables[number], *row
 
 
 def check_ids(
@@ -174,14 +188,15 @@ def check_ids(
     for column, shape in found.items():
         parent = found[of_sessions] if column.name == of_sessions.name else None
         _check_shape(column, shape, parent)
-    for table in present:
-        if problem := conflict_problem(connection, table):
-            raise TablesMismatchError(table.name, problem, cause=CONFLICTS)
-        if table not in (tables.sessions, tables.messages):
-            _check_merging(connection, table, ids_merge=any(found[of_sessions].problems))
-            _check_characters(connection, table)
-        if any(map(_is_compared, table.primary_key)):
-            _check_key(connection, table)
+    for table, problem in conflict_problems(connection, present):
+        raise TablesMismatchError(table.name, problem, cause=CONFLICTS)
+    own = [each for each in present if each not in (tables.sessions, tables.messages)]
+    for table, name, column_name in merging_indexes(connection, own):
+        if column_name != of_sessions.name or not any(found[of_sessions].problems):
+            problem = f"{table.name} has the unique index {name}"
+            raise TablesMismatchError(table.name, problem, cause=MERGING)
+    _check_characters(connection, own)
+    _check_keys(connection, present)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
         # New sessions end rows of tables that their writer does not use otherwise.
         existing = inspect(connection).get_table_names(
@@ -201,29 +216,23 @@ def _is_compared(column: Column[Any]) -> bool:
     return column.name == "session_id" or (is_text and column.primary_key)
 
 
-def _check_merging(connection: Connection, table: Table, *, ids_merge: bool) -> None:
-    """Refuse unique indexes by which a write takes a row for another one."""
-    for name, column in merging_indexes(connection, table):
-        if column != "session_id" or not ids_merge:
-            problem = f"{table.name} has the unique index {name}"
-            raise TablesMismatchError(table.name, problem, cause=MERGING)
-
-
-def _check_characters(connection: Connection, table: Table) -> None:
-    """Refuse a table in which the characters of a value can be lost without an error."""
+def _check_characters(connection: Connection, tables: Sequence[Table]) -> None:
+    """Refuse tables in which the characters of a value can be lost without an error."""
     query = dialect_of(connection.dialect).shapes.lossy_columns
-    for name, charset in _of_table(connection, table, query) if query else ():
+    for table, name, charset in _of_tables(connection, tables, query) if query else ():
         if name in table.c and name != "session_id":
             problem = f"holds characters of {charset} only"
             raise _mismatch(table.c[name], problem, _LOST)
 
 
-def _check_key(connection: Connection, table: Table) -> None:
-    """Refuse a table that can have two rows with the same ids and keys."""
-    key = table.primary_key.columns.keys()
-    if set(key) not in _keys(connection, table).values():
-        problem = f"{table.name} has no primary key ({', '.join(key)})"
-        raise TablesMismatchError(table.name, problem, cause=_EQUAL_ROWS)
+def _check_keys(connection: Connection, tables: Sequence[Table]) -> None:
+    """Refuse tables that can have two rows with the same ids and keys."""
+    keyed = [each for each in tables if any(map(_is_compared, each.primary_key))]
+    for table, indexes in _keys(connection, keyed).items():
+        key = table.primary_key.columns.keys()
+        if set(key) not in indexes.values():
+            problem = f"{table.name} has no primary key ({', '.join(key)})"
+            raise TablesMismatchError(table.name, problem, cause=_EQUAL_ROWS)
 
 
 def _check_shape(column: Column[Any], shape: _Shape, of_sessions: _Shape | None) -> None:
