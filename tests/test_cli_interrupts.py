@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -228,3 +229,21 @@ def test_what_is_left_is_cancelled_in_any_thread():
         assert thread.submit(use).result()
         assert thread.submit(use, forgotten).result()
     assert ended == ["cancelled"]
+
+
+def test_the_loop_is_open_as_long_as_a_thread_answers_it():
+    """A driver's thread says so after a connection that failed, and printed a traceback."""
+    runner, answered = _runner.Runner(), []
+
+    async def start() -> None:
+        loop = asyncio.get_running_loop()
+
+        def answer() -> None:
+            time.sleep(0.1)
+            answered.append(loop.call_soon_threadsafe(answered.clear))
+
+        threading.Thread(target=answer).start()
+
+    runner.run(start())
+    runner.close()
+    assert len(answered) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from agents.extensions.memory import SQLAlchemySession
@@ -131,3 +132,17 @@ async def refuse_session(engine: AsyncEngine, session_id: str) -> None:
     }
     on_mysql = f"{check} (session_id <> '{session_id}')"
     await execute(engine, statements.get(engine.dialect.name, on_mysql))
+
+
+async def alter_on_sqlite(engine, table: str, old: str, new: str) -> None:
+    """Make a table again with another definition; its triggers stay."""
+    [[made]] = await execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
+    )
+    triggers = await execute(
+        engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
+    )
+    changed = re.sub(old, new, made, count=1, flags=re.DOTALL)
+    assert changed != made
+    for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
+        await execute(engine, statement)

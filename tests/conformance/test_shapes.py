@@ -432,7 +432,9 @@ async def test_a_number_of_the_application_that_the_server_gives(shared_database
 async def ignore_case(engine, table: str, column: str) -> None:
     """Let a column of a table ignore case; its triggers stay, and its foreign keys go."""
     if engine.dialect.name == "sqlite":
-        await alter_on_sqlite(engine, table, rf"\b{column} VARCHAR[^ ,]*", r"\g<0> COLLATE NOCASE")
+        await raw.alter_on_sqlite(
+            engine, table, rf"\b{column} VARCHAR[^ ,]*", r"\g<0> COLLATE NOCASE"
+        )
         return
     await retype(engine, table, column, LOOSE["mysql"])
 
@@ -694,20 +696,6 @@ async def test_a_table_with_a_percent_sign_in_its_name_by_psycopg(shared_databas
     await engine.dispose()
 
 
-async def alter_on_sqlite(engine, table: str, old: str, new: str) -> None:
-    """Make a table again with another definition; its triggers stay."""
-    [[made]] = await raw.execute(
-        engine, f"SELECT sql FROM sqlite_master WHERE name = '{table}' AND type = 'table'"
-    )
-    triggers = await raw.execute(
-        engine, f"SELECT sql FROM sqlite_master WHERE tbl_name = '{table}' AND type = 'trigger'"
-    )
-    changed = re.sub(old, new, made, count=1, flags=re.DOTALL)
-    assert changed != made
-    for statement in (f"DROP TABLE {table}", changed, *(sql for [sql] in triggers)):
-        await raw.execute(engine, statement)
-
-
 async def drop_primary_key(engine, table: str) -> None:
     """Let a table have no primary key, and foreign keys to it be gone where they need one."""
     if engine.dialect.name == "postgresql":
@@ -726,7 +714,7 @@ async def drop_primary_key(engine, table: str) -> None:
             engine, f"ALTER TABLE {table} DROP PRIMARY KEY, ADD INDEX no_key ({first})"
         )
         return
-    await alter_on_sqlite(
+    await raw.alter_on_sqlite(
         engine, table, r"PRIMARY KEY \(.*?\)(.*?)(WITHOUT ROWID\s*)?$", "CHECK (1))"
     )
 
@@ -785,7 +773,7 @@ async def test_keys_that_replace_rows_or_leave_them_out(shared_database: Databas
     with pytest.raises(NotFoundError):
         await CatalogStore(first, scope=None).delete_attachment("none", None)
     end = r"\s*\)\s*(WITHOUT ROWID\s*)?$"
-    await alter_on_sqlite(engine, table, end, f", {CLAUSES[table]})")
+    await raw.alter_on_sqlite(engine, table, end, f", {CLAUSES[table]})")
     catalog = SessionCatalog(shared_database.engine())
     work = catalog.usage() if table.endswith("_usage") else catalog.create_session("x")
     with pytest.raises(TablesMismatchError, match=f"{table} has a key with ON CONFLICT"):
@@ -799,7 +787,7 @@ async def test_a_default_in_the_place_of_null_does_no_harm(shared_database: Data
     engine = shared_database.engine()
     await SessionCatalog(engine, create_tables=True).count_sessions()
     clause = "NOT NULL ON CONFLICT REPLACE DEFAULT 'ON CONFLICT REPLACE'"
-    await alter_on_sqlite(
+    await raw.alter_on_sqlite(
         engine,
         "agent_sessions",
         "session_id VARCHAR NOT NULL",
@@ -941,6 +929,22 @@ async def test_a_primary_key_of_the_first_characters(shared_database: Database):
     with pytest.raises(TablesMismatchError, match=f"{table} has the unique index PRIMARY"):
         await SessionCatalog(shared_database.engine()).create_session("x")
     assert any(each.level == "error" for each in await diagnose(engine))
+
+
+@pytest.mark.not_on("mariadb")  # It has no such keys.
+@pytest.mark.parametrize("table", ["agent_messages", "agent_sessions_metadata"])
+async def test_foreign_keys_that_give_rows_to_another_session(shared_database: Database, table):
+    engine = shared_database.engine()
+    await SessionCatalog(engine, create_tables=True).count_sessions()
+    key = "FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id) ON DELETE SET DEFAULT"
+    if engine.dialect.name == "sqlite":
+        await raw.alter_on_sqlite(engine, table, "ON DELETE CASCADE", "ON DELETE SET DEFAULT")
+    else:
+        await raw.execute(engine, f"ALTER TABLE {table} ADD CONSTRAINT own {key}")
+    with pytest.raises(TablesMismatchError, match=f"{table} has a foreign key with SET DEFAULT"):
+        await SessionCatalog(shared_database.engine()).create_session("x")
+    levels = {each.level for each in await diagnose(engine)}
+    assert "error" in levels
 
 
 async def test_a_unique_index_may_be_in_the_place_of_a_primary_key(shared_database: Database):

@@ -552,3 +552,13 @@ async def test_an_ignored_index_on_other_columns_keeps_its_name(filled, shared_d
     await raw.execute(engine, f"CREATE INDEX {name} ON agent_sessions_metadata {columns}")
     (finding,) = await repair(engine, "indexes")
     assert finding.repair[0].startswith(f"CREATE INDEX {name}_2 ON agent_sessions_metadata")
+
+
+@pytest.mark.only_on("postgresql")
+async def test_messages_with_one_id_are_to_be_numbered(filled, shared_database):
+    engine = filled.engine
+    await raw.execute(engine, "ALTER TABLE agent_messages DROP CONSTRAINT agent_messages_pkey")
+    await raw.execute(engine, "UPDATE agent_messages SET id = 0")
+    found = [each.problem for each in await problems(engine)]
+    assert any("give each an id of its own" in each for each in found)
+    assert not any("delete" in each for each in found if "agent_messages" in each)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_SECONDS = 1.0
+"""How long the end waits for a thread. Python waits for it later, too."""
 
 
 class Runner:
@@ -20,6 +24,7 @@ class Runner:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._others = {*threading.enumerate()}
         self._task: asyncio.Task[Any] | None = None
         self._is_running = self._is_interrupted = False
 
@@ -65,6 +70,10 @@ class Runner:
                 self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            # A driver's thread may still have to tell the loop that it could not connect.
+            for thread in {*threading.enumerate()} - self._others:
+                if not thread.daemon:
+                    thread.join(_SECONDS)
             self._loop.close()
 
     def _interrupt(self, _number: int, _frame: object) -> None:

@@ -32,6 +32,8 @@ class ShapeSQL:
         bytes_room: The same for a column of bytes; empty if a value is the same in all types.
         lossy_columns: A query for the columns of a table whose character set lacks characters, with
             its name; empty if there are none.
+        moving_keys: A query for the foreign keys that give the rows of an ended session to another
+            one; empty if there are none.
         table_sql: A query for the statement that created a table in the schema `{database}`, for
             `replaces_rows`; empty if no table does.
     """
@@ -45,6 +47,7 @@ class ShapeSQL:
     room: str = "NULL"
     bytes_room: str = ""
     lossy_columns: str = ""
+    moving_keys: str = ""
     table_sql: str = ""
 
 
@@ -68,6 +71,10 @@ SQLITE = ShapeSQL(
     unique_keys=(
         "SELECT i.name, c.name FROM pragma_index_list({name}, {schema}) i"
         ' JOIN pragma_index_info(i.name, {schema}) c WHERE i."unique" AND NOT i.partial'
+    ),
+    moving_keys=(
+        'SELECT "table" FROM pragma_foreign_key_list({name}, {schema}) WHERE "from" ='
+        " 'session_id' COLLATE NOCASE AND 'SET DEFAULT' IN (on_delete, on_update)"
     ),
     table_sql=(
         "SELECT sql FROM {database}.sqlite_master"
@@ -101,6 +108,12 @@ POSTGRESQL = ShapeSQL(
         "(0, i.indnkeyatts - 1) AS k (place) LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid"
         " AND a.attnum = i.indkey[k.place] AND a.attnum > 0"
         " WHERE i.indisunique AND i.indisvalid AND i.indpred IS NULL AND i.indrelid"
+        " = to_regclass(coalesce(quote_ident({schema}) || '.', '') || quote_ident({name}))"
+    ),
+    moving_keys=(
+        "SELECT c.conname FROM pg_constraint c JOIN pg_attribute a ON a.attrelid = c.conrelid"
+        " AND a.attnum = ANY (c.conkey) WHERE c.contype = 'f' AND a.attname = 'session_id'"
+        " AND 'd' IN (c.confdeltype, c.confupdtype) AND c.conrelid"
         " = to_regclass(coalesce(quote_ident({schema}) || '.', '') || quote_ident({name}))"
     ),
     loose_text=(

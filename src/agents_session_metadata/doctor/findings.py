@@ -12,6 +12,7 @@ _QUOTED = re.compile(r"""(["'`]).*?\1""", re.DOTALL)
 """A quoted name or text; one that contains its quotation mark is found in parts."""
 
 EQUAL_ROWS = "there are rows with equal keys: decide which to keep, and delete the others"
+EQUAL_ITEMS = "there are messages with equal ids: give each an id of its own"
 EQUAL_PARENTS = (
     "there are rows with equal keys, and deleting one of them also deletes the rows of other tables"
     " that refer to the one that stays: decide which to keep, make a backup, drop the foreign keys"

@@ -54,7 +54,7 @@ from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .columns import SAMPLES, TextColumn, is_kind, kind_of
-from .findings import EQUAL_PARENTS, EQUAL_ROWS, Finding, Level, Statements
+from .findings import EQUAL_ITEMS, EQUAL_PARENTS, EQUAL_ROWS, Finding, Level, Statements
 from .groups import checked_groups, lacking_columns
 from .triggers import StoredTrigger
 
@@ -365,6 +365,8 @@ class Inspection:
         listed = ", ".join(names)
         equal = f"SELECT 1 FROM {self.name_of(table)} GROUP BY {listed} HAVING count(*) > 1 LIMIT 1"  # noqa: S608  # names
         if self.rows(equal):
+            if table is self.expected.messages:
+                return EQUAL_ITEMS
             is_parent = any(each.referred_table is table for each in self.links)
             return EQUAL_PARENTS if is_parent else EQUAL_ROWS
         return self.by_hand if self.keys[table.name] else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -13,6 +13,7 @@ from sqlalchemy import (
     Connection,
     Table,
     Text,
+    and_,
     bindparam,
     case,
     func,
@@ -110,18 +111,24 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
 
     def delete_found(found: list[Any]) -> Callable[[Connection, Queries], int]:
         some = usage.c.id.in_(bindparam("some", expanding=True))
+        # A ledger that another program made can have several rows with an id.
+        same = [some, usage.c.day < day, *_of_owner(store, usage)]
+        if by_session:
+            same.append(usage.c.session_id.in_(bindparam("sessions", expanding=True)))
 
         def delete(connection: Connection, queries: Queries) -> int:
-            ids = [row.id for row in found]
+            ids, parameters = [row.id for row in found], dict[str, Any]()
             if by_session:
                 # Only while its session is locked does a row stay in the scope.
                 sessions = sorted({row.session_id for row in found})
                 lock_sessions(connection, tables, dialect, sessions)
                 statement, parameters = _within(store, queries, old.where(some), usage)
-                rows = connection.execute(statement, {**parameters, "some": ids})
+                rows = connection.execute(statement, {**parameters, "some": ids}).all()
                 ids = [row.id for row in rows]
+                parameters = {"sessions": sorted({row.session_id for row in rows})}
             if ids:
-                delete_rows(connection, usage, dialect, some, {"some": ids})
+                parameters["some"] = ids
+                delete_rows(connection, usage, dialect, and_(*same), parameters)
             return len(ids)
 
         return delete
@@ -209,12 +216,17 @@ def _within(
     store: ScopedStore, queries: Queries, statement: Statement, usage: Table
 ) -> tuple[Statement, dict[str, Any]]:
     """The statement, within the scope: an owner's rows, and otherwise those of sessions in it."""
-    values = store.scope.values
-    if OWNER_ID in values:
-        statement = statement.where(usage.c.owner_key == owner_key(values[OWNER_ID]))
-    if set(values) <= {OWNER_ID}:
+    statement = statement.where(*_of_owner(store, usage))
+    if set(store.scope.values) <= {OWNER_ID}:
         return statement, {}
     return store.question(queries, statement, usage.c.session_id)
+
+
+def _of_owner(store: ScopedStore, usage: Table) -> Iterator[ColumnElement[bool]]:
+    """The condition for the rows of the owner of the scope, if it has one."""
+    values = store.scope.values
+    if OWNER_ID in values:
+        yield usage.c.owner_key == owner_key(values[OWNER_ID])
 
 
 def _totals(store: ScopedStore, usage: Table) -> list[ColumnElement[Any]]:

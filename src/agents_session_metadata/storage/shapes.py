@@ -45,6 +45,10 @@ CONFLICTS = (
     "clause"
 )
 """What is wrong with a `conflict_problem`."""
+_MOVED = (
+    "rows of a session that ends would belong to the session of the default; replace it by a "
+    "foreign key with ON DELETE CASCADE"
+)
 _LOST = (
     "a server that is not strict stores question marks instead of other characters; give the "
     "column the character set utf8mb4 by a migration of your own"
@@ -195,6 +199,7 @@ def check_ids(
         if column_name != of_sessions.name or not any(found[of_sessions].problems):
             problem = f"{table.name} has the unique index {name}"
             raise TablesMismatchError(table.name, problem, cause=MERGING)
+    _check_moving_keys(connection, present)
     _check_characters(connection, own)
     _check_keys(connection, present)
     if group == CORE and dialect_of(connection.dialect).uses_triggers:
@@ -214,6 +219,14 @@ def _is_compared(column: Column[Any]) -> bool:
         return column.name in _SEARCHED
     is_text = isinstance(column.type, String)
     return column.name == "session_id" or (is_text and column.primary_key)
+
+
+def _check_moving_keys(connection: Connection, tables: Sequence[Table]) -> None:
+    """Refuse foreign keys that give the rows of an ended session to another one."""
+    query = dialect_of(connection.dialect).shapes.moving_keys
+    for table, name in _of_tables(connection, tables, query) if query else ():
+        problem = f"{table.name} has a foreign key with SET DEFAULT ({name})"
+        raise TablesMismatchError(table.name, problem, cause=_MOVED)
 
 
 def _check_characters(connection: Connection, tables: Sequence[Table]) -> None:
