@@ -932,10 +932,13 @@ async def test_a_primary_key_of_the_first_characters(shared_database: Database):
 
 
 @pytest.mark.not_on("mariadb")  # It has no such keys.
-@pytest.mark.parametrize("table", ["agent_messages", "agent_sessions_metadata"])
+@pytest.mark.parametrize("table", ["agent_messages", "agent_sessions_metadata", ITEMS])
 async def test_foreign_keys_that_give_rows_to_another_session(shared_database: Database, table):
+    """Also in tables that the process does not use otherwise."""
     engine = shared_database.engine()
-    await SessionCatalog(engine, create_tables=True).count_sessions()
+    first = SessionCatalog(engine, create_tables=True)
+    with pytest.raises(NotFoundError):
+        await CatalogStore(first, scope=None).delete_attachment("none", None)
     key = "FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id) ON DELETE SET DEFAULT"
     if engine.dialect.name == "sqlite":
         await raw.alter_on_sqlite(engine, table, "ON DELETE CASCADE", "ON DELETE SET DEFAULT")

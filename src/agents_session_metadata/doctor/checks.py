@@ -91,6 +91,7 @@ def _refused(inspection: Inspection) -> Iterator[Finding]:
             check_ids(inspection.connection, inspection.tables, group.name, missing)
         except TablesMismatchError as error:
             yield Finding("error", "tables", error.problem)
+            return  # The core tables are refused together with the others.
 
 
 def _versions(inspection: Inspection) -> Iterator[Finding]:

@@ -27,7 +27,6 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .activity import ACTIVITY
 from .belonging import check_beside, check_copies, check_links, check_not_renamed
 from .creation import (
     create_missing,
@@ -423,8 +422,7 @@ class Database(Generic[Q]):
                 raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
             if missing:
                 create_missing(connection, self.names, group)
-            if self._state.indexes.look(connection, self.tables) and group == CORE:
-                check_ids(connection, self.tables, ACTIVITY, ())  # Triggers write to it.
+            self._state.indexes.look(connection, self.tables)
             self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
             connection.commit()
 

@@ -188,6 +188,8 @@ def check_ids(
     present = [each for each in some if each.name not in missing]
     if tables.sessions not in present:
         return
+    if group == CORE:
+        present += _optional(connection, tables)
     found = _described(connection, [c for table in present for c in table.c if _is_compared(c)])
     for column, shape in found.items():
         parent = found[of_sessions] if column.name == of_sessions.name else None
@@ -202,15 +204,16 @@ def check_ids(
     _check_moving_keys(connection, present)
     _check_characters(connection, own)
     _check_keys(connection, present)
-    if group == CORE and dialect_of(connection.dialect).uses_triggers:
-        # New sessions end rows of tables that their writer does not use otherwise.
-        existing = inspect(connection).get_table_names(
-            connection.schema_for_object(tables.sessions)
-        )
-        for other in tables.groups:
-            absent = [each.name for each in other.tables if each.name not in existing]
-            if other.name != CORE and len(absent) < len(other.tables):
-                check_ids(connection, tables, other.name, absent)
+
+
+def _optional(connection: Connection, tables: SessionTables) -> Iterator[Table]:
+    """The tables of optional features: writers that use none of them end or copy rows there."""
+    schema = connection.schema_for_object(tables.sessions)
+    existing = {*inspect(connection).get_table_names(schema)}
+    for group in tables.groups:
+        for table in group.tables if group.name != CORE else ():
+            if table.name in existing and _can_select(connection, table):
+                yield table
 
 
 def _is_compared(column: Column[Any]) -> bool:
