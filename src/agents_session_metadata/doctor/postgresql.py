@@ -120,10 +120,8 @@ class PostgreSQLInspection(Inspection):
 
     def keeps(self, column: Column[Any], actual: Any) -> bool:
         # Types of text that have no room for any text, or no collation, such as "char".
-        is_text, found = (
-            kind_of(self.type_of(column)) is kind_of(actual) is str,
-            self.text_of(column),
-        )
+        is_text = kind_of(self.type_of(column)) is kind_of(actual) is str
+        found = self.text_of(column)
         is_other = is_text and not (found.length and found.collation)
         return not is_other and super().keeps(column, actual)
 
