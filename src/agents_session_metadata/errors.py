@@ -284,8 +284,8 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
 class TablesMismatchError(TablesMissingError):
     """The tables do not belong together: one was renamed or dropped, or a name is misspelled.
 
-    It is also raised if a table lacks a column, or if the messages or the metadata do not
-    distinguish ids that the sessions do, such as "a" and "A".
+    It is also raised if a table lacks a column, or if its types, collations or keys could let one
+    session change what belongs to another one, such as "a" and "A".
 
     An empty sessions table would hide all sessions, and each new session would delete what an
     earlier one with its id has left. An empty metadata table would hide what retention spares. So

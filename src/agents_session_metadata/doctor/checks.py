@@ -17,7 +17,7 @@ from agents_session_metadata.storage.belonging import destroys, renamed_elements
 from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.renames import RenamedTrigger, names_of, taken
 from agents_session_metadata.storage.shapes import check_ids
-from agents_session_metadata.storage.tables import DropTrigger
+from agents_session_metadata.storage.tables import CORE, DropTrigger
 from agents_session_metadata.storage.words import WORDS
 
 from .contents import Contents
@@ -85,13 +85,11 @@ def check(inspection: Inspection) -> list[Finding]:
 
 def _refused(inspection: Inspection) -> Iterator[Finding]:
     """What every use of the tables refuses, if no other check finds an error."""
-    for group in inspection.groups:
-        missing = {each.name for each in group.tables} - inspection.existing
-        try:
-            check_ids(inspection.connection, inspection.tables, group.name, missing)
-        except TablesMismatchError as error:
-            yield Finding("error", "tables", error.problem)
-            return  # The core tables are refused together with the others.
+    missing = {each.name for each in inspection.core} - inspection.existing
+    try:
+        check_ids(inspection.connection, inspection.tables, CORE, missing)
+    except TablesMismatchError as error:
+        yield Finding("error", "tables", error.problem)
 
 
 def _versions(inspection: Inspection) -> Iterator[Finding]:

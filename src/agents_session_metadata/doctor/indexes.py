@@ -36,6 +36,7 @@ from agents_session_metadata.storage.shapes import (
     MERGING,
     conflict_problems,
     merging_indexes,
+    unique_keys,
 )
 from agents_session_metadata.storage.word_index import Queued, WordIndex, item_text, title_text
 from agents_session_metadata.storage.words import TEXT, TITLE_ITEM, WORDS, word_triggers
@@ -50,7 +51,7 @@ REQUEUED = 500
 """How many of them are queued again by one statement."""
 
 _CREATE = "agent-sessions index create '$text'"
-_MAY_FAIL = "there is no index, and writes can fail, or change an index of other tables"
+_MAY_FAIL = "no index needs it, and it can make writes fail or change an index of other tables"
 _AGAIN = f"run agent-sessions index drop '$text', and then {_CREATE}"
 
 
@@ -60,7 +61,7 @@ def check_merging(inspection: Inspection) -> Iterator[Finding]:
     for _, clause in conflict_problems(connection, inspection.present):
         yield Finding("error", "indexes", f"{clause}: {CONFLICTS}")
     own = [table for table in inspection.own if table in inspection.present]
-    for table, name, _ in merging_indexes(connection, own):
+    for table, name, _ in merging_indexes(connection, unique_keys(connection, own)):
         problem = f"{table.name} has the unique index {name}: {MERGING}"
         yield Finding("error", "indexes", problem)
 
@@ -109,7 +110,6 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
     if not _is_comparable(inspection, group):
         return
     indexes, entries = group.tables
-    problem: str | None
     states = connection.execute(
         select(indexes.c.key, indexes.c.state).order_by(indexes.c.key)
     ).all()
@@ -119,13 +119,10 @@ def check_activity(inspection: Inspection) -> Iterator[Finding]:
         # They stay when the last index is dropped.
         triggers, effect = _existing(inspection, triggers), _MAY_FAIL
     yield from _open(inspection, "activity", triggers)
-    for trigger in triggers:
-        create = inspection.typed(inspection.ways.triggers.create(trigger))
-        problem = trigger_problem(inspection, trigger.plain, create)
-        if problem is not None:
-            if trigger.plain in inspection.triggers:
-                create = (*_drop(inspection, trigger), *create)
-            yield Finding("error", "activity", f"{problem}: {effect}", create)
+    for trigger, create, problem in _wrong_triggers(inspection, triggers):
+        is_there = trigger.plain in inspection.triggers
+        repair = (*(_drop(inspection, trigger) if is_there else ()), *create)
+        yield Finding("error", "activity", f"{problem}: {effect}", repair)
     for key, state in states:
         if state != COMPLETE:
             yield Finding("warning", "activity", _unfinished(key, state))
@@ -157,12 +154,9 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
     found = connection.execute(select(state.c.state).where(state.c.key == TEXT)).scalar()
     triggers = word_triggers(connection, tables.tables, group)
     if found is None:
-        for trigger in _existing(inspection, triggers):
-            create = inspection.typed(inspection.ways.triggers.create(trigger))
-            problem = trigger_problem(inspection, trigger.plain, create)
-            if problem is not None:
-                drop = _drop(inspection, trigger)
-                yield Finding("error", "words", f"{problem}: {_MAY_FAIL}", drop)
+        for trigger, _, problem in _wrong_triggers(inspection, _existing(inspection, triggers)):
+            drop = _drop(inspection, trigger)
+            yield Finding("error", "words", f"{problem}: {_MAY_FAIL}", drop)
         if not inspection.is_filled(words) and not inspection.is_filled(queue):
             return
     if found != COMPLETE:
@@ -173,14 +167,11 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         # Triggers that are missing are created when the index is continued.
         triggers = _existing(inspection, triggers)
     yield from _open(inspection, "words", triggers)
-    for trigger in triggers:
-        create = inspection.typed(inspection.ways.triggers.create(trigger))
-        problem = trigger_problem(inspection, trigger.plain, create)
-        if problem is not None:
-            advice = f"; {_CREATE} creates it and indexes what was missed"
-            if trigger.plain in inspection.triggers:
-                advice = f"; {_AGAIN}"
-            yield Finding("error", "words", problem + advice)
+    for trigger, _, problem in _wrong_triggers(inspection, triggers):
+        advice = f"; {_CREATE} creates it and indexes what was missed"
+        if trigger.plain in inspection.triggers:
+            advice = f"; {_AGAIN}"
+        yield Finding("error", "words", problem + advice)
     if found == FILLING:
         return
     _, messages, rows, _ = tables.tables
@@ -199,6 +190,17 @@ def check_words(inspection: Inspection) -> Iterator[Finding]:
         gone = or_(and_(~is_title, ~exists().where(item)), and_(is_title, ~exists().where(title)))
         yield from _extra(inspection, "words", table, gone)
     yield from _different(inspection, WordIndex(tables, inspection.ways))
+
+
+def _wrong_triggers(
+    inspection: Inspection, triggers: list[RowTrigger]
+) -> Iterator[tuple[RowTrigger, tuple[str, ...], str]]:
+    """The triggers that are missing or wrong, with what creates them and what is wrong."""
+    for trigger in triggers:
+        create = inspection.typed(inspection.ways.triggers.create(trigger))
+        problem = trigger_problem(inspection, trigger.plain, create)
+        if problem is not None:
+            yield trigger, create, problem
 
 
 def _existing(inspection: Inspection, triggers: list[RowTrigger]) -> list[RowTrigger]:

@@ -104,7 +104,7 @@ def find_wanted(
         connection: The connection.
         names: The names of the tables.
         group: The name of the group.
-        creates: Whether what is missing is created.
+        creates: Whether missing tables and triggers are created.
     """
     lacking = find_lacking(connection, names, (group,))
     if lacking.names or creates:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Column, Connection, LargeBinary, String, Table, inspect, text
 from sqlalchemy.exc import DBAPIError
@@ -44,7 +44,7 @@ CONFLICTS = (
     "a write could delete a row of another session, or be lost; make the table again without this "
     "clause"
 )
-"""What is wrong with a `conflict_problem`."""
+"""What is wrong with a table of `conflict_problems`."""
 _MOVED = (
     "rows of a session that ends would belong to the session of the default; replace it by a "
     "foreign key with ON DELETE CASCADE"
@@ -62,6 +62,10 @@ MERGING = (
     "session; drop the index, or make it not unique"
 )
 """What is wrong with an index of `merging_indexes`."""
+
+
+Keys: TypeAlias = dict[Table, dict[str, set[str]]]
+"""The unique indexes of tables by name, each with its columns."""
 
 
 class _Shape(NamedTuple):
@@ -117,18 +121,16 @@ def _check_columns(connection: Connection, table: Table) -> None:
         raise TablesMismatchError(table.name, problem, cause=_MADE_BY_OTHERS)
 
 
-def merging_indexes(
-    connection: Connection, tables: Sequence[Table]
-) -> Iterator[tuple[Table, str, str]]:
+def merging_indexes(connection: Connection, keys: Keys) -> Iterator[tuple[Table, str, str]]:
     """The unique indexes by which an upsert could take a row for another one, with their table.
 
     Each comes with the column that does not distinguish texts in it, or nothing if none is needed.
     """
     query = dialect_of(connection.dialect).shapes.merging_indexes
     if query:
-        yield from _of_tables(connection, tables, query)
+        yield from _of_tables(connection, [*keys], query)
         return
-    for table, indexes in _keys(connection, tables).items():
+    for table, indexes in keys.items():
         key = set(table.primary_key.columns.keys())
         yield from ((table, name, "") for name, columns in indexes.items() if not key <= columns)
 
@@ -143,9 +145,9 @@ def conflict_problems(
             yield table, f"{table.name} has a key with ON CONFLICT REPLACE or IGNORE"
 
 
-def _keys(connection: Connection, tables: Sequence[Table]) -> dict[Table, dict[str, set[str]]]:
+def unique_keys(connection: Connection, tables: Sequence[Table]) -> Keys:
     """The unique indexes of tables, each with its columns."""
-    found: dict[Table, dict[str, set[str]]] = {table: {} for table in tables}
+    found: Keys = {table: {} for table in tables}
     query = dialect_of(connection.dialect).shapes.unique_keys
     for table, index, column in _of_tables(connection, tables, query):
         found[table].setdefault(index, set()).add(column)
@@ -196,24 +198,22 @@ def check_ids(
         _check_shape(column, shape, parent)
     for table, problem in conflict_problems(connection, present):
         raise TablesMismatchError(table.name, problem, cause=CONFLICTS)
+    keys = unique_keys(connection, present)
     own = [each for each in present if each not in (tables.sessions, tables.messages)]
-    for table, name, column_name in merging_indexes(connection, own):
+    for table, name, column_name in merging_indexes(connection, {each: keys[each] for each in own}):
         if column_name != of_sessions.name or not any(found[of_sessions].problems):
             problem = f"{table.name} has the unique index {name}"
             raise TablesMismatchError(table.name, problem, cause=MERGING)
     _check_moving_keys(connection, present)
     _check_characters(connection, own)
-    _check_keys(connection, present)
+    _check_keys(keys)
 
 
-def _optional(connection: Connection, tables: SessionTables) -> Iterator[Table]:
+def _optional(connection: Connection, tables: SessionTables) -> list[Table]:
     """The tables of optional features: writers that use none of them end or copy rows there."""
-    schema = connection.schema_for_object(tables.sessions)
-    existing = {*inspect(connection).get_table_names(schema)}
-    for group in tables.groups:
-        for table in group.tables if group.name != CORE else ():
-            if table.name in existing and _can_select(connection, table):
-                yield table
+    some = [table for group in tables.groups if group.name != CORE for table in group.tables]
+    found = dialect_of(connection.dialect).usable(connection, tables.sessions, some)
+    return [table for table in found if _can_select(connection, table)]
 
 
 def _is_compared(column: Column[Any]) -> bool:
@@ -241,12 +241,11 @@ def _check_characters(connection: Connection, tables: Sequence[Table]) -> None:
             raise _mismatch(table.c[name], problem, _LOST)
 
 
-def _check_keys(connection: Connection, tables: Sequence[Table]) -> None:
+def _check_keys(keys: Keys) -> None:
     """Refuse tables that can have two rows with the same ids and keys."""
-    keyed = [each for each in tables if any(map(_is_compared, each.primary_key))]
-    for table, indexes in _keys(connection, keyed).items():
+    for table, indexes in keys.items():
         key = table.primary_key.columns.keys()
-        if set(key) not in indexes.values():
+        if any(map(_is_compared, table.primary_key)) and set(key) not in indexes.values():
             problem = f"{table.name} has no primary key ({', '.join(key)})"
             raise TablesMismatchError(table.name, problem, cause=_EQUAL_ROWS)
 
