@@ -715,7 +715,7 @@ async def drop_primary_key(engine, table: str) -> None:
         )
         return
     await raw.alter_on_sqlite(
-        engine, table, r"PRIMARY KEY \(.*?\)(.*?)(WITHOUT ROWID\s*)?$", "CHECK (1))"
+        engine, table, r"PRIMARY KEY \(.*?\)(.*?)(WITHOUT ROWID\s*)?$", r"CHECK (1)\1"
     )
 
 
