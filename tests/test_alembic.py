@@ -308,18 +308,3 @@ async def test_batch_mode_that_fails_changes_nothing(engine, shared_database, fo
             await connection.run_sync(migrate)
     assert await raw.execute(engine, query) == before
     assert await raw.count_rows(engine, "agent_messages") == 1
-
-
-@pytest.mark.only_on("sqlite")
-async def test_batch_mode_loses_ids(engine, shared_database):
-    await SessionCatalog(engine, create_tables=True).create_session("chat")
-
-    def migrate(connection):
-        operations = Operations(MigrationContext.configure(connection))
-        with operations.batch_alter_table("agent_messages", recreate="always") as batch:
-            batch.add_column(Column("note", String))
-
-    async with engine.begin() as connection:
-        await connection.run_sync(migrate)
-    [finding] = [each for each in await diagnose(engine) if each.level != "info"]
-    assert "agent_messages.id is not AUTOINCREMENT" in finding.problem

@@ -171,13 +171,12 @@ def test_storage_and_query_know_neither_scope_nor_catalog() -> None:
     assert broken(known, core) == {}
 
 
-def test_only_dialects_and_one_module_of_the_doctor_each_name_a_database() -> None:
+def test_only_dialects_name_a_database() -> None:
     """No string elsewhere is the name of a database or driver, so nothing is decided by one."""
 
     def named(name: str) -> list[str]:
         found = [word for word in words(name, "value") if DATABASE.fullmatch(word)]
-        is_for_one = name.startswith("doctor.") and DATABASE.fullmatch(name.split(".")[1])
-        return [] if part(name) == "dialects" or is_for_one else found
+        return [] if part(name) == "dialects" else found
 
     assert broken(named) == {}
 

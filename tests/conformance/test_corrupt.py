@@ -278,8 +278,6 @@ async def test_times_of_zero(catalog, engine):
         late = datetime.now(timezone.utc) + timedelta(days=1)
         assert await catalog.count_sessions({"$updated_at": {"$lt": late}}) == 8
         await catalog.create_index("$updated_at")
-    found = [each.problem for each in await diagnose(engine) if each.check == "times"]
-    assert ["'s6'" in found[0], "'s2'" in found[1], len(found)] == [True, True, 2]
 
 
 @sqlite
@@ -438,5 +436,3 @@ async def test_items_that_are_null(catalog, engine):
         "s1": "$item",
         "s2": "$thread_item",
     }
-    unreadable = [each for each in await diagnose(engine) if "cannot be read" in each.problem]
-    assert len(unreadable) == 2

@@ -314,8 +314,6 @@ async def test_a_sqlite_database_of_0_1_works_without_the_trigger_that_it_lacks(
     session = catalog.session("chat")
     await check_everything(session)
     assert f"trigger {name} is missing" in caplog.text
-    levels = {each.level for each in await diagnose(engine) if each.check == "triggers"}
-    assert levels == {"error", "warning"}
     await raw.execute(
         engine, "UPDATE agent_sessions SET session_id = 'new' WHERE session_id = 'chat'"
     )

@@ -1,4 +1,4 @@
-"""`doctor` on triggers of ours that exist, but fire at other times or run something else."""
+"""`doctor` on triggers."""
 
 from __future__ import annotations
 
@@ -6,117 +6,98 @@ import re
 
 import pytest
 from conformance import raw
-from doctoring import mended, problems, repair, run
-from sqlalchemy import make_url
+from doctoring import explained, printed, problems, repair, run
 from sqlalchemy.exc import DBAPIError
 
-ACTIVITY = "agent_sessions_metadata_activity"
-TIME = f"{ACTIVITY}_session_time"
-ITEM = "agent_sessions_metadata_words_of_item_update"
-
-IN_TRIGGERS = {
-    "before": (" AFTER ", " BEFORE "),
-    "another event": (r"UPDATE ON (.*) WHEN \(.*\) EXECUTE", r"INSERT ON \1 EXECUTE"),
-    "some columns": ("AFTER UPDATE ON", "AFTER UPDATE OF created_at ON"),
-    "a constraint": ("CREATE TRIGGER", "CREATE CONSTRAINT TRIGGER"),
-    "never": (r"WHEN \(.*\) EXECUTE", "WHEN (false) EXECUTE"),
-    "always": (r"WHEN \(.*\) EXECUTE", "EXECUTE"),
-    "other changes": ("old.updated_at IS", "old.created_at IS"),
-    "statements": (r"EACH ROW WHEN \(.*\) EXECUTE", "EACH STATEMENT EXECUTE"),
-    "an argument": (r"\(\)$", "('x')"),
-    "another function": ("EXECUTE FUNCTION .*", "EXECUTE FUNCTION other()"),
-}
-IN_FUNCTIONS = {
-    "the rights of the caller": ("SECURITY DEFINER", ""),
-    "any search path": ("SET search_path TO .*", ""),
-    "another setting": ("SET search_path", "SET row_security TO 'off' SET search_path"),
-    "no writes": ("SECURITY DEFINER", "STABLE SECURITY DEFINER"),
-    "another text": ("session_id = NEW.session_id", "session_id = 'NEW.SESSION_ID'"),
-}
-BODY = "LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$"
+ROWS = "agent_sessions_metadata"
 
 
-@pytest.mark.only_on("postgresql")
-async def test_triggers_that_fire_otherwise_are_replaced(whole, shared_database):
-    engine = whole.engine
-    await raw.execute(engine, f"CREATE FUNCTION other() RETURNS trigger {BODY}")
-    healthy = await described(engine)
-    every = [(0, damage) for damage in IN_TRIGGERS] + [(1, damage) for damage in IN_FUNCTIONS]
-    for place, damage in every:
-        old, new = (IN_FUNCTIONS if place else IN_TRIGGERS)[damage]
-        create, replaced = re.subn(old, new, healthy[place])
-        assert replaced, damage
-        drop = () if place else (f"DROP TRIGGER {TIME} ON agent_sessions",)
-        await run(engine, [*drop, create])
-        (finding,) = await repair(engine, "activity")
-        assert f"trigger {TIME} does something else" in finding.problem, damage
-        assert await described(engine) == healthy
+@pytest.fixture
+async def indexed(filled):
+    await filled.create_index("tags")
+    return filled
 
 
-async def described(engine):
-    query = (
-        "SELECT pg_get_triggerdef(oid), pg_get_functiondef(tgfoid) FROM pg_trigger"
-        f" WHERE tgname = '{TIME}'"
+@pytest.mark.only_on("sqlite")
+async def test_a_missing_trigger_is_created(filled, shared_database):
+    engine = filled.engine
+    [(name, before)] = await raw.execute(
+        engine,
+        "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = 'agent_sessions'"
+        " AND sql LIKE '%AFTER DELETE%'",
     )
-    [(trigger, function)] = await raw.execute(engine, query)
-    return trigger, function
+    await raw.execute(engine, f"DROP TRIGGER {name}")
+    [finding] = await repair(engine, "triggers")
+    assert finding.problem == f"trigger {name} is missing"
+    query = "SELECT sql FROM sqlite_master WHERE name = :name"
+    assert await raw.execute(engine, query, name=name) == [(before,)]
+
+
+async def index_triggers(engine, kind):
+    """The triggers of indexes: their names and tables."""
+    query = {
+        "sqlite": "SELECT name, tbl_name FROM sqlite_master WHERE type = 'trigger'",
+        "postgresql": (
+            "SELECT tgname, tgrelid::regclass::text FROM pg_trigger WHERE NOT tgisinternal"
+        ),
+        "mysql": (
+            "SELECT trigger_name, event_object_table FROM information_schema.triggers"
+            " WHERE trigger_schema = database()"
+        ),
+    }[kind]
+    found = [(row[0], row[1]) for row in await raw.execute(engine, query)]
+    return [each for each in found if each[0].startswith(f"{ROWS}_activity")]
+
+
+async def test_missing_triggers_of_an_index_are_created(indexed, shared_database):
+    engine, kind = indexed.engine, shared_database.kind
+    triggers = await index_triggers(engine, kind)
+    for name, table in triggers:
+        on = f" ON {table}" if kind == "postgresql" else ""
+        await raw.execute(engine, f"DROP TRIGGER {name}{on}")
+    await indexed.set_metadata("a", {"tags": ["x", "z"]})
+    [finding] = await repair(engine, "triggers")
+    assert all(name in finding.problem for name, _ in triggers)
+    assert sorted(await index_triggers(engine, kind)) == sorted(triggers)
+    # What the words say about what was written in the meantime.
+    assert "drop each index and create it again: agent-sessions index drop" in finding.problem
+    await indexed.drop_index("tags")
+    await indexed.create_index("tags")
+    assert await indexed.count_sessions({"tags": {"$contains": "z"}}) == 1
+
+
+async def test_triggers_without_their_tables_are_explained(indexed, shared_database):
+    engine = indexed.engine
+    for table in ("activity", "indexes"):
+        await raw.execute(engine, f"DROP TABLE {ROWS}_{table}")
+    [finding] = await explained(engine, "triggers", ["error"])
+    assert "triggers write to tables that do not exist: " in finding.problem
+    triggers = await index_triggers(engine, shared_database.kind)
+    assert all(name in finding.problem for name, _ in triggers)
 
 
 @pytest.mark.only_on("mariadb")
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        (TIME, "AFTER UPDATE", "BEFORE UPDATE"),
-        (f"{ACTIVITY}_session_insert", "AFTER INSERT", "AFTER UPDATE"),
-        (ITEM, "AFTER UPDATE", "BEFORE UPDATE"),
-    ],
-)
-async def test_triggers_of_another_event_are_found(whole, shared_database, name, old, new):
-    engine = whole.engine
-    [row] = await raw.execute(engine, f"SHOW CREATE TRIGGER {name}")
-    await raw.execute(engine, f"DROP TRIGGER {name}")
-    await raw.execute(engine, row[2].replace(old, new, 1))
-    (finding,) = await problems(engine)
-    assert f"trigger {name} does something else" in finding.problem
-    if name == ITEM:
-        await whole.drop_index("$text")
-        await whole.create_index("$text")
-    assert await mended(engine) == []
-    [repaired] = await raw.execute(engine, f"SHOW CREATE TRIGGER {name}")
-    assert old in repaired[2]
-
-
-@pytest.mark.only_on("postgresql")
-async def test_owners_of_functions_that_may_not_write_are_named(whole, shared_database):
-    engine, role = whole.engine, f"Owner {make_url(shared_database.url).database}"[:30]
-    functions = await raw.execute(
-        engine,
-        "SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_trigger t ON t.tgfoid = p.oid"
-        " WHERE t.tgrelid IN ('agent_sessions'::regclass, 'agent_messages'::regclass)"
-        " AND NOT t.tgisinternal",
+async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database):
+    engine = indexed.engine
+    name, own = f"{ROWS}_activity_session_time", "audit"
+    await raw.execute(
+        engine, f"CREATE TRIGGER {own} AFTER INSERT ON agent_messages FOR EACH ROW SET @a = 1"
     )
-    await raw.execute(engine, f'CREATE ROLE "{role}"')
-    try:
-        grants = [f'GRANT ALL ON SCHEMA public TO "{role}"']
-        await run(
-            engine, grants + [f'ALTER FUNCTION {each} OWNER TO "{role}"' for (each,) in functions]
-        )
-        with pytest.raises(DBAPIError, match="permission denied"):
-            await whole.session("a").add_items([raw.message("hello")])
-        found = await problems(engine)
-        tables = (ACTIVITY, *(f"agent_sessions_metadata_words{end}" for end in ("", "_queue")))
-        assert {(each.check, each.level, each.repair) for each in found} == {
-            ("privileges", "error", ())
-        }
-        for table, finding in zip(tables, found, strict=True):
-            assert (
-                f'the owner "{role}" of trigger functions may not use {table}, ' in finding.problem
-            )
-            await run(engine, [re.search("run (GRANT .*), or", finding.problem)[1]])
-        assert await problems(engine) == []
-        await whole.session("a").add_items([raw.message("hello")])
-    finally:
-        await run(
-            engine, [f'REASSIGN OWNED BY "{role}" TO CURRENT_USER', f'DROP OWNED BY "{role}"']
-        )
-        await raw.execute(engine, f'DROP ROLE "{role}"')
+    for each in (name, own):
+        [row] = await raw.execute(engine, f"SHOW CREATE TRIGGER {each}")
+        create = re.sub(r"DEFINER=\S+", "DEFINER=`gone`@`%`", row[2], count=1)
+        await raw.execute(engine, f"DROP TRIGGER {each}")
+        await raw.execute(engine, create)
+    with pytest.raises(DBAPIError, match="1449"):
+        await indexed.session("a").add_items([raw.message("hello")])
+    found = await problems(engine)
+    assert [each.problem.split(",")[0] for each in found] == [
+        f"the user gone@% of trigger {name} does not exist",
+        f"the user gone@% of trigger {own} does not exist",
+    ]
+    await run(engine, printed(found))
+    [finding] = await explained(engine, "triggers", ["error"])
+    assert finding.problem.endswith("create the user, or create the trigger again as another one")
+    await raw.execute(engine, f"DROP TRIGGER {own}")
+    await indexed.session("a").add_items([raw.message("hello")])
+    assert await problems(engine) == []

@@ -57,6 +57,24 @@ class Link(NamedTuple):
     is_right: bool
 
 
+class IdColumn(NamedTuple):
+    """How a table stores ids or keys.
+
+    Attributes:
+        name: The name of the column.
+        type: Its type, as SQL spells it.
+        collation: The name of its collation.
+        is_text: Whether it stores every text unchanged.
+        is_exact: Whether it keeps different texts apart.
+    """
+
+    name: str
+    type: str
+    collation: str
+    is_text: bool
+    is_exact: bool
+
+
 class Dialect:
     """The SQL, error codes and flags of one database. This class uses standard SQL."""
 
@@ -470,6 +488,20 @@ class Dialect:
 
     def check_connection(self, connection: Connection) -> None:
         """As `check_settings`, before each use; also refuses a connection without foreign keys."""
+
+    def server_warnings(self, connection: Connection) -> list[str]:
+        """Returns what to know about the time zone and the settings of the server."""
+        return []
+
+    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
+        """Returns the columns `session_id` and `key` of a table that exists."""
+        raise NotImplementedError
+
+    def lost_definers(
+        self, connection: Connection, tables: Sequence[Table]
+    ) -> list[tuple[str, str]]:
+        """Returns the triggers on tables that run as a user who does not exist, and this user."""
+        return []
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         """Returns the type of ids in a sessions table, and whether it sorts by code point."""

@@ -41,7 +41,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, Link, Triples, replacements
+from ._dialect import Dialect, IdColumn, Link, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._settings import check_foreign_keys, check_once
 from ._shapes import MYSQL, ShapeSQL
@@ -441,6 +441,43 @@ class MySQL(Dialect):
 
     def _unsafe_mode(self) -> UnsupportedDialectError:
         return UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
+
+    def server_warnings(self, connection: Connection) -> list[str]:
+        modes = str(connection.scalar(text("SELECT @@sql_mode"))).split(",")
+        if {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"}.intersection(modes):
+            return []
+        return ["the server is not strict: it truncates values instead of refusing them"]
+
+    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
+        query = (
+            "SELECT column_name, column_type, coalesce(collation_name, ''),"
+            " data_type IN ('char', 'varchar') OR data_type LIKE '%text', data_type <> 'char'"
+            " AND coalesce(collation_name, '') IN ('utf8mb4_nopad_bin', 'utf8mb4_0900_bin')"
+            " FROM information_schema.columns WHERE table_name = :name"
+            " AND table_schema = coalesce(:schema, database())"
+            " AND column_name IN ('session_id', 'key')"
+        )
+        names = {"name": table.name, "schema": connection.schema_for_object(table)}
+        return [IdColumn(*row) for row in connection.execute(text(query), names)]
+
+    def lost_definers(
+        self, connection: Connection, tables: Sequence[Table]
+    ) -> list[tuple[str, str]]:
+        query = (
+            "SELECT trigger_name, definer, event_object_table FROM information_schema.triggers"
+            " WHERE trigger_schema = coalesce(:schema, database()) ORDER BY trigger_name"
+        )
+        names = {table.name for table in tables}
+        schema = {"schema": connection.schema_for_object(tables[0]) if tables else None}
+        found = connection.execute(text(query), schema).all()
+        try:
+            users = {*connection.scalars(text("SELECT concat(user, '@', host) FROM mysql.user"))}
+        except DBAPIError:
+            return []  # This user may not know the others.
+        # A server that checks no privileges knows no users.
+        if connection.scalar(text("SELECT CURRENT_USER()")) not in users:
+            return []
+        return [(row[0], row[1]) for row in found if row[2] in names and row[1] not in users]
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         schema = connection.schema_for_object(sessions)

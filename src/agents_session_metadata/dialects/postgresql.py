@@ -43,7 +43,7 @@ from sqlalchemy.types import TypeEngine
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
-from ._dialect import Dialect, Link, Statement, Triples, replacements
+from ._dialect import Dialect, IdColumn, Link, Statement, Triples, replacements
 from ._locks import ROUNDS, Locks
 from ._settings import check_foreign_keys, check_once
 from ._shapes import POSTGRESQL, ShapeSQL
@@ -423,6 +423,37 @@ class PostgreSQL(Dialect):
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # `refuse_restricted` gets the same code.
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
+
+    def server_warnings(self, connection: Connection) -> list[str]:
+        query = "SELECT setting, source FROM pg_settings WHERE name = 'TimeZone'"
+        zone, source = connection.execute(text(query)).one()
+        if zone.removeprefix("Etc/").upper() in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
+            return []
+        problem = (
+            f"the server's time zone is {zone}, and the SDK stores local times without it: they are"
+            " exact only while all writers and readers use this zone, and ambiguous in the hour"
+            " that summer time repeats; "
+        )
+        advice = (
+            "this client asks for the zone"
+            if source == "client"
+            else "to change it to UTC, stop all writers and convert the stored times of the SDK's"
+            " tables in the same step"
+        )
+        return [problem + advice]
+
+    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
+        query = (
+            "SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(c.collname, ''),"
+            # The type of a domain is the one under it.
+            " coalesce(nullif(t.typbasetype, 0), t.oid) IN ('text'::regtype, 'varchar'::regtype),"
+            " coalesce(c.collisdeterministic, true)"
+            " FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid"
+            " LEFT JOIN pg_collation c ON c.oid = a.attcollation"
+            " WHERE a.attrelid = to_regclass(:name) AND a.attname IN ('session_id', 'key')"
+        )
+        name = {"name": qualified_text(connection, table)}
+        return [IdColumn(*row) for row in connection.execute(text(query), name)]
 
     def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
         collation = connection.execute(

@@ -37,7 +37,7 @@ from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
 from ._aiosqlite import use_fewer_calls
-from ._dialect import Dialect, Link, Triples, replacements
+from ._dialect import Dialect, IdColumn, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._shapes import SQLITE, ShapeSQL
 from ._table_names import qualified
@@ -353,6 +353,20 @@ class SQLite(Dialect):
         statement = text(f"{query} WHERE type = 'table' AND name IN :names").bindparams(named)
         found = connection.scalars(statement, names).all()
         return [table for table in tables if table.name in found]
+
+    def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
+        query = (
+            "SELECT name, type, collation, type = '' OR type NOT LIKE '%INT%' AND"
+            " (type LIKE '%CHAR%' OR type LIKE '%CLOB%' OR type LIKE '%TEXT%'),"
+            " collation = 'BINARY' FROM (SELECT c.name, c.type, coalesce("
+            # The index of the primary key compares as the column does.
+            "(SELECT upper(x.coll) FROM pragma_index_list(:table, :schema) i"
+            " JOIN pragma_index_xinfo(i.name, :schema) x WHERE x.name = c.name AND x.key = 1"
+            " ORDER BY i.origin = 'pk' DESC LIMIT 1), 'BINARY') AS collation"
+            " FROM pragma_table_info(:table, :schema) c WHERE c.name IN ('session_id', 'key'))"
+        )
+        names = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
+        return [IdColumn(*row) for row in connection.execute(text(query), names)]
 
     def columns_query(self, schema: str) -> str:
         return (

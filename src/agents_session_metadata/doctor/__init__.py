@@ -1,26 +1,44 @@
-"""Checks a live database: what is wrong, and the SQL that repairs it.
+"""Checks a live database, and prints the statements that create what it lacks.
 
-`diagnose` changes nothing. The statements that it gives are safe to run in their order, also if
-one of them fails: they add what is missing, and never change or delete what an application wrote.
-`rewrite_search_keys` writes search keys again from the stored values.
+`diagnose` changes nothing. `rewrite_search_keys` writes search keys and list elements again from
+the stored values.
 """
 
 from __future__ import annotations
 
-from sqlalchemy.exc import NotSupportedError
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeAlias
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, NotSupportedError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects.names import PRODUCTS, connected_name
 from agents_session_metadata.dialects.urls import with_transactions
 from agents_session_metadata.storage.tables import TableNames, table_names
 
-from .checks import check
 from .findings import Finding
-from .inspection import inspect_database
 from .rewriting import Rewritten, rewrite_search_keys
+from .rows import check_orphans, check_values
+from .structure import Inspection, check_ids, check_tables
+from .triggers import check_definers, check_index_triggers, check_triggers
 
 __all__ = ["Finding", "Rewritten", "diagnose", "rewrite_search_keys"]
+
+Check: TypeAlias = Callable[[Inspection], Iterator[Finding]]
+_CHECKS: tuple[Check, ...] = (
+    check_tables,
+    check_ids,
+    check_triggers,
+    check_index_triggers,
+    check_definers,
+    check_orphans,
+    check_values,
+)
 
 
 async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list[Finding]:
@@ -32,28 +50,67 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
     Returns:
         What was found; the versions in use come first, as information. A healthy database gives
-        nothing else. If the tables do not belong together, only that is reported, and no finding
-        has statements.
+        nothing else.
 
     Raises:
         UnsupportedDialectError: If the engine is for another database, or has an unsupported
             setting.
     """
-    dialect_of(engine.dialect)
-    try:
-        return await _examined(engine, names or table_names())
-    except NotSupportedError:
-        # asyncpg had prepared a statement before the tables were repaired, and has dropped it now.
-        return await _examined(engine, names or table_names())
-
-
-async def _examined(engine: AsyncEngine, names: TableNames) -> list[Finding]:
     dialect = dialect_of(engine.dialect)
     in_transactions = with_transactions(engine).sync_engine
 
     def examine() -> list[Finding]:
-        with dialect.connect(in_transactions) as connection:
+        with dialect.connect(in_transactions) as connection, warnings.catch_warnings():
+            # SQLAlchemy warns of columns and indexes of the application that it cannot read.
+            warnings.simplefilter("ignore", SAWarning)
             dialect.check_settings(connection)
-            return check(inspect_database(connection, names))
+            dialect.check_connection(connection)
+            return [*_examine(Inspection(connection, names or table_names()))]
 
-    return await greenlet_spawn(examine)
+    try:
+        return await greenlet_spawn(examine)
+    except NotSupportedError:
+        # asyncpg prepared a statement before the tables were altered, and has dropped it now.
+        return await greenlet_spawn(examine)
+
+
+def _examine(inspection: Inspection) -> Iterator[Finding]:
+    connection = inspection.connection
+    yield Finding("info", "versions", ", ".join(_versions(connection)))
+    for problem in inspection.dialect.server_warnings(connection):
+        yield Finding("warning", "server", problem)
+    hidden = inspection.dialect.restricted(connection, inspection.present)
+    for table in hidden:
+        problem = (
+            f"a policy can hide rows of {table.name} from this user: run doctor as another one"
+        )
+        yield Finding("error", "policies", problem)
+    for check in () if hidden else _CHECKS:
+        yield from _checked(inspection, check)
+
+
+def _checked(inspection: Inspection, check: Check) -> Iterator[Finding]:
+    try:
+        yield from check(inspection)
+    except NotSupportedError:
+        raise
+    except DBAPIError as error:
+        # Such as a comparison of columns whose types do not fit each other.
+        inspection.connection.rollback()
+        name = check.__name__.removeprefix("check_").replace("_", " ")
+        yield Finding("error", name, f"could not be checked: {error.orig}")
+
+
+def _versions(connection: Connection) -> Iterator[str]:
+    dialect = connection.dialect
+    number = ".".join(map(str, dialect.server_version_info or ()))
+    yield f"{PRODUCTS[connected_name(dialect)]} {number}"
+    driver = dialect.driver.removesuffix("_async")
+    yield from map(_installed, (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata"))
+
+
+def _installed(package: str) -> str:
+    try:
+        return f"{package} {version(package)}"
+    except PackageNotFoundError:
+        return package

@@ -1,178 +1,187 @@
-"""Rows that cannot be read: items, and those of paused runs, threads and the usage ledger."""
+"""Counts rows without a parent, and stored values that are not JSON or not what is derived of them.
+
+Values are read in batches, in the order of the primary key; memory does not grow with the table.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from datetime import date
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table, case, literal_column, or_, select
+from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, type_coerce
+from sqlalchemy.types import NullType
 
-from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.runs.records import Encryption, paused_run
-from agents_session_metadata.storage.paused import PAUSED
-from agents_session_metadata.storage.paused_rows import PausedRow
-from agents_session_metadata.storage.stored import plain_text
-from agents_session_metadata.storage.threads import THREADS
-from agents_session_metadata.storage.usage import USAGE
-from agents_session_metadata.values import decode_value
+from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.values import SearchKey, decode_elements, decode_value, search_key
 
-from .findings import Finding, Tally
-from .inspection import Inspection
+from .findings import Finding
+from .structure import Inspection
 
 BATCH = 200
-"""Rows that are read at a time."""
+"""Values that are read at a time."""
 
-_TEXTS = ("details", "decisions", "owner_id", "owner", "data")
-"""The columns of texts that are read."""
-_NUMBERS = ("item_count", "last_item", "revision", "paused_at", "token", "claimed_until")
-# As SQL, because a driver takes the ends of Python's calendar for infinity.
-_DAYS: Any = tuple(literal_column(f"'{each}'") for each in (date.min, date.max))
+_EXAMPLES = 3
+_REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
 
 
-class _Kind(NamedTuple):
-    """Rows of one table.
+def check_orphans(inspection: Inspection) -> Iterator[Finding]:
+    """Count the rows whose parents are missing, such as after foreign keys were switched off."""
+    for group in inspection.queried.groups:
+        for table in group.tables:
+            for constraint in table.foreign_key_constraints:
+                parent = constraint.referred_table
+                if not inspection.complete.issuperset({table.name, parent.name}):
+                    continue
+                pairs = [(each.parent, each.column) for each in constraint.elements]
+                is_there = exists().where(and_(*(own == other for own, other in pairs)))
+                given = [own.is_not(None) for own, _ in pairs]
+                orphans: Any = select(func.count()).select_from(table).where(*given, ~is_there)
+                count = inspection.connection.scalar(orphans)
+                if count:
+                    have = "row of {} has" if count == 1 else "rows of {} have"
+                    problem = (
+                        f"{count} {have.format(table.name)} no row in {parent.name}: restore those"
+                        " rows from a backup, or delete these by SQL"
+                    )
+                    yield Finding("error", "orphans", problem)
+
+
+class Stored(NamedTuple):
+    """One stored value.
 
     Attributes:
-        table: The table.
-        columns: The columns that are read, beside those of the primary key.
-        is_readable: Whether a row can be read, given its values by column.
-        name: Names a row, given these.
-        advice: What to do about those that cannot be read.
-        suspects: The condition for rows that may be wrong; None: any.
+        session_id: The session.
+        key: The metadata key.
+        is_json: Whether the value can be read.
+        search: The search key that belongs to the value.
+        elements: The search keys that belong to the elements, if it is a list.
+        has_search: Whether `search` is stored.
+        has_elements: Whether `elements` are stored.
     """
 
-    table: Table
-    columns: tuple[str, ...]
-    is_readable: Callable[[dict[str, Any]], bool]
-    name: Callable[[dict[str, Any]], str]
-    advice: str
-    suspects: ColumnElement[bool] | None = None
+    session_id: str
+    key: str
+    is_json: bool
+    search: SearchKey
+    elements: tuple[SearchKey, ...]
+    has_search: bool
+    has_elements: bool
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether what is derived from the value has to be written again."""
+        return self.is_json and not (self.has_search and self.has_elements)
 
 
-def check_rows(inspection: Inspection) -> Iterator[Finding]:
-    """Report rows that neither this package nor the SDK has written so."""
-    for kind in _kinds(inspection):
-        table = kind.table
-        if not inspection.is_readable(table, [*table.primary_key.columns.keys(), *kind.columns]):
-            continue
-        wrong = Tally()
-        for row in _read(inspection, kind):
-            if not kind.is_readable(row):
-                wrong.add(kind.name(row))
-        if wrong.count:
-            rows = "1 row" if wrong.count == 1 else f"{wrong.count} rows"
-            problem = f"{rows} of {table.name} cannot be read: {wrong}; {kind.advice}"
-            yield Finding("error", "values", problem)
+class StoredValues:
+    """Reads the values in the metadata table of one database."""
+
+    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
+        rows, elements = tables.metadata, tables.elements
+        self._own = rows.c.session_id, rows.c.key
+        self._select: Any = select(
+            *self._own,
+            dialect.json_text(rows.c.value),
+            type_coerce(rows.c.search_key, NullType()),
+            type_coerce(rows.c.search_rest, NullType()),
+        )
+        # MariaDB compares BETWEEN by the collation of the parameters.
+        self._elements: Any = select(
+            elements.c.session_id,
+            elements.c.key,
+            type_coerce(elements.c.search_key, NullType()),
+            type_coerce(elements.c.search_rest, NullType()),
+        ).where(
+            elements.c.session_id >= bindparam("first"), elements.c.session_id <= bindparam("last")
+        )
+
+    def batch(self, connection: Connection, after: Stored | None) -> list[Stored]:
+        """The values after one, or the first ones."""
+        own_id, key = self._own
+        statement = self._select.order_by(own_id, key).limit(BATCH)
+        if after is not None:
+            later = or_(own_id > after.session_id, key > after.key)
+            statement = statement.where(own_id >= after.session_id, later)
+        return self._judged(connection, connection.execute(statement).all())
+
+    def of_keys(self, connection: Connection, session_id: str, keys: list[str]) -> list[Stored]:
+        """Some values of one session, whose rows are locked."""
+        own_id, key = self._own
+        statement = self._select.where(own_id == session_id, key.in_(keys)).with_for_update()
+        return self._judged(connection, connection.execute(statement).all())
+
+    def _judged(self, connection: Connection, found: Sequence[Any]) -> list[Stored]:
+        parts: dict[Any, Counter[Any]] = {(row[0], row[1]): Counter() for row in found}
+        if found:
+            ends = {"first": found[0][0], "last": found[-1][0]}
+            for own_id, key, *search in connection.execute(self._elements, ends):
+                if (own_id, key) in parts:
+                    parts[own_id, key][tuple(map(_as_bytes, search))] += 1
+        return [_judge(row, parts[row[0], row[1]]) for row in found]
 
 
-def _kinds(inspection: Inspection) -> list[_Kind]:
-    [paused], [usage] = (inspection.tables.group(name).tables for name in (PAUSED, USAGE))
-    items, attachments = inspection.tables.group(THREADS).tables
-    messages = inspection.tables.messages
-    data = messages.c.message_data
-    is_text = inspection.ways.not_a_text(data) is None
-    return [
-        _Kind(
-            messages,
-            ("session_id", "message_data"),
-            lambda row: plain_text(row["message_data"]) is not None,
-            lambda row: f"{row['id']} of session {quoted(row['session_id'])}",
-            "correct it by SQL, or delete the item",
-            data.is_(None) if is_text else None,
-        ),
-        _Kind(
-            paused,
-            ("details", "decisions", *_NUMBERS),
-            _is_paused_run,
-            lambda row: f"that of session {quoted(row['session_id'])}",
-            "correct it by SQL, or discard the paused run",
-        ),
-        _Kind(
-            usage,
-            ("owner_id", "day"),
-            lambda row: _is_day(row["day"]) and (row["owner_id"] is None or _is_json(row)),
-            lambda row: f"the one with the id {row['id']}",
-            "correct the owner or the day by SQL",
-        ),
-        _Kind(
-            items,
-            ("data",),
-            lambda row: _is_object(row["data"]),
-            lambda row: f"{quoted(row['item_id'])} of session {quoted(row['session_id'])}",
-            "correct it by SQL, or delete the item",
-        ),
-        _Kind(
-            attachments,
-            ("owner", "data"),
-            lambda row: _is_object(row["owner"]) and _is_object(row["data"]),
-            lambda row: quoted(row["attachment_id"]),
-            "correct or delete it by SQL",
-        ),
-    ]
-
-
-def _read(inspection: Inspection, kind: _Kind) -> Iterator[dict[str, Any]]:
-    """All rows in the order of their key."""
-    key = [*kind.table.primary_key.columns]
-    names = [*(column.name for column in key), *kind.columns]
-    given = [_selected(inspection, kind.table, name) for name in names]
-    statement: Any = select(*given).where(*(column.is_not(None) for column in key))
-    if kind.suspects is not None:
-        statement = statement.where(kind.suspects)
-    statement = statement.order_by(*key).limit(BATCH)
-    found: Any = inspection.connection.execute(statement).all()
-    while found:
-        yield from (dict(zip(names, row, strict=True)) for row in found)
-        first, last = key[0], found[-1]
-        later = [first > last[0]]
-        if len(key) > 1:
-            later = [first >= last[0], or_(first > last[0], key[1] > last[1])]
-        found = inspection.connection.execute(statement.where(*later)).all()
-
-
-def _selected(inspection: Inspection, table: Table, name: str) -> Any:
-    column: Any = table.c[name]
-    if name in _TEXTS:
-        return inspection.stored_text(column)
-    if name == "message_data":
-        return inspection.ways.item_text(column)
-    # A driver may refuse to read days that Python does not have.
-    is_known = name == "day"
-    return case((column.between(*_DAYS), inspection.stored_text(column))) if is_known else column
-
-
-def _is_paused_run(row: dict[str, Any]) -> bool:
+def _judge(row: Any, parts: Counter[Any]) -> Stored:
+    own_id, key, stored, *search = row
     try:
-        paused_run(PausedRow(**row, now=0), Encryption())
-    except CorruptMetadataError:
-        return False
-    return True
-
-
-def _is_json(row: dict[str, Any]) -> bool:
-    stored = row["owner_id"]
-    try:
-        decode_value(stored if isinstance(stored, str) else bytes(stored).decode())
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _is_object(stored: Any) -> bool:
-    try:
-        return isinstance(json.loads(stored), dict)
-    except (ValueError, TypeError, RecursionError):
-        return False
-
-
-def _is_day(stored: Any) -> bool:
-    """Whether a value is a day, which some databases store as text."""
-    if not isinstance(stored, bytes):
-        return isinstance(stored, date)
-    try:
-        return date.fromisoformat(stored.decode()).isoformat().encode() == stored
+        text = stored.decode() if isinstance(stored, bytes) else stored
+        wanted, elements = search_key(decode_value(text)), decode_elements(text)
     except ValueError:
-        return False
+        return Stored(own_id, key, False, SearchKey(b"", b""), (), False, False)
+    has_search = tuple(map(_as_bytes, search)) == wanted
+    return Stored(own_id, key, True, wanted, elements, has_search, parts == Counter(elements))
+
+
+def _as_bytes(stored: Any) -> bytes | None:
+    return bytes(stored) if isinstance(stored, (bytes, bytearray, memoryview)) else None
+
+
+@dataclass
+class _Tally:
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, stored: Stored) -> None:
+        self.count += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(f"{quoted(stored.key)} of session {quoted(stored.session_id)}")
+
+    def counted(self, one: str, many: str) -> str:
+        return f"1 {one}" if self.count == 1 else f"{self.count} {many}"
+
+    def __str__(self) -> str:
+        more = self.count - len(self.examples)
+        return ", ".join(self.examples) + (f" and {more} more" if more else "")
+
+
+def check_values(inspection: Inspection) -> Iterator[Finding]:
+    """Count values that are not JSON, and search keys and elements that do not match theirs."""
+    tables = inspection.queried
+    if not inspection.complete.issuperset({tables.metadata.name, tables.elements.name}):
+        return
+    values, last = StoredValues(tables, inspection.dialect), None
+    broken, searched, listed = _Tally(), _Tally(), _Tally()
+    while batch := values.batch(inspection.connection, last):
+        last = batch[-1]
+        for stored in batch:
+            if not stored.is_json:
+                broken.add(stored)
+                continue
+            if not stored.has_search:
+                searched.add(stored)
+            if not stored.has_elements:
+                listed.add(stored)
+    if broken.count:
+        problem = f"{broken.counted('value is', 'values are')} not valid JSON: {broken}"
+        yield Finding("error", "values", f"{problem}; set the keys again, or delete them")
+    if searched.count:
+        problem = searched.counted("search key does", "search keys do")
+        problem += f" not match the value, so filters are wrong: {searched}"
+        yield Finding("error", "search keys", f"{problem}; {_REWRITE}")
+    if listed.count:
+        problem = listed.counted("value has", "values have")
+        problem += " other list elements than the elements table, so $contains and count_values"
+        yield Finding("error", "elements", f"{problem} are wrong: {listed}; {_REWRITE}")

@@ -1,33 +1,88 @@
-"""Whether a trigger is as the statements of this package create it."""
+"""Looks for triggers by name, and for users that triggers need."""
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from agents_session_metadata.dialects._triggers import has_body, normal
+from sqlalchemy import select
 
-_CAST = re.compile(r"""::(?:character varying|[\w."]+)""")
+from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
+from agents_session_metadata.storage.activity import ACTIVITY
+from agents_session_metadata.storage.activity_triggers import activity_triggers
 
-
-class StoredTrigger(NamedTuple):
-    """A trigger as the database describes it, in the words of the statements that create it.
-
-    Attributes:
-        runs: What it runs, as it was typed, and when, if the database keeps that as well. Empty if
-            the trigger has no effect.
-        fires: More parts of the statements, with the database's own parentheses and casts.
-    """
-
-    runs: str
-    fires: tuple[str, ...] = ()
-
-    def is_created_by(self, statements: tuple[str, ...]) -> bool:
-        """Whether these statements create it."""
-        text = _plain("".join(statements))
-        return has_body(statements, self.runs) and all(_plain(each) in text for each in self.fires)
+from .findings import Finding
+from .structure import INDEX_AGAIN, Inspection
 
 
-def _plain(statement: str) -> str:
-    """A normal statement without casts, and without parentheses."""
-    return re.sub("[()]", "", normal(_CAST.sub("", statement)))
+def check_triggers(inspection: Inspection) -> Iterator[Finding]:
+    """Report missing triggers, those of earlier versions, and those whose tables are gone."""
+    dialect, quote = inspection.dialect, inspection.quote
+    existing = _existing(inspection)
+    for group in inspection.expected.groups:
+        triggers = group.triggers if dialect.uses_triggers else ()
+        if not any(table in inspection.wanted for table in group.tables):
+            names = [each.name for each in (*triggers, *group.cleanup) if each.name in existing]
+            if names:
+                problem = (
+                    f"triggers write to tables that do not exist: {', '.join(names)}. Drop them:"
+                    " agent-sessions ddl --drop prints the statements"
+                )
+                yield Finding("error", "triggers", problem)
+            continue
+        for trigger in triggers:
+            former = [name for name in trigger.former_names if name in existing]
+            schema = dialect.schema_of(inspection.connection, trigger.table)
+            drops = [dialect.triggers.drop(schema, quote(name), "") for name in former]
+            if trigger.name not in existing:
+                drops.append(inspection.sql(trigger))
+            if former:
+                problem = f"{', '.join(former)} on {trigger.table.name} is of an earlier version"
+                yield Finding("warning", "triggers", problem, tuple(drops))
+            elif drops:
+                problem = f"trigger {trigger.name} is missing"
+                yield Finding("error", "triggers", problem, tuple(drops))
+
+
+def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:
+    """Report missing triggers of indexes."""
+    existing = _existing(inspection)
+    missing = [each for each in _index_triggers(inspection) if each.plain not in existing]
+    if missing:
+        names = ", ".join(each.plain for each in missing)
+        problem = f"triggers that maintain indexes are missing: {names}. Create them, {INDEX_AGAIN}"
+        create = inspection.dialect.triggers.create
+        statements = [statement for each in missing for statement in create(each)]
+        repair = as_typed(inspection.connection, statements)
+        yield Finding("error", "triggers", problem, repair)
+
+
+def check_definers(inspection: Inspection) -> Iterator[Finding]:
+    """Report triggers that run as a user who does not exist, so that writes fail."""
+    ours = {each.plain: each for each in _index_triggers(inspection)}
+    sql = inspection.dialect.triggers
+    for name, definer in inspection.dialect.lost_definers(
+        inspection.connection, inspection.present
+    ):
+        problem = f"the user {definer} of trigger {name} does not exist, so that writes fail"
+        repair: tuple[str, ...] = ()
+        if name in ours:
+            each = ours[name]
+            statements = [sql.drop(each.schema, each.name, each.table), *sql.create(each)]
+            repair = as_typed(inspection.connection, statements)
+        else:
+            problem += ": create the user, or create the trigger again as another one"
+        yield Finding("error", "triggers", problem, repair)
+
+
+def _existing(inspection: Inspection) -> dict[str, str]:
+    core = [table for table in inspection.queried.tables if table.name in inspection.existing]
+    return inspection.dialect.existing_triggers(inspection.connection, *core)
+
+
+def _index_triggers(inspection: Inspection) -> list[RowTrigger]:
+    indexes, entries = inspection.queried.group(ACTIVITY).tables
+    needed = (*inspection.queried.tables, indexes, entries)
+    if not inspection.complete.issuperset(table.name for table in needed):
+        return []
+    keys = inspection.connection.scalars(select(indexes.c.key)).all()
+    return activity_triggers(inspection.connection, inspection.queried, keys) if keys else []

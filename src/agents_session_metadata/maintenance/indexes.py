@@ -34,7 +34,7 @@ from agents_session_metadata.storage.activity import (
     UPDATED_AT,
     expected_entries,
 )
-from agents_session_metadata.storage.activity_check import activity_triggers
+from agents_session_metadata.storage.activity_triggers import activity_triggers
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.removal import delete_rows

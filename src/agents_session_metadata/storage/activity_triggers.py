@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, DDLElement, Table, literal_column
 from sqlalchemy.ext.compiler import compiles
@@ -17,6 +17,9 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._triggers import RowTrigger
 
 from .definitions import derived_name, name_beside
+
+if TYPE_CHECKING:
+    from .tables import SessionTables
 
 _NAMES = (
     (0, "_session_insert"),
@@ -206,3 +209,12 @@ def _text(connection: Connection, text: str) -> str:
     spelled = dialect_of(connection.dialect).literal(text)
     # Doubles each % if the driver requires it.
     return str(literal_column(spelled).compile(dialect=connection.dialect))
+
+
+def activity_triggers(
+    connection: Connection, tables: SessionTables, keys: Iterable[str]
+) -> list[RowTrigger]:
+    """The triggers for an index of these keys."""
+    indexes, entries = tables.group("activity").tables
+    schema = dialect_of(connection.dialect).schema_of(connection, entries)
+    return row_triggers(connection, Target(schema, tables.tables, indexes, entries), keys)

@@ -155,6 +155,9 @@ class CreateTrigger(DDLElement):
             is a new one, and the rows of an id that changes are deleted.
     """
 
+    former_names: tuple[str, ...] = ()
+    """The names that earlier versions gave to their triggers."""
+
     def __init__(
         self,
         name: str,

@@ -19,7 +19,7 @@ from agents_session_metadata.dialects._triggers import as_typed
 from agents_session_metadata.errors import TablesMismatchError
 
 from .activity import ACTIVITY
-from .activity_check import activity_triggers
+from .activity_triggers import activity_triggers
 from .definitions import derived_name
 from .groups import GROUPS
 from .tables import SessionTables

@@ -1,0 +1,216 @@
+"""Compares the tables of a database with those that `ddl` would create."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import (
+    Connection,
+    Index,
+    MetaData,
+    Table,
+    UniqueConstraint,
+    inspect,
+    literal_column,
+    select,
+)
+from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
+
+from agents_session_metadata.ddl import as_text, table_elements
+from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.names import connected_name, offline
+from agents_session_metadata.storage.activity import ACTIVITY
+from agents_session_metadata.storage.creation import existing_tables, types_beside
+from agents_session_metadata.storage.tables import (
+    CORE,
+    CREATE_TYPES,
+    SessionTables,
+    TableNames,
+    build_tables,
+    query_tables,
+)
+
+from .findings import Finding
+
+INDEX_AGAIN = (
+    "then drop each index and create it again: agent-sessions index drop KEY, agent-sessions index"
+    " create KEY"
+)
+
+
+class Inspection:
+    """The tables of one name in one database.
+
+    Attributes:
+        connection: The connection to read with.
+        dialect: The database.
+        inspector: SQLAlchemy's view of it.
+        schema: The schema of the tables, if a translation names one.
+        expected: The tables as they would be created beside a sessions table that exists.
+        queried: The same tables to build queries with.
+        existing: The names of the tables that exist.
+        wanted: The tables that should exist: a feature has all of its tables or none.
+        complete: The names of the tables that exist and have all columns. `check_tables` adds them.
+    """
+
+    def __init__(self, connection: Connection, names: TableNames) -> None:
+        self.connection = connection
+        self.dialect: Dialect = dialect_of(connection.dialect)
+        self.inspector: Any = inspect(connection)
+        self.queried: SessionTables = query_tables(names)
+        sessions = self.queried.sessions
+        self.schema: str | None = connection.schema_for_object(sessions)
+        every = [table for group in self.queried.groups for table in group.tables]
+        found = existing_tables(connection, self.queried, every)
+        self.existing: set[str] = {table.name for table in found}
+        is_found = sessions.name in self.existing
+        types = types_beside(connection, sessions) if is_found else CREATE_TYPES
+        self.expected: SessionTables = build_tables(MetaData(), names, types)
+        self.wanted: list[Table] = [
+            table
+            for group in self.expected.groups
+            if group.name == CORE or any(table.name in self.existing for table in group.tables)
+            for table in group.tables
+        ]
+        self.complete: set[str] = set()
+        self._offline = offline(connected_name(connection.dialect))
+
+    @property
+    def present(self) -> list[Table]:
+        """The tables that exist."""
+        return [table for table in self.wanted if table.name in self.existing]
+
+    def sql(self, element: Any) -> str:
+        """A statement as text, in the schema that the connection translates to."""
+        options: dict[str, Any] = {}
+        translation = self.connection.get_execution_options().get("schema_translate_map")
+        if translation is not None:
+            options = {"schema_translate_map": translation, "render_schema_translate": True}
+        return as_text(element, self._offline, **options)
+
+    def quote(self, name: str) -> str:
+        """A name, quoted if SQL requires it."""
+        return self._offline.identifier_preparer.quote(name)
+
+    def is_filled(self, table: Table) -> bool:
+        """Whether a table exists and has a row."""
+        first: Any = select(literal_column("1")).select_from(table).limit(1)
+        return table.name in self.existing and self.connection.execute(first).first() is not None
+
+
+def check_tables(inspection: Inspection) -> Iterator[Finding]:
+    """Report missing tables, columns, keys and indexes."""
+    for table in inspection.wanted:
+        if table.name not in inspection.existing:
+            yield _missing_table(inspection, table)
+            continue
+        missing = [*_missing_columns(inspection, table)]
+        if missing:
+            yield from missing
+            continue
+        inspection.complete.add(table.name)
+        yield from _primary_key(inspection, table)
+        yield from _foreign_keys(inspection, table)
+        yield from _indexes(inspection, table)
+
+
+def _missing_table(inspection: Inspection, table: Table) -> Finding:
+    expected = inspection.expected
+    problem = f"table {table.name} is missing"
+    filled = [each.name for each in inspection.wanted[1:] if inspection.is_filled(each)]
+    if table is expected.sessions and filled:
+        problem += (
+            f", and {filled[0]} has rows: check the names of the tables, or restore the table from"
+            " a backup"
+        )
+        return Finding("error", "tables", problem)
+    if table is expected.elements and inspection.is_filled(expected.metadata):
+        problem += "; once it exists, agent-sessions doctor --rewrite-search-keys fills it"
+    elif table in expected.group(ACTIVITY).tables:
+        problem += f"; once it exists, {INDEX_AGAIN.removeprefix('then ')}"
+    statements = table_elements(table, inspection.dialect)
+    return Finding("error", "tables", problem, tuple(map(inspection.sql, statements)))
+
+
+def _missing_columns(inspection: Inspection, table: Table) -> Iterator[Finding]:
+    found = {
+        each["name"] for each in inspection.inspector.get_columns(table.name, inspection.schema)
+    }
+    for column in table.c:
+        if column.name not in found:
+            yield Finding(
+                "error",
+                "columns",
+                f"column {table.name}.{column.name} is missing: restore the table from a backup, or"
+                f" add the column by a migration, as {inspection.sql(CreateColumn(column))}",
+            )
+
+
+def _primary_key(inspection: Inspection, table: Table) -> Iterator[Finding]:
+    found = inspection.inspector.get_pk_constraint(table.name, inspection.schema)
+    columns = table.primary_key.columns.keys()
+    if found["constrained_columns"] != columns:
+        problem = f"the primary key of {table.name} is not ({', '.join(columns)})"
+        yield Finding("error", "indexes", f"{problem}: change it by a migration")
+
+
+def _foreign_keys(inspection: Inspection, table: Table) -> Iterator[Finding]:
+    found = inspection.inspector.get_foreign_keys(table.name, inspection.schema)
+    for constraint in sorted(table.foreign_key_constraints, key=str):
+        parent = constraint.referred_table.name
+        rules = [
+            each["options"].get("ondelete") or "NO ACTION"
+            for each in found
+            if each["constrained_columns"] == constraint.column_keys
+            and each["referred_table"].lower() == parent.lower()
+        ]
+        name = f"the foreign key of {table.name} to {parent}"
+        if not rules and inspection.dialect.uses_triggers:
+            yield Finding("warning", "foreign keys", f"{name} is missing: triggers do its work")
+        elif not rules:
+            statement = inspection.sql(AddConstraint(constraint))
+            problem = f"{name} is missing: once every row has its parent, add it by a migration"
+            yield Finding("error", "foreign keys", f"{problem}, as {statement}")
+        elif constraint.ondelete not in rules and not inspection.dialect.uses_triggers:
+            problem = f"{name} has ON DELETE {rules[0]}, not {constraint.ondelete}"
+            yield Finding("error", "foreign keys", f"{problem}: replace it by a migration")
+
+
+def _indexes(inspection: Inspection, table: Table) -> Iterator[Finding]:
+    inspector, place = inspection.inspector, (table.name, inspection.schema)
+    every = [*inspector.get_indexes(*place), *inspector.get_unique_constraints(*place)]
+    found = [each["column_names"] for each in every]
+    unique = [each for each in table.constraints if isinstance(each, UniqueConstraint)]
+    # What a unique constraint promises follows from the primary key: its index is all it adds.
+    copy = table.to_metadata(MetaData())
+    wanted = [
+        *table.indexes,
+        *(Index(str(each.name), *(copy.c[own.name] for own in each.columns)) for each in unique),
+    ]
+    for index in sorted(wanted, key=lambda each: str(each.name)):
+        columns = index.columns.keys()
+        if columns not in [each[: len(columns)] for each in found]:
+            problem = f"{table.name} has no index on ({', '.join(columns)})"
+            yield Finding("error", "indexes", problem, (inspection.sql(CreateIndex(index)),))
+
+
+def check_ids(inspection: Inspection) -> Iterator[Finding]:
+    """Report types and collations of ids and keys that do not keep different texts apart."""
+    sessions = inspection.expected.sessions
+    followed: str | None = None
+    for table in inspection.present:
+        for column in inspection.dialect.id_columns(inspection.connection, table):
+            name = f"{table.name}.{column.name}"
+            if table is sessions:
+                followed = column.collation
+            if not column.is_text:
+                problem = f"{name} has the type {column.type}, which changes or rejects some texts"
+                yield Finding("error", "types", f"{problem}: change it by a migration")
+            elif not column.is_exact:
+                # The comparison of ids follows the sessions table.
+                follows = column.name == "session_id" and column.collation == followed
+                problem = f"{name} has the type {column.type} and the collation {column.collation}"
+                problem += ", which do not keep all different texts apart"
+                yield Finding("warning" if follows else "error", "collations", problem)
