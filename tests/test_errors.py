@@ -22,7 +22,6 @@ from agents_session_metadata import (
     SessionNotFoundError,
     SessionPausedError,
     StateVersionError,
-    TablesMismatchError,
     TablesMissingError,
     UnsupportedDialectError,
 )
@@ -42,9 +41,8 @@ ERRORS = [
     SessionNotFoundError("a"),
     SessionPausedError("a"),
     StateVersionError("a", "9.9"),
-    TablesMismatchError("a", "is wrong"),
     TablesMissingError(["a"]),
-    TablesMissingError(["a"], only_triggers=True),
+    TablesMissingError(["a"], "its name is misspelled"),
     UnsupportedDialectError("a"),
     UnsupportedDialectError("a", "a setting"),
 ]

@@ -37,7 +37,6 @@ from agents_session_metadata import (
     SessionTitler,
     SessionTracker,
     SQLAlchemyMetadataSession,
-    TablesMismatchError,
     TablesMissingError,
     TriggersNotAllowedError,
     UnsupportedDialectError,
@@ -137,8 +136,6 @@ def errors() -> None:
         assert_type(error.key, str)
     except (SessionExistsError, SessionNotFoundError) as error:
         assert_type(error.session_id, str)
-    except TablesMismatchError as error:
-        assert_type(error.tables, tuple[str, ...])
     except TablesMissingError as error:
         assert_type(error.tables, tuple[str, ...])
     except UnsupportedDialectError as error:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
-from sqlalchemy import Table, exists
+from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
 from .dialects import dialect_of
@@ -14,10 +13,9 @@ from .dialects._dialect import Dialect
 from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from .dialects.names import offline
 from .storage.creation import CreateWithIndexes
+from .storage.definitions import dropping
 from .storage.tables import (
-    DropTrigger,
     SessionTables,
-    TableGroup,
     TableNames,
     create_tables,
     table_names,
@@ -45,14 +43,7 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
             elements += table_elements(table, ways, if_not_exists=True)
         if ways.uses_triggers:
             elements += group.triggers
-        elements += _restarts(group, tables.sessions)
     return [as_text(element, sa_dialect) for element in elements]
-
-
-def _restarts(group: TableGroup, sessions: Table) -> Iterator[Any]:
-    """Statements for tables that were created again: an index without rows is not complete."""
-    for table, restart in [*group.restarts.items()][:1]:
-        yield restart.where(exists().select_from(sessions), ~exists().select_from(table))
 
 
 def table_elements(
@@ -91,7 +82,7 @@ def drop_statements(
     for group in tables.groups:
         elements += group.cleanup
         if dialect_of(sa_dialect).uses_triggers:
-            elements += [DropTrigger(trigger) for trigger in group.triggers]
+            elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
     every_table = [table for group in tables.groups for table in group.tables]
     kept = () if everything else (tables.sessions, tables.messages)
     elements += [

@@ -260,57 +260,21 @@ class BudgetExceededError(SessionMetadataError, RuntimeError):
 class TablesMissingError(SessionMetadataError, RuntimeError):
     """Tables are missing from the database; on SQLite, also triggers.
 
+    If metadata has rows but the sessions table is missing, the name of a table is probably wrong.
+    The error is then raised even with `create_tables=True`, and nothing is created.
+
     Attributes:
         tables: The names of the missing tables and triggers.
     """
 
-    def __init__(self, tables: Sequence[str], *, only_triggers: bool = False) -> None:
+    def __init__(self, tables: Sequence[str], problem: str | None = None) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
-        lists = [name for name in self.tables if name.endswith("_elements")]
-        advice = "create_tables=True"
-        if only_triggers:
-            # All of them, created by SQL, would delete rows of sessions that are still to come.
-            advice += ", or with the statements of `agent-sessions doctor`"
-        elif lists and lists[0].removesuffix("_elements") not in self.tables:
-            # Created by SQL, a table of list elements beside metadata would be empty.
-            advice += ", which also fills the table of list elements"
-        else:
-            advice += ", with `agent-sessions ddl`, or by a migration from session_tables()"
-        super().__init__(
-            f"missing from the database: {', '.join(self.tables)}; create with {advice}"
+        advice = (
+            "create with create_tables=True, with `agent-sessions ddl`, or by a migration from "
+            "session_tables()"
         )
-
-
-class TablesMismatchError(TablesMissingError):
-    """The tables do not belong together: one was renamed or dropped, or a name is misspelled.
-
-    It is also raised if a table lacks a column, or if its types, collations or keys could let one
-    session change what belongs to another one, such as "a" and "A".
-
-    An empty sessions table would hide all sessions, and each new session would delete what an
-    earlier one with its id has left. An empty metadata table would hide what retention spares. So
-    nothing is created or written, even with `create_tables=True`. If all tables were renamed,
-    `agent-sessions doctor` prints statements that replace their triggers. To use a second metadata
-    table beside the sessions, create its tables with `agent-sessions ddl` or by a migration.
-
-    Attributes:
-        tables: The name of the table that is missing, to which the others do not refer, that seems
-            to be a copy, whose triggers have other names or are on another table, or whose columns
-            are wrong.
-        problem: What is wrong, and what to do about it.
-    """
-
-    def __init__(
-        self, table: str, problem: str, more: str | None = None, *, cause: str | None = None
-    ) -> None:
-        self.tables: tuple[str, ...] = (table,)
-        cause = cause or (
-            "a table was renamed or dropped, or the name of a table is misspelled; restore the "
-            "table, or pass the right names"
-        )
-        self.problem: str = f"{problem}: {cause}"
-        advice = "`agent-sessions doctor` shows more" + (f"; {more}" if more else "")
-        super(TablesMissingError, self).__init__(f"{self.problem}; {advice}")
+        names = ", ".join(self.tables)
+        super().__init__(f"missing from the database: {names}; {problem or advice}")
 
 
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 from agents.extensions.memory import EncryptedSession, SQLAlchemySession
-from doctoring import mended
-from sqlalchemy.exc import IntegrityError
 
 from agents_session_metadata import SQLAlchemyMetadataSession
 from conformance import raw
@@ -85,44 +81,6 @@ async def test_clearing_by_the_plain_sdk(session, database, create_tables):
 async def test_deleting_by_hand(session, database, statement):
     await raw.execute(database.engine(), statement)
     assert await is_gone(session)
-
-
-async def test_changing_an_id_by_hand(session, engine):
-    """Metadata follows its session on SQLite; elsewhere, its foreign key refuses the change."""
-    await raw.execute(engine, "UPDATE agent_sessions SET session_id = session_id")
-    assert await session.get_metadata() == NASTY
-    renamed = SQLAlchemyMetadataSession("renamed", engine=engine)
-    follows = engine.dialect.name == "sqlite"
-    with contextlib.nullcontext() if follows else pytest.raises(IntegrityError):
-        await raw.execute(engine, _renaming("chat", "renamed"))
-    assert await session.get_metadata() == ({} if follows else NASTY)
-    assert await renamed.get_metadata() == (NASTY if follows else {})
-    with_list = {"tags": {"$contains": "work"}}
-    found = await session.find_sessions_by_metadata(with_list)
-    assert set(found) == {"chat ", "renamed" if follows else "chat"}
-    elements = "agent_sessions_metadata_elements"
-    assert (await raw.count_rows(engine, elements, "chat") == 0) == follows
-    await raw.execute(engine, _renaming("renamed", "chat"))
-    assert await session.get_metadata() == NASTY
-    assert set(await session.find_sessions_by_metadata(with_list)) == {"chat ", "chat"}
-    assert await mended(engine) == []
-
-
-def _renaming(old: str, new: str, verb: str = "UPDATE") -> str:
-    return f"{verb} agent_sessions SET session_id = '{new}' WHERE session_id = '{old}'"
-
-
-async def test_an_id_that_replaces_another_by_hand(session, engine, database):
-    other = SQLAlchemyMetadataSession("other", engine=engine)
-    await other.set_metadata({"a": 1})
-    verb = "UPDATE OR REPLACE" if database.kind == "sqlite" else "UPDATE"
-    try:
-        await raw.execute(engine, _renaming("other", "chat", verb))
-    except IntegrityError:
-        assert await session.get_metadata() == NASTY
-    else:
-        assert await session.get_metadata() == {"a": 1}
-        assert await raw.count_rows(engine, "agent_sessions_metadata_elements", "chat") == 0
 
 
 async def test_deleting_all_sessions_by_hand(engine):

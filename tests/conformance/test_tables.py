@@ -301,30 +301,45 @@ async def test_missing_triggers_on_sqlite_are_named(tmp_path):
         await engine.dispose()
 
 
-async def test_a_sqlite_database_of_0_1_works_without_the_trigger_that_it_lacks(tmp_path, caplog):
-    url, name = f"sqlite+aiosqlite:///{tmp_path}/chat.db", "agent_sessions_metadata_after_update"
-    core = session_tables().group("core").triggers
-    engine = create_async_engine(url)
+async def test_metadata_without_a_sessions_table(engine):
+    """A wrong name must not look like an empty database."""
+    await SessionCatalog(engine, create_tables=True).create_session("chat", metadata={"a": 1})
+    names = {"sessions_table": "other", "metadata_table": "agent_sessions_metadata"}
+    for create_tables in (False, True):
+        catalog = SessionCatalog(engine, create_tables=create_tables, **names)
+        with pytest.raises(TablesMissingError, match="agent_sessions_metadata has rows") as caught:
+            await catalog.count_sessions()
+        assert caught.value.tables == ("other",)
+    assert "other" not in await raw.table_names(engine)
+
+
+async def test_a_sqlite_database_of_0_1_keeps_its_triggers(tmp_path):
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/chat.db")
+    old = {
+        "agent_sessions_metadata_after_delete": "AFTER DELETE ON agent_sessions BEGIN DELETE FROM"
+        " agent_sessions_metadata WHERE session_id = OLD.session_id; END",
+        "agent_sessions_metadata_after_insert": "AFTER INSERT ON agent_sessions BEGIN DELETE FROM"
+        " agent_sessions_metadata WHERE session_id = NEW.session_id; END",
+        "agent_sessions_metadata_elements_after_delete": "AFTER DELETE ON agent_sessions_metadata"
+        " BEGIN DELETE FROM agent_sessions_metadata_elements"
+        " WHERE session_id = OLD.session_id AND key = OLD.key; END",
+    }
     await create_by_hand(engine)
-    for trigger in core:
+    for trigger in session_tables().group("core").triggers:
         await raw.execute(engine, f"DROP TRIGGER {trigger.name}")
-        if trigger.name != name:
-            await raw.execute(engine, str(trigger.earlier().compile(engine)))
-    catalog = SessionCatalog(engine)
-    session = catalog.session("chat")
-    await check_everything(session)
-    assert f"trigger {name} is missing" in caplog.text
-    await raw.execute(
-        engine, "UPDATE agent_sessions SET session_id = 'new' WHERE session_id = 'chat'"
-    )
-    await SQLAlchemySession("chat", engine=engine).add_items([raw.message("hello")])
-    assert await session.get_metadata() == {}
-    await engine.dispose()
-    caplog.clear()
-    engine = create_async_engine(url)
-    await SessionCatalog(engine, create_tables=True).count_sessions()
-    assert caplog.text == ""
-    assert await raw.execute(engine, f"SELECT 1 FROM sqlite_master WHERE name = '{name}'")
+    for name, text in old.items():
+        await raw.execute(engine, f"CREATE TRIGGER {name} {text}")
+    for create_tables in (False, True):
+        catalog = SessionCatalog(engine, create_tables=create_tables)
+        await check_everything(catalog.session("chat"))
+        await catalog.delete_sessions({"$session_id": {"$prefix": ""}})
+    query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name LIKE 'agent_ses%'"
+    names = {name for (name,) in await raw.execute(engine, query)}
+    assert old.keys() <= names
+    assert not {trigger.name for trigger in session_tables().group("core").triggers} & names
+    async with engine.begin() as connection:
+        await connection.run_sync(session_tables().sessions.metadata.drop_all)
+    assert await raw.execute(engine, query) == []
     await engine.dispose()
 
 

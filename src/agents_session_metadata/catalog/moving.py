@@ -25,7 +25,6 @@ from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.paging import OnCorrupt
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.rows import check_id_type
-from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.types import (
     JSONValue,
 )
@@ -86,7 +85,6 @@ class Moving(CatalogPart):
             InvalidFilterError: If the filter is invalid.
             RuntimeError: If a trigger of the application keeps the row of a session or a message.
                 Its batch is rolled back.
-            TablesMismatchError: If the table of paused runs was renamed.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `inactive_for` or `paused_for` is not a timedelta.
             ValueError: If there is neither a filter nor an age, an age is negative, or
@@ -144,7 +142,6 @@ class Moving(CatalogPart):
             SessionExistsError: If the new id is in use.
             SessionNotFoundError: If the session does not exist.
             SessionPausedError: If the session has a paused run.
-            TablesMismatchError: If the table of ChatKit's items was renamed.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If an id is not a string, or `before` not an integer.
             ValueError: If the new id is not valid for metadata, if `metadata` contradicts
@@ -156,7 +153,6 @@ class Moving(CatalogPart):
         cut = None if before is None else Cut(before=before)
         if not is_text(session_id):
             raise SessionNotFoundError(session_id)
-        await self._store.database.has_group(THREADS)
         work = fork(self._store, session_id, name, metadata or {}, cut)
         await self._store.database.write(work)
         return self.session(name)
@@ -180,11 +176,9 @@ class Moving(CatalogPart):
         Raises:
             CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
             InvalidFilterError: If the filter is invalid.
-            TablesMismatchError: If the table of ChatKit's items was renamed.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         condition = self._condition(where)
-        await self._store.database.has_group(THREADS)
         after: Position | None = None
         size = 1
         while True:

@@ -335,12 +335,11 @@ def explain(error: Exception, place: Place) -> Failure | None:
         InvalidCursorError,
         InvalidFilterError,
         SessionMetadataError,
-        TablesMismatchError,
         TablesMissingError,
         UnsupportedDialectError,
     )
 
-    if isinstance(error, TablesMissingError) and not isinstance(error, TablesMismatchError):
+    if isinstance(error, TablesMissingError):
         missing = f"missing tables or triggers: {', '.join(error.tables)}"
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -17,16 +16,13 @@ from sqlalchemy import (
     Table,
     bindparam,
     func,
-    inspect,
     select,
-    text,
 )
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
-from ._shapes import ShapeSQL
 from ._triggers import TriggerSQL
 from .sqltypes import SessionId
 
@@ -41,20 +37,6 @@ class Triples(NamedTuple):
     name: ColumnElement[Any]
     first: ColumnElement[Any]
     second: ColumnElement[Any]
-
-
-class Link(NamedTuple):
-    """A foreign key of a column `session_id`.
-
-    Attributes:
-        child: The table that has it.
-        parent: The table that it refers to, as a message names it.
-        is_right: Whether that is the sessions table.
-    """
-
-    child: str
-    parent: str
-    is_right: bool
 
 
 class IdColumn(NamedTuple):
@@ -81,8 +63,6 @@ class Dialect:
     name: ClassVar[str]
     triggers: ClassVar[TriggerSQL] = TriggerSQL()
     """The SQL of triggers."""
-    shapes: ClassVar[ShapeSQL]
-    """The SQL for how ids are stored and compared."""
     autocommit_reads: ClassVar[bool] = False
     """Whether a single SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
@@ -381,18 +361,6 @@ class Dialect:
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
-    def existing_triggers(self, connection: Connection, *tables: Table) -> dict[str, str]:
-        """Returns the triggers on tables: what they run, by name."""
-        return {name: body for one in tables for name, body in self.triggers_of(connection, one)}
-
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
-        """Returns the triggers on a table, each with what it runs."""
-        raise NotImplementedError
-
-    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
-        """Returns names that tables beside the sessions do not share, each with its table."""
-        raise NotImplementedError
-
     def create_trigger(self, connection: Connection, statement: str) -> None:
         """Creates a trigger, unless another process has created it in the meantime."""
         try:
@@ -401,55 +369,20 @@ class Dialect:
             if not self.is_creation_race(error):
                 raise
 
-    def session_links(
-        self, connection: Connection, sessions: Table, children: Sequence[Table]
-    ) -> list[Link]:
-        """Returns the foreign keys of the column `session_id` in tables, with one statement."""
-        raise NotImplementedError
+    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+        """Returns which tables exist beside the sessions table.
 
-    def referring_columns(
-        self, connection: Connection, sessions: Table
-    ) -> list[tuple[str | None, str, str]]:
-        """Returns the columns of the tables that refer to the sessions: schema, table and column.
-
-        The schema is None if it is that of the sessions. What the user may not know of is left out.
+        With `uses_triggers`, the names of all triggers are among them.
         """
         raise NotImplementedError
 
-    def tables_with(
-        self, connection: Connection, sessions: Table, columns: Sequence[str]
-    ) -> list[str]:
-        """Returns the names of the tables beside the sessions table that have these columns."""
-        schema = connection.schema_for_object(sessions)
-        query = text(self.columns_query(self.schema_of(connection, sessions)))
-        query = query.bindparams(bindparam("columns", list(columns), expanding=True), schema=schema)
-        found = Counter(connection.scalars(query))
-        return sorted(name for name, number in found.items() if number == len(columns))
+    def existing_triggers(self, connection: Connection, *tables: Table) -> dict[str, str]:
+        """Returns the triggers on tables: what they run, by name."""
+        return {name: body for one in tables for name, body in self.triggers_of(connection, one)}
 
-    def beside(
-        self, connection: Connection, sessions: Table, tables: Sequence[Table]
-    ) -> list[Table]:
-        """Returns the tables that exist and can belong to the sessions table.
-
-        On PostgreSQL, a name can find a table in another schema, of somebody else's sessions.
-        """
-        schema = connection.schema_for_object(sessions)
-        has_table = inspect(connection).has_table
-        return [each for each in tables if has_table(each.name, schema)]
-
-    def usable(
-        self,
-        connection: Connection,
-        sessions: Table,
-        tables: Sequence[Table],
-        privilege: str = "select",
-    ) -> list[Table]:
-        """Returns the tables of `beside` on which the user has a privilege."""
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+        """Returns the triggers on a table, each with what it runs."""
         raise NotImplementedError
-
-    def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
-        """Returns the tables that exist and whose rows a policy can hide from the user."""
-        return []
 
     def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
         """Raises the database's error if a policy can hide rows of tables from the user."""
@@ -457,14 +390,6 @@ class Dialect:
     def in_shell(self, statement: str) -> str:
         """Returns a statement with what ends it in the database's own shell."""
         return f"{statement};"
-
-    def columns_query(self, schema: str) -> str:
-        """Returns a query for the tables of a schema, once per column of theirs in `:columns`.
-
-        Args:
-            schema: As `schema_of` returns it. The query can also use it unquoted, as `:schema`.
-        """
-        raise NotImplementedError
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         """Locks tables against other writers until the transaction ends, if DDL is transactional.
@@ -483,11 +408,11 @@ class Dialect:
         """Limits to five seconds how long a statement in the block waits for a table."""
         yield
 
-    def check_settings(self, connection: Connection) -> None:
-        """Raises UnsupportedDialectError if values would be read or bound wrongly."""
-
     def check_connection(self, connection: Connection) -> None:
-        """As `check_settings`, before each use; also refuses a connection without foreign keys."""
+        """Raises UnsupportedDialectError if the driver's quoting would be unsafe.
+
+        It looks once at each connection that the pool opens.
+        """
 
     def server_warnings(self, connection: Connection) -> list[str]:
         """Returns what to know about the time zone and the settings of the server."""
@@ -503,9 +428,13 @@ class Dialect:
         """Returns the triggers on tables that run as a user who does not exist, and this user."""
         return []
 
-    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
-        """Returns the type of ids in a sessions table, and whether it sorts by code point."""
-        return SessionId(), True
+    def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
+        """Returns the type of ids in a sessions table that exists."""
+        return SessionId()
+
+    def sorts_by_code_point(self, connection: Connection, sessions: Table) -> bool:
+        """Whether the ids in the sessions table compare by code point as they are."""
+        return True
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         """Returns the type of ids in the package's tables, given that of the sessions table."""

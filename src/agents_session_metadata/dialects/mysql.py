@@ -41,24 +41,21 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, IdColumn, Link, Triples, replacements
+from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
-from ._settings import check_foreign_keys, check_once
-from ._shapes import MYSQL, ShapeSQL
 from ._triggers import MySQLTriggerSQL, TriggerSQL
-from .sqltypes import ID_LENGTH, SessionId
+from .sqltypes import ID_LENGTH
 
 _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
-_NO_BACKSLASH_ESCAPES = 512
-"""A bit of the status that the server sends with each answer."""
+_CHECKED = "agents_session_metadata.checked"
+"""Under it, a connection of a pool has whether its settings were checked."""
 _CHARSET = "utf8mb4"
 """What a connection must use.
 
 In `gbk` and others, the byte of a backslash can be a part of another character. With `latin1` or
 `utf8`, the server answers a question mark for each character that they lack: another id or value.
 """
-_IGNORED_KEYS = "SELECT CASE WHEN NOT @@foreign_key_checks THEN 'foreign_key_checks = 0' END"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
@@ -168,7 +165,6 @@ class MySQL(Dialect):
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    shapes: ClassVar[ShapeSQL] = MYSQL
     takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     warns_of_missing = True
@@ -312,95 +308,17 @@ class MySQL(Dialect):
         names = {"name": table.name, "schema": connection.schema_for_object(table)}
         return [(row[0], row[1]) for row in connection.execute(text(query), names)]
 
-    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
-        query = (
-            "SELECT constraint_name, table_name FROM information_schema.referential_constraints"
-            " WHERE constraint_schema = coalesce(:schema, database())"
-            " UNION ALL SELECT trigger_name, event_object_table FROM information_schema.triggers"
-            " WHERE trigger_schema = coalesce(:schema, database())"
-        )
-        schema = {"schema": connection.schema_for_object(sessions)}
-        return {(row[0], row[1]) for row in connection.execute(text(query), schema)}
-
-    def session_links(
-        self, connection: Connection, sessions: Table, children: Sequence[Table]
-    ) -> list[Link]:
-        # One table per query. Otherwise the server opens every table of the schema.
-        parts = [
-            "SELECT table_name, referenced_table_schema, referenced_table_name,"  # noqa: S608  # numbers
-            " coalesce(:schema, database()), @@lower_case_table_names"
-            " FROM information_schema.key_column_usage"
-            " WHERE table_schema = coalesce(:schema, database())"
-            f" AND table_name = :child_{index} AND column_name = 'session_id'"
-            " AND referenced_table_name IS NOT NULL"
-            for index in range(len(children))
-        ]
-        names = {f"child_{index}": each.name for index, each in enumerate(children)}
-        schema = {"schema": connection.schema_for_object(sessions)}
-        found: Any = connection.execute(text(" UNION ALL ".join(parts)), names | schema)
-        links = []
-        for child, parent_schema, parent, own_schema, ignores_case in found:
-            fold = str.lower if ignores_case else str
-            if not any(fold(child) == fold(each.name) for each in children):
-                continue  # The catalog always ignores case.
-            wanted = fold(own_schema), fold(sessions.name)
-            links.append(Link(child, parent, (fold(parent_schema), fold(parent)) == wanted))
-        return links
-
-    def referring_columns(
-        self, connection: Connection, sessions: Table
-    ) -> list[tuple[str | None, str, str]]:
-        query = (
-            "SELECT DISTINCT nullif(k.table_schema, k.referenced_table_schema), c.table_name,"
-            " c.column_name FROM information_schema.key_column_usage k"
-            " JOIN information_schema.columns c"
-            " ON c.table_schema = k.table_schema AND c.table_name = k.table_name"
-            " WHERE k.referenced_table_schema = coalesce(:schema, database())"
-            " AND k.referenced_table_name = :name"
-        )
-        names = {"schema": connection.schema_for_object(sessions), "name": sessions.name}
-        found: Any = connection.execute(text(query), names)
-        return [tuple(row) for row in found]
-
-    def usable(
-        self,
-        connection: Connection,
-        sessions: Table,
-        tables: Sequence[Table],
-        privilege: str = "select",
-    ) -> list[Table]:
-        in_schema = "table_schema = coalesce(:schema, database())"
-        parameters = {"schema": connection.schema_for_object(tables[0]), "privilege": privilege}
-        parameters |= {f"name_{place}": table.name for place, table in enumerate(tables)}
-
-        def found(query: str) -> list[int]:
-            return list(connection.scalars(text(query), parameters))
-
-        # The privileges of a column take longer to read, and with a list of names the server would
-        # open every table of the schema.
-        existing = found(
-            " UNION ALL ".join(
-                f"SELECT {place} FROM information_schema.tables"  # noqa: S608  # numbers
-                f" WHERE {in_schema} AND table_name = :name_{place}"
-                for place in range(len(tables))
-            )
-        )
-        parts = [
-            f"SELECT {place} FROM information_schema.columns"  # noqa: S608  # numbers
-            f" WHERE {in_schema} AND table_name = :name_{place}"
-            " AND ordinal_position = 1 AND find_in_set(:privilege, privileges)"
-            for place in existing
-        ]
-        return [tables[place] for place in (found(" UNION ALL ".join(parts)) if parts else ())]
-
-    def columns_query(self, schema: str) -> str:
-        return (
-            "SELECT c.table_name FROM information_schema.columns c"
-            " JOIN information_schema.tables t"
-            " ON t.table_schema = c.table_schema AND t.table_name = c.table_name"
-            " WHERE c.table_schema = coalesce(:schema, database())"
-            " AND t.table_type = 'BASE TABLE' AND c.column_name IN :columns"
-        )
+    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+        # Reading further columns would open each table of the schema.
+        query = text(
+            "SELECT table_name, @@lower_case_table_names FROM information_schema.tables"
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name IN :names"
+        ).bindparams(bindparam("names", expanding=True))
+        parameters = {"schema": connection.schema_for_object(sessions), "names": list(names)}
+        found: Any = connection.execute(query, parameters).all()
+        fold = str.lower if any(ignores_case for _, ignores_case in found) else str
+        tables = {fold(name) for name, _ in found}
+        return {name for name in names if fold(name) in tables}
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # command denied on a table or database; or, with a binary log, a privilege is missing
@@ -415,38 +333,36 @@ class MySQL(Dialect):
         finally:
             connection.execute(text("SET SESSION lock_wait_timeout = DEFAULT"))
 
-    def check_settings(self, connection: Connection) -> None:
+    def check_connection(self, connection: Connection) -> None:
+        if _CHECKED in connection.info:
+            return
         # The driver writes parameters into the SQL text, and bytes always with backslashes. A
         # server that reads these in another way would take a part of a value for SQL.
         names = (f"@@character_set_{each}" for each in ("client", "connection", "results"))
+        is_begun = connection.in_transaction()
         query = f"SELECT @@sql_mode, {', '.join(names)}"
         mode, *charsets = connection.execute(text(query)).one()
         if "NO_BACKSLASH_ESCAPES" in mode:
-            raise self._unsafe_mode()
+            raise UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
         for charset in charsets:
             if charset != _CHARSET:
                 setting = f"the connection character set {charset} instead of {_CHARSET}"
                 raise UnsupportedDialectError(self.name, setting)
-
-    def check_connection(self, connection: Connection) -> None:
-        check_once(connection, self._check_first)
-        # The mode may have been set since then. Each answer of the server says whether it is.
-        driver: Any = connection.connection.driver_connection
-        if getattr(driver, "server_status", 0) & _NO_BACKSLASH_ESCAPES:
-            raise self._unsafe_mode()
-
-    def _check_first(self, connection: Connection) -> None:
-        self.check_settings(connection)
-        check_foreign_keys(connection, _IGNORED_KEYS)
-
-    def _unsafe_mode(self) -> UnsupportedDialectError:
-        return UnsupportedDialectError(self.name, "the sql_mode NO_BACKSLASH_ESCAPES")
+        connection.info[_CHECKED] = True
+        if not is_begun:
+            connection.rollback()  # The isolation level can change only before a transaction.
 
     def server_warnings(self, connection: Connection) -> list[str]:
-        modes = str(connection.scalar(text("SELECT @@sql_mode"))).split(",")
-        if {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"}.intersection(modes):
-            return []
-        return ["the server is not strict: it truncates values instead of refusing them"]
+        query = "SELECT @@sql_mode, @@foreign_key_checks"
+        modes, checks = connection.execute(text(query)).one()
+        problems = []
+        if not {"STRICT_TRANS_TABLES", "STRICT_ALL_TABLES"}.intersection(modes.split(",")):
+            problems.append(
+                "the server is not strict: it truncates values instead of refusing them"
+            )
+        if not checks:
+            problems.append("foreign_key_checks is off: metadata is not deleted with its session")
+        return problems
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
         query = (
@@ -479,20 +395,16 @@ class MySQL(Dialect):
             return []
         return [(row[0], row[1]) for row in found if row[2] in names and row[1] not in users]
 
-    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
+    def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
+        query = (
+            "SELECT character_maximum_length, character_set_name, collation_name"
+            " FROM information_schema.columns WHERE table_name = :name"
+            " AND column_name = 'session_id' AND table_schema = coalesce(:schema, database())"
+        )
         schema = connection.schema_for_object(sessions)
-        row = connection.execute(
-            text(
-                "SELECT character_maximum_length, character_set_name, collation_name"
-                " FROM information_schema.columns WHERE table_name = :name"
-                " AND column_name = 'session_id' AND table_schema = coalesce(:schema, database())"
-            ),
-            {"name": sessions.name, "schema": schema},
-        ).first()
-        if row is None:
-            return SessionId(), True
-        length, charset, collation = row
-        return mysql.VARCHAR(length, charset=charset, collation=collation), True
+        names = {"name": sessions.name, "schema": schema}
+        length, charset, collation = connection.execute(text(query), names).one()
+        return mysql.VARCHAR(length, charset=charset, collation=collation)
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         # A foreign key may join columns of different lengths. An index has room for this many

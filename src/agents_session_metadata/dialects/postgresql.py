@@ -16,6 +16,7 @@ from sqlalchemy import (
     Connection,
     Insert,
     LargeBinary,
+    MetaData,
     Numeric,
     Select,
     String,
@@ -40,30 +41,12 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
-from ._dialect import Dialect, IdColumn, Link, Statement, Triples, replacements
+from ._dialect import Dialect, IdColumn, Statement, Triples, replacements
 from ._locks import ROUNDS, Locks
-from ._settings import check_foreign_keys, check_once
-from ._shapes import POSTGRESQL, ShapeSQL
 from ._table_names import qualified, qualified_text
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
-
-_SETTINGS = {
-    "client_encoding": "UTF8",
-    "server_encoding": "UTF8",
-    "standard_conforming_strings": "on",
-}
-"""What connections must have.
-
-Other encodings lack characters, or replace some by others, in ids as well. Without the last one,
-backslashes in bytes that a driver writes into the SQL text are read as something else.
-"""
-_IGNORED_KEYS = (
-    "SELECT CASE current_setting('session_replication_role')"
-    " WHEN 'replica' THEN 'session_replication_role = replica' END"
-)
 
 
 class _PostgreSQLLocks(Locks):
@@ -94,7 +77,6 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
-    shapes: ClassVar[ShapeSQL] = POSTGRESQL
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
@@ -108,25 +90,6 @@ class PostgreSQL(Dialect):
 
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
-
-    def check_settings(self, connection: Connection) -> None:
-        # The server tells the driver of each of these when it changes, so this takes no query.
-        driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "get_settings"):  # asyncpg
-            settings = driver.get_settings()
-            found = {name: getattr(settings, name, None) for name in _SETTINGS}
-        else:
-            found = {name: driver.info.parameter_status(name) for name in _SETTINGS}
-        for name, wanted in _SETTINGS.items():
-            # A pooler tells what the client asked for, such as utf-8, not the server's name for it.
-            told = "".join(filter(str.isalnum, found[name] or wanted))
-            if told.casefold() != wanted.casefold():
-                setting = f"{name} = {found[name]} instead of {wanted}"
-                raise UnsupportedDialectError(self.name, setting)
-
-    def check_connection(self, connection: Connection) -> None:
-        self.check_settings(connection)
-        check_once(connection, lambda each: check_foreign_keys(each, _IGNORED_KEYS))
 
     def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
         return _PostgreSQLLocks(sessions, metadata, elements)
@@ -314,77 +277,10 @@ class PostgreSQL(Dialect):
         name = {"name": qualified_text(connection, table)}
         return [(row[0], row[1]) for row in connection.execute(text(query), name)]
 
-    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
-        # Triggers of different tables can have the same name, but their functions cannot.
-        query = (
-            "WITH own AS (SELECT to_regnamespace(coalesce(:schema, quote_ident(current_schema())))"
-            " AS schema) SELECT c.relname, coalesce(t.relname, c.relname) FROM own"
-            " JOIN pg_class c ON c.relnamespace = own.schema"
-            " LEFT JOIN pg_index i ON i.indexrelid = c.oid"
-            " LEFT JOIN pg_class t ON t.oid = i.indrelid"
-            " UNION SELECT p.proname, t.relname FROM own"
-            " JOIN pg_proc p ON p.pronamespace = own.schema JOIN pg_trigger g ON g.tgfoid = p.oid"
-            " JOIN pg_class t ON t.oid = g.tgrelid WHERE g.tgparentid = 0"
-        )
-        schema = connection.schema_for_object(sessions)
-        quoted = schema and connection.dialect.identifier_preparer.quote(schema)
-        return {(row[0], row[1]) for row in connection.execute(text(query), {"schema": quoted})}
-
-    def session_links(
-        self, connection: Connection, sessions: Table, children: Sequence[Table]
-    ) -> list[Link]:
-        # Compares object ids: a name could match a table in another schema of the search path.
-        names = {
-            f"child_{index}": qualified_text(connection, each)
-            for index, each in enumerate(children)
-        }
-        of_children = ", ".join(f"to_regclass(:{name})" for name in names)
-        query = (
-            "SELECT r.relname, CAST(CAST(c.confrelid AS regclass) AS text),"  # noqa: S608  # names of parameters
-            " coalesce(c.confrelid = to_regclass(:sessions), false)"
-            " FROM pg_constraint c JOIN pg_class r ON r.oid = c.conrelid"
-            " JOIN pg_attribute a ON a.attrelid = c.conrelid AND ARRAY[a.attnum] = c.conkey"
-            f" WHERE c.contype = 'f' AND a.attname = 'session_id' AND c.conrelid IN ({of_children})"
-        )
-        names["sessions"] = qualified_text(connection, sessions)
-        found: Any = connection.execute(text(query), names)
-        return [Link(*row) for row in found]
-
-    def referring_columns(
-        self, connection: Connection, sessions: Table
-    ) -> list[tuple[str | None, str, str]]:
-        query = (
-            "SELECT CASE WHEN r.relnamespace <> s.relnamespace THEN n.nspname END, r.relname,"
-            " a.attname FROM pg_class s JOIN pg_class r ON EXISTS (SELECT FROM pg_constraint c"
-            " WHERE c.contype = 'f' AND c.confrelid = s.oid AND c.conrelid = r.oid)"
-            " JOIN pg_namespace n ON n.oid = r.relnamespace JOIN pg_attribute a"
-            " ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped"
-            " WHERE s.oid = to_regclass(:sessions)"
-        )
-        found: Any = connection.execute(
-            text(query), {"sessions": qualified_text(connection, sessions)}
-        )
-        return [tuple(row) for row in found]
-
-    def beside(
-        self, connection: Connection, sessions: Table, tables: Sequence[Table]
-    ) -> list[Table]:
+    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+        tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
         parent = qualified_text(connection, sessions)
-        return self._those(connection, tables, _BESIDE, sessions=parent)
-
-    def usable(
-        self,
-        connection: Connection,
-        sessions: Table,
-        tables: Sequence[Table],
-        privilege: str = "select",
-    ) -> list[Table]:
-        condition = f"has_table_privilege(to_regclass(t.name), :privilege) AND {_BESIDE}"
-        parent = qualified_text(connection, sessions)
-        return self._those(connection, tables, condition, sessions=parent, privilege=privilege)
-
-    def restricted(self, connection: Connection, tables: Sequence[Table]) -> list[Table]:
-        return self._those(connection, tables, "row_security_active(to_regclass(t.name))")
+        return {each.name for each in self._those(connection, tables, _BESIDE, sessions=parent)}
 
     def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
         connection.exec_driver_sql("SET LOCAL row_security = off")
@@ -403,14 +299,6 @@ class PostgreSQL(Dialect):
         found = connection.scalars(text(query), {"names": names, **parameters})
         return [tables[place - 1] for place in found]
 
-    def columns_query(self, schema: str) -> str:
-        return (
-            "SELECT r.relname FROM pg_class r JOIN pg_attribute a ON a.attrelid = r.oid"
-            " WHERE r.relkind IN ('r', 'p') AND NOT a.attisdropped AND a.attname IN :columns"
-            " AND r.relnamespace = to_regnamespace(coalesce(quote_ident(:schema),"
-            " quote_ident(current_schema())))"
-        )
-
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(qualified(connection, table) for table in tables)
         # This mode also blocks row locks. Otherwise a transaction that has locked a row and then
@@ -425,22 +313,27 @@ class PostgreSQL(Dialect):
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
     def server_warnings(self, connection: Connection) -> list[str]:
-        query = "SELECT setting, source FROM pg_settings WHERE name = 'TimeZone'"
-        zone, source = connection.execute(text(query)).one()
-        if zone.removeprefix("Etc/").upper() in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
-            return []
-        problem = (
-            f"the server's time zone is {zone}, and the SDK stores local times without it: they are"
-            " exact only while all writers and readers use this zone, and ambiguous in the hour"
-            " that summer time repeats; "
-        )
-        advice = (
-            "this client asks for the zone"
-            if source == "client"
-            else "to change it to UTC, stop all writers and convert the stored times of the SDK's"
-            " tables in the same step"
-        )
-        return [problem + advice]
+        query = "SELECT name, setting, source FROM pg_settings WHERE name = ANY (:names)"
+        names = {"names": ["TimeZone", "session_replication_role"]}
+        found = {row[0]: (row[1], row[2]) for row in connection.execute(text(query), names)}
+        (zone, source), (role, _) = found["TimeZone"], found["session_replication_role"]
+        problems = []
+        if role == "replica":
+            off = "session_replication_role is replica, which switches foreign keys off"
+            problems.append(f"{off}: metadata is not deleted with its session")
+        if zone.removeprefix("Etc/").upper() not in {"UTC", "UCT", "GMT", "ZULU", "UNIVERSAL"}:
+            advice = (
+                "this client asks for the zone"
+                if source == "client"
+                else "to change it to UTC, stop all writers and convert the stored times of the"
+                " SDK's tables in the same step"
+            )
+            problems.append(
+                f"the server's time zone is {zone}, and the SDK stores local times without it: they"
+                " are exact only while all writers and readers use this zone, and ambiguous in the"
+                f" hour that summer time repeats; {advice}"
+            )
+        return problems
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
         query = (
@@ -455,24 +348,28 @@ class PostgreSQL(Dialect):
         name = {"name": qualified_text(connection, table)}
         return [IdColumn(*row) for row in connection.execute(text(query), name)]
 
-    def parent_id(self, connection: Connection, sessions: Table) -> tuple[TypeEngine[Any], bool]:
-        collation = connection.execute(
-            text(
-                "SELECT CASE WHEN c.collname <> 'default' THEN c.collname"
-                # The column for the provider is younger than the oldest supported server.
-                " WHEN coalesce(to_jsonb(d)->>'datlocprovider', 'c') = 'i' THEN 'icu'"
-                " ELSE d.datcollate END, c.collname"
-                " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
-                " JOIN pg_database d ON d.datname = current_database()"
-                " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
-            ),
-            {"name": qualified_text(connection, sessions)},
-        ).first()
-        if collation is None:
-            return String(), False
-        effective, declared = collation
-        kind = String() if declared == "default" else String(collation=declared)
-        return kind, effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+    def parent_id(self, connection: Connection, sessions: Table) -> TypeEngine[Any]:
+        declared, _ = self._collation(connection, sessions)
+        return String() if declared == "default" else String(collation=declared)
+
+    def sorts_by_code_point(self, connection: Connection, sessions: Table) -> bool:
+        _, effective = self._collation(connection, sessions)
+        return effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
+
+    def _collation(self, connection: Connection, sessions: Table) -> tuple[str, str]:
+        """The collation of the ids by name, and what it is if that is the default."""
+        query = (
+            "SELECT c.collname, CASE WHEN c.collname <> 'default' THEN c.collname"
+            # The column for the provider is younger than the oldest supported server.
+            " WHEN coalesce(to_jsonb(d)->>'datlocprovider', 'c') = 'i' THEN 'icu'"
+            " ELSE d.datcollate END"
+            " FROM pg_attribute a JOIN pg_collation c ON c.oid = a.attcollation"
+            " JOIN pg_database d ON d.datname = current_database()"
+            " WHERE a.attrelid = to_regclass(:name) AND a.attname = 'session_id'"
+        )
+        name = {"name": qualified_text(connection, sessions)}
+        declared, effective = connection.execute(text(query), name).one()
+        return declared, effective
 
 
 _BESIDE = (

@@ -37,9 +37,8 @@ from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
 
 from ._aiosqlite import use_fewer_calls
-from ._dialect import Dialect, IdColumn, Link, Triples, replacements
+from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import Found, Locks, Reader
-from ._shapes import SQLITE, ShapeSQL
 from ._table_names import qualified
 
 _DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
@@ -106,7 +105,6 @@ class SQLite(Dialect):
 
     name = "sqlite"
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
-    shapes: ClassVar[ShapeSQL] = SQLITE
     single_writer = True
     uses_triggers = True
     probes_by_range = True
@@ -186,19 +184,6 @@ class SQLite(Dialect):
 
     def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
         return func.length(cast(column, LargeBinary))
-
-    def check_settings(self, connection: Connection) -> None:
-        # Text is read as bytes, and compared byte by byte.
-        encoding = connection.exec_driver_sql("PRAGMA encoding").scalar_one()
-        if encoding != "UTF-8":
-            raise UnsupportedDialectError(self.name, f"the encoding {encoding}")
-        if not _is_begun(connection):
-            connection.exec_driver_sql("BEGIN")
-            connection.rollback()
-            if _is_begun(connection):
-                # The driver of Python 3.12 and later then ignores commit and rollback.
-                connection.exec_driver_sql("ROLLBACK")
-                raise UnsupportedDialectError(self.name, "the driver's option autocommit=True")
 
     def literal(self, text: str) -> str:
         if escaped(text) == text:
@@ -307,52 +292,13 @@ class SQLite(Dialect):
             (name, sql.partition(name.replace('"', '""'))[2].lstrip('"')) for name, sql in found
         ]
 
-    def taken_names(self, connection: Connection, sessions: Table) -> set[tuple[str, str]]:
-        schema = self.schema_of(connection, sessions)
-        query = f"SELECT name, tbl_name FROM {schema}sqlite_master"  # noqa: S608  # a name
-        return {(row[0], row[1]) for row in connection.execute(text(query))}
-
-    def session_links(
-        self, connection: Connection, sessions: Table, children: Sequence[Table]
-    ) -> list[Link]:
-        # Foreign keys stay within a schema, and SQLite ignores the case of names.
-        parts = [
-            f'SELECT :child_{index}, "table" FROM pragma_foreign_key_list(:child_{index}, :schema)'  # noqa: S608  # numbers
-            " WHERE \"from\" = 'session_id' COLLATE NOCASE"
-            for index in range(len(children))
-        ]
-        names = {f"child_{index}": each.name for index, each in enumerate(children)}
-        names["schema"] = connection.schema_for_object(sessions) or "main"
-        found: Any = connection.execute(text(" UNION ALL ".join(parts)), names)
-        wanted = sessions.name.lower()
-        return [Link(child, parent, parent.lower() == wanted) for child, parent in found]
-
-    def referring_columns(
-        self, connection: Connection, sessions: Table
-    ) -> list[tuple[str | None, str, str]]:
-        query = (
-            f"SELECT DISTINCT m.name, c.name FROM {self.schema_of(connection, sessions)}"  # noqa: S608  # a quoted name
-            "sqlite_master m JOIN pragma_foreign_key_list(m.name, coalesce(:schema, 'main')) k"
-            " JOIN pragma_table_info(m.name, coalesce(:schema, 'main')) c"
-            " WHERE m.type = 'table' AND m.rootpage > 0 AND k.\"table\" = :name COLLATE NOCASE"
-        )
-        names = {"schema": connection.schema_for_object(sessions), "name": sessions.name}
-        found: Any = connection.execute(text(query), names)
-        return [(None, name, column) for name, column in found]
-
-    def usable(
-        self,
-        connection: Connection,
-        sessions: Table,
-        tables: Sequence[Table],
-        privilege: str = "select",
-    ) -> list[Table]:
-        query = f"SELECT name FROM {self.schema_of(connection, tables[0])}sqlite_master"  # noqa: S608  # a quoted name
-        names = {"names": [table.name for table in tables]}
-        named = bindparam("names", type_=String(), expanding=True)
-        statement = text(f"{query} WHERE type = 'table' AND name IN :names").bindparams(named)
-        found = connection.scalars(statement, names).all()
-        return [table for table in tables if table.name in found]
+    def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
+        query = f"SELECT type, name FROM {self.schema_of(connection, sessions)}sqlite_master"  # noqa: S608  # a quoted name
+        found: Any = connection.execute(text(f"{query} WHERE type IN ('table', 'trigger')")).all()
+        # SQLite ignores the case of names.
+        tables = {name.lower() for kind, name in found if kind == "table"}
+        triggers = {name for kind, name in found if kind == "trigger"}
+        return {name for name in names if name.lower() in tables} | triggers
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
         query = (
@@ -367,14 +313,6 @@ class SQLite(Dialect):
         )
         names = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
         return [IdColumn(*row) for row in connection.execute(text(query), names)]
-
-    def columns_query(self, schema: str) -> str:
-        return (
-            f"SELECT m.name FROM {schema}sqlite_master m"  # noqa: S608  # a quoted name
-            " JOIN pragma_table_info(m.name, coalesce(:schema, 'main')) c"
-            # A virtual table, which has no page, may need a module that is not loaded.
-            " WHERE m.type = 'table' AND m.rootpage > 0 AND c.name IN :columns"
-        )
 
     def moment_type(self) -> TypeEngine[Any]:
         return String()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     literal_column,
     select,
 )
+from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
 from agents_session_metadata.ddl import as_text, table_elements
@@ -22,7 +24,7 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.creation import existing_tables, types_beside
+from agents_session_metadata.storage.creation import existing_names, types_beside
 from agents_session_metadata.storage.tables import (
     CORE,
     CREATE_TYPES,
@@ -50,7 +52,7 @@ class Inspection:
         schema: The schema of the tables, if a translation names one.
         expected: The tables as they would be created beside a sessions table that exists.
         queried: The same tables to build queries with.
-        existing: The names of the tables that exist.
+        existing: The names of the tables that exist. On SQLite, also those of triggers.
         wanted: The tables that should exist: a feature has all of its tables or none.
         complete: The names of the tables that exist and have all columns. `check_tables` adds them.
     """
@@ -62,11 +64,11 @@ class Inspection:
         self.queried: SessionTables = query_tables(names)
         sessions = self.queried.sessions
         self.schema: str | None = connection.schema_for_object(sessions)
-        every = [table for group in self.queried.groups for table in group.tables]
-        found = existing_tables(connection, self.queried, every)
-        self.existing: set[str] = {table.name for table in found}
-        is_found = sessions.name in self.existing
-        types = types_beside(connection, sessions) if is_found else CREATE_TYPES
+        self.existing: set[str] = existing_names(connection, self.queried)
+        types = CREATE_TYPES
+        if sessions.name in self.existing:
+            with suppress(NoResultFound):  # Its ids are missing or no text, which is reported.
+                types = types_beside(connection, sessions)
         self.expected: SessionTables = build_tables(MetaData(), names, types)
         self.wanted: list[Table] = [
             table
@@ -89,10 +91,6 @@ class Inspection:
         if translation is not None:
             options = {"schema_translate_map": translation, "render_schema_translate": True}
         return as_text(element, self._offline, **options)
-
-    def quote(self, name: str) -> str:
-        """A name, quoted if SQL requires it."""
-        return self._offline.identifier_preparer.quote(name)
 
     def is_filled(self, table: Table) -> bool:
         """Whether a table exists and has a row."""

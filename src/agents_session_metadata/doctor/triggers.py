@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from sqlalchemy import select
 
 from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.activity_triggers import activity_triggers
+from agents_session_metadata.storage.tables import DropTrigger
 
 from .findings import Finding
 from .structure import INDEX_AGAIN, Inspection
@@ -16,7 +18,7 @@ from .structure import INDEX_AGAIN, Inspection
 
 def check_triggers(inspection: Inspection) -> Iterator[Finding]:
     """Report missing triggers, those of earlier versions, and those whose tables are gone."""
-    dialect, quote = inspection.dialect, inspection.quote
+    dialect = inspection.dialect
     existing = _existing(inspection)
     for group in inspection.expected.groups:
         triggers = group.triggers if dialect.uses_triggers else ()
@@ -31,16 +33,15 @@ def check_triggers(inspection: Inspection) -> Iterator[Finding]:
             continue
         for trigger in triggers:
             former = [name for name in trigger.former_names if name in existing]
-            schema = dialect.schema_of(inspection.connection, trigger.table)
-            drops = [dialect.triggers.drop(schema, quote(name), "") for name in former]
+            elements: list[Any] = [DropTrigger(trigger.table, name) for name in former]
             if trigger.name not in existing:
-                drops.append(inspection.sql(trigger))
+                elements.append(trigger)
+            repair = tuple(map(inspection.sql, elements))
             if former:
-                problem = f"{', '.join(former)} on {trigger.table.name} is of an earlier version"
-                yield Finding("warning", "triggers", problem, tuple(drops))
-            elif drops:
-                problem = f"trigger {trigger.name} is missing"
-                yield Finding("error", "triggers", problem, tuple(drops))
+                problem = f"triggers of an earlier version exist: {', '.join(former)}"
+                yield Finding("warning", "triggers", problem, repair)
+            elif repair:
+                yield Finding("error", "triggers", f"trigger {trigger.name} is missing", repair)
 
 
 def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:

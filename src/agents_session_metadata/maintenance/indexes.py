@@ -38,7 +38,6 @@ from agents_session_metadata.storage.activity_triggers import activity_triggers
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.removal import delete_rows
-from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
@@ -217,13 +216,7 @@ class _Index:
     def create_triggers(self, connection: Connection) -> None:
         """Create the triggers that are lacking; replace what has the keys of the indexes in it."""
         self._dialect.begin_ddl(connection)
-        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         triggers = self._triggers(connection)
-        check_triggers(
-            connection,
-            self._tables,
-            [each.plain for each in triggers if each.plain not in existing],
-        )
         with self._dialect.brief_waits(connection):
             for trigger in triggers:
                 for function in self._dialect.triggers.create(trigger)[:-1]:

@@ -66,7 +66,6 @@ async def sparing_paused(
     """A condition, and that no run of the session is claimed or was paused within so long a time.
 
     Raises:
-        TablesMismatchError: If the table of paused runs was renamed.
         TypeError: If `paused_for` is no timedelta.
         ValueError: If it is negative.
     """

@@ -26,7 +26,6 @@ from agents_session_metadata.storage.database import Database, forget_optional
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.known import may_read
 from agents_session_metadata.storage.removal import delete_rows
-from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
     TEXT,
@@ -166,7 +165,9 @@ class _TextIndex:
 
     def read_state(self, connection: Connection) -> int | None:
         """The state; None if there is no index, or no tables for it."""
-        if not self._dialect.beside(connection, self._tables.sessions, [self._state]):
+        if self._state.name not in self._dialect.existing(
+            connection, self._tables.sessions, [self._state.name]
+        ):
             return None
         state: int | None = connection.scalar(select(self._state.c.state).where(self._own))
         return state
@@ -216,7 +217,6 @@ class _TextIndex:
         self._dialect.lock_tables(connection, self._index.indexed)
         self._dialect.begin_ddl(connection)
         lacking = self._lacking(connection)
-        check_triggers(connection, tables, [trigger.plain for trigger in lacking])
         with self._dialect.brief_waits(connection):
             create_triggers(connection, lacking)
         # From a transaction of its own where creating triggers ended the last one: a snapshot from

@@ -38,7 +38,6 @@ from .definitions import (
     session_link,
     table_options,
 )
-from .index_states import restarting
 
 ACTIVITY = "activity"
 """The name of the group."""
@@ -95,8 +94,8 @@ def _define(
 
 
 def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
-    drops, restarts = cleanup(core.tables, entries), {entries: restarting(indexes)}
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=drops, restarts=restarts)
+    drops = cleanup(core.tables, entries)
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=drops)
 
 
 def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:

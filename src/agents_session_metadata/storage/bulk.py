@@ -19,7 +19,6 @@ from agents_session_metadata.values import EncodedValue, SearchKey
 from .messages import delete_histories
 from .remains import delete_remains
 from .removal import removal, remove, remove_metadata
-from .spellings import as_asked
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
@@ -231,25 +230,26 @@ def read_histories(
     """
     if not ids:
         return {}
-    messages = tables.messages
+    # The sessions' own ids: on MySQL, a message can have its id in another case.
+    own_id, messages = tables.sessions.c.session_id, tables.messages
     statement = (
         select(
-            messages.c.session_id,
+            own_id,
             dialect.utc(messages.c.created_at),
             dialect.item_text(messages.c.message_data),
             messages.c.id,
         )
-        .where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
-        .order_by(messages.c.session_id, messages.c.created_at, messages.c.id)
+        .join_from(tables.sessions, messages, own_id == messages.c.session_id)
+        .where(dialect.one_of(own_id, "ids", len(ids)))
+        .order_by(own_id, messages.c.created_at, messages.c.id)
     )
     if most is not None:
         statement = statement.limit(most + 1)
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
     if most is not None and len(found) > most:
         return None
-    asked = as_asked(connection, tables, ids, map(itemgetter(0), found))
     histories: dict[str, list[tuple[Any, str]] | CorruptMetadataError] = {}
-    for session_id, rows in groupby(found, lambda row: asked[row[0]]):
+    for session_id, rows in groupby(found, itemgetter(0)):
         try:
             histories[session_id] = [
                 (

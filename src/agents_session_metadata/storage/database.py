@@ -27,16 +27,8 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .belonging import check_beside, check_copies, check_links, check_not_renamed
-from .creation import (
-    create_missing,
-    find_missing,
-    find_wanted,
-    groups_in_use,
-)
+from .creation import create_missing, existing_names, lost_sessions, missing_names
 from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
-from .renames import check_names
-from .shapes import check_columns, check_ids
 from .tables import CORE, SessionTables, TableNames, query_tables
 from .word_index import WordIndex
 
@@ -282,8 +274,7 @@ class Database(Generic[Q]):
     ) -> T:
         """Run an operation, again after transient errors: the only place that retries.
 
-        There are ten attempts within some five seconds, then the last error is raised as it is. An
-        operation that failed because tables have gone is run again when they have been created.
+        There are ten attempts within some five seconds, then the last error is raised as it is.
 
         Args:
             operation: What to run; it opens its own connection.
@@ -305,9 +296,7 @@ class Database(Generic[Q]):
                 return await operation()
             except DBAPIError as error:
                 race = preparing and self.dialect.is_creation_race(error)
-                if delay is None or not (
-                    race or await self._is_worth_retrying(error, groups, pooled=pooled)
-                ):
+                if delay is None or not (race or self._is_worth_retrying(error, pooled=pooled)):
                     raise
                 # Jitter keeps those who met from meeting again.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
@@ -326,17 +315,11 @@ class Database(Generic[Q]):
         await self.retry(_nothing, group=group)
 
     async def has_group(self, group: str) -> bool:
-        """Whether all tables of a group exist.
-
-        Raises:
-            TablesMismatchError: If one was renamed.
-        """
+        """Whether all tables of a group exist."""
+        names = [table.name for table in self.tables.group(group).tables]
 
         def look(connection: Connection) -> bool:
-            missing = find_missing(connection, self.names, (group,))
-            if missing:
-                check_not_renamed(connection, self.tables, missing)
-            return not any(table.name in missing for table in self.tables.group(group).tables)
+            return self.dialect.existing(connection, self.tables.sessions, names).issuperset(names)
 
         return await self.look(look)
 
@@ -353,16 +336,11 @@ class Database(Generic[Q]):
         checked = self._state.checked.get(group)
         return checked is not None and checked() is self.engine.sync_engine.pool
 
-    async def _is_worth_retrying(
-        self, error: DBAPIError, groups: list[str], *, pooled: bool
-    ) -> bool:
+    def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
         """Whether an operation that failed may succeed when it is run again.
-
-        If tables have gone, the groups in use are added to those that the operation needs.
 
         Args:
             error: Its error.
-            groups: The groups of tables that it needs.
             pooled: Whether a pooler had already been seen when it began. Operations that began
                 together can all meet it.
         """
@@ -372,58 +350,30 @@ class Database(Generic[Q]):
         if dialect.lost_its_statement(error) and not pooled:
             state.pooled = True
             return True
-        missing = (
-            (ProgrammingError, OperationalError) if dialect.single_writer else ProgrammingError
-        )
-        if isinstance(error, missing) and state.text.forget():
-            return True  # The tables of the text index may have been dropped.
-        if (
-            not self.is_prepared
-            or error.connection_invalidated
-            or not isinstance(error, (ProgrammingError, OperationalError))
-        ):
-            # Not for want of tables. Looking would put a refused connection in the error's place,
-            # as if nothing had been written, when a commit may have been.
-            return False
-        believed = state.optional.believed
-        if believed and believed != await self._connect(
-            lambda connection: state.optional.look(connection, self.tables)
-        ):
-            return True
-        in_use = {CORE: None, **state.checked}
-        if groups:
-            found = await self._connect(lambda connection: groups_in_use(connection, self.names))
-            in_use |= dict.fromkeys(found)
-        if not await self._connect(lambda connection: find_missing(connection, self.names, in_use)):
-            return False
-        if groups:
-            groups.extend(in_use)
-        state.checked.clear()
-        return True
+        is_missing = isinstance(error, (ProgrammingError, OperationalError))
+        # The tables of the text index may have been dropped.
+        return is_missing and bool(state.text.forget())
 
     async def _prepare(self, group: str) -> None:
         """Check the tables of a group, and create what is missing if that was asked for."""
 
         def prepare(connection: Connection) -> None:
-            if group == CORE:
-                self.dialect.check_settings(connection)
-            check_columns(connection, *self.tables.group(group).tables)
-            missing = find_wanted(connection, self.names, group, creates=self.create_tables)
-            if group == CORE:
-                check_links(connection, self.tables)
-                check_beside(connection, self.tables, missing)
-            if missing:
-                check_not_renamed(connection, self.tables, missing)
-                check_copies(connection, self.tables)
-                check_names(connection, self.tables, group, missing)
-            check_ids(connection, self.tables, group, missing)
+            existing = existing_names(connection, self.tables)
+            missing = missing_names(connection, self.tables.group(group), existing)
+            if lost_sessions(connection, self.tables, existing):
+                problem = (
+                    f"{self.names.metadata} has rows, so this table was renamed or dropped, or its "
+                    "name is misspelled"
+                )
+                raise TablesMissingError([self.names.sessions], problem)
             if missing and not self.create_tables:
-                tables = {table.name for table in self.tables.group(group).tables}
-                raise TablesMissingError(missing, only_triggers=tables.isdisjoint(missing))
+                raise TablesMissingError(missing)
             if missing:
-                create_missing(connection, self.names, group)
+                create_missing(connection, self.names, existing, group)
             self._state.indexes.look(connection, self.tables)
-            self._state.native_ids = self.dialect.parent_id(connection, self.tables.sessions)[1]
+            self._state.native_ids = self.dialect.sorts_by_code_point(
+                connection, self.tables.sessions
+            )
             connection.commit()
 
         lock = self._init_lock()

@@ -7,7 +7,7 @@ feature: its tables are created when that feature is first used, and nothing els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -136,155 +136,75 @@ def session_link(
 class CreateTrigger(DDLElement):
     """A statement that creates a trigger on SQLite; pass it to `execute`.
 
-    For each row that an event touches in one table, the trigger deletes the rows of another table
-    that have the same values in some columns. With `keeps_rows`, it sets these columns to NULL
-    instead. If the values change, the rows get the new ones.
-
-    A session row whose `created_at` lies in the past is not a new session: a backup restores it. So
-    the trigger on insertions leaves the rows of such a session, which may come before it.
+    When a row is deleted, the trigger deletes the rows of another table that have the same values
+    in some columns. With `keeps_rows`, it sets these columns to NULL instead.
 
     Args:
-        name: The name of the trigger.
-        event: `INSERT`, `UPDATE` or `DELETE`.
-        table: The table whose rows the event touches.
-        target: The table whose rows are deleted.
+        table: The table whose rows are deleted.
+        target: The table whose rows follow.
         columns: The columns that both tables have.
-        parts: Tables with the same columns that follow from the target, and end with its rows.
         keeps_rows: Whether to set the columns to NULL instead of deleting the rows.
-        of_earlier_version: Whether to create it as version 0.1 did: every session that is inserted
-            is a new one, and the rows of an id that changes are deleted.
     """
 
-    former_names: tuple[str, ...] = ()
-    """The names that earlier versions gave to their triggers."""
-
     def __init__(
-        self,
-        name: str,
-        event: str,
-        table: Table,
-        target: Table,
-        columns: tuple[str, ...],
-        *,
-        parts: tuple[Table, ...] = (),
-        keeps_rows: bool = False,
-        of_earlier_version: bool = False,
+        self, table: Table, target: Table, columns: tuple[str, ...], *, keeps_rows: bool = False
     ) -> None:
-        self.name = name
-        self.event = event
         self.table = table
         self.emptied = target
-        self.columns = columns
-        self.parts = parts
-        self.keeps_rows = keeps_rows
-        self.of_earlier_version = of_earlier_version
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The tables without which the events fail."""
-        parts = self.parts if self.event == "UPDATE" else ()
-        return (self.table, self.emptied, *parts)
-
-    def earlier(self) -> CreateTrigger:
-        """The trigger as version 0.1 created it."""
-        return CreateTrigger(
-            self.name,
-            self.event,
-            self.table,
-            self.emptied,
-            self.columns,
-            keeps_rows=self.keeps_rows,
-            of_earlier_version=True,
+        quoted = [_quoted(column) for column in columns]
+        same = " AND ".join(f"{column} = OLD.{column}" for column in quoted)
+        # The tables stand without a schema: SQLite looks for them in the trigger's own.
+        name = _quoted(target.name)
+        verb = f"DELETE FROM {name}"  # noqa: S608  # a name
+        if keeps_rows:
+            verb = f"UPDATE {name} SET {', '.join(f'{column} = NULL' for column in quoted)}"  # noqa: S608  # names
+        self.text: str = f"AFTER DELETE ON {_quoted(table.name)} BEGIN {verb} WHERE {same}; END"
+        mark = hashlib.sha256(self.text.encode()).hexdigest()[:8]
+        self.name: str = derived_name(target.name, f"_after_delete_{mark}")
+        self.former_names: tuple[str, ...] = tuple(
+            derived_name(target.name, f"_after_{event}") for event in ("delete", "insert", "update")
         )
+        """The names that version 0.1 gave to its triggers. The first one does the same as this."""
+
+    def exists_in(self, names: Container[str]) -> bool:
+        """Whether a database with triggers of these names needs this one no more."""
+        return self.name in names or self.former_names[0] in names
 
 
 class DropTrigger(DDLElement):
-    """Drops a trigger, if it is there."""
+    """Drops a trigger of a table if it exists."""
 
-    def __init__(self, trigger: CreateTrigger) -> None:
-        self.trigger = trigger
-
-
-def deleting_trigger(event: str, table: Table, target: Table, *columns: str) -> CreateTrigger:
-    """A trigger that deletes rows of `target` with the same values in `columns`."""
-    name = derived_name(target.name, f"_after_{event.lower()}")
-    return CreateTrigger(name, event, table, target, columns)
+    def __init__(self, table: Table, name: str) -> None:
+        self.table = table
+        self.name = name
 
 
-def following_session(
-    sessions: Table, target: Table, *parts: Table, keeps_rows: bool = False
-) -> tuple[CreateTrigger, ...]:
-    """The triggers that let rows end with their session, and follow it when its id changes.
+def dropping(trigger: CreateTrigger) -> Iterator[DropTrigger]:
+    """The statements that drop a trigger and those of version 0.1."""
+    for name in (trigger.name, *trigger.former_names):
+        yield DropTrigger(trigger.table, name)
 
-    A `REPLACE` fires no trigger on deletes, but that on insertions.
 
-    Args:
-        sessions: The sessions table.
-        target: The table of the rows.
-        parts: Tables that follow from the target, and end with its rows.
-        keeps_rows: Whether the rows stay without an id when the session ends.
-    """
-    return tuple(
-        CreateTrigger(
-            derived_name(target.name, f"_after_{event.lower()}"),
-            event,
-            sessions,
-            target,
-            ("session_id",),
-            parts=parts,
-            keeps_rows=keeps_rows,
-        )
-        for event in ("DELETE", "INSERT", "UPDATE")
-    )
+def ending_with_session(
+    sessions: Table, target: Table, *, keeps_rows: bool = False
+) -> CreateTrigger:
+    """The trigger that lets rows end with their session, or stay without its id."""
+    return CreateTrigger(sessions, target, ("session_id",), keeps_rows=keeps_rows)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 @compiles(CreateTrigger)
 def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
-    quote = compiler.preparer.quote
-    columns = [quote(column) for column in trigger.columns]
-
-    def same(row: str) -> str:
-        return " AND ".join(f"{column} = {row}.{column}" for column in columns)
-
-    def setting(table: Table, value: str) -> str:
-        values = ", ".join(f"{column} = {value.format(column)}" for column in columns)
-        return f"UPDATE {quote(table.name)} SET {values}"  # noqa: S608  # names
-
-    def end(table: Table, condition: str) -> str:
-        verb = f"DELETE FROM {quote(table.name)}"  # noqa: S608  # a name
-        return f"{setting(table, 'NULL') if trigger.keeps_rows else verb} WHERE {condition}"
-
-    # The tables stand without a schema: SQLite looks for them in the trigger's own.
-    target, event, condition = trigger.emptied, trigger.event, ""
-    if event == "UPDATE":
-        event += f" OF {', '.join(columns)}"
-        # An upsert may write the id that is there already.
-        changes = " OR ".join(f"OLD.{column} <> NEW.{column}" for column in columns)
-        condition = f" WHEN {changes}"
-        statements = []
-        for table in (target, *trigger.parts):
-            move = f"{setting(table, 'NEW.{}')} WHERE {same('OLD')}"
-            statements += [end(table, same("NEW")), move]
-        if trigger.of_earlier_version:
-            statements = [end(target, f"{same('OLD')} OR {same('NEW')}")]
-    elif event == "INSERT":
-        condition = "" if trigger.of_earlier_version else _IS_NEW
-        statements = [end(target, same("NEW"))]
-    else:
-        statements = [end(target, same("OLD"))]
-    return (
-        f"CREATE TRIGGER IF NOT EXISTS {name_beside(trigger.table, trigger.name, compiler)}"
-        f" AFTER {event} ON {quote(trigger.table.name)}{condition} BEGIN"
-        f" {'; '.join(statements)}; END"
-    )
-
-
-_IS_NEW = " WHEN NEW.created_at >= CURRENT_TIMESTAMP"
+    name = name_beside(trigger.table, trigger.name, compiler)
+    return f"CREATE TRIGGER IF NOT EXISTS {name} {trigger.text}"
 
 
 @compiles(DropTrigger)
 def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
-    return f"DROP TRIGGER IF EXISTS {name_beside(drop.trigger.table, drop.trigger.name, compiler)}"
+    return f"DROP TRIGGER IF EXISTS {name_beside(drop.table, drop.name, compiler)}"
 
 
 def name_beside(table: Table, plain: str, compiler: Any) -> str:
@@ -307,15 +227,12 @@ class TableGroup:
             to drop it, use its `name`.
         cleanup: Statements that drop other objects that the feature creates, on any database. Run
             them before you drop the tables. They do nothing if there is nothing to drop.
-        restarts: By table, a statement to run before the table is created again: the index that
-            fills it is then incomplete, and `create_index` continues it.
     """
 
     name: str
     tables: tuple[Table, ...]
     triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
     cleanup: tuple[Any, ...] = field(default=(), repr=False)
-    restarts: Mapping[Table, Any] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, suffix: str) -> Table:
         """The table whose name ends with `suffix`."""

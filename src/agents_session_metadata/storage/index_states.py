@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Table, Update, literal_column, select, update
+from sqlalchemy import Connection, Table, select, update
 
 from agents_session_metadata.dialects import dialect_of
 
@@ -27,13 +27,3 @@ def lock_state(connection: Connection, states: Table, key: str, *, shared: bool 
         connection.execute(update(states).where(own).values(token=states.c.token))
     locked = select(states).where(own).with_for_update(read=shared)
     return connection.execute(locked).one_or_none()
-
-
-def restarting(states: Table, **position: Any) -> Update:
-    """A statement that makes indexes incomplete, before a table that they fill is created empty."""
-    filling: Any = literal_column(str(FILLING))
-    return (
-        update(states)
-        .where(states.c.state != literal_column(str(DROPPING)))
-        .values(state=filling, **position)
-    )

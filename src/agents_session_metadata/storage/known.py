@@ -83,7 +83,7 @@ class TextIndex(IntEnum):
 
 
 def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str] | None:
-    """The keys of the indexes that pages may use; None without tables that the user may read."""
+    """The keys of the indexes that pages may use; None without tables."""
     group = tables.group(ACTIVITY)
     if not may_read(connection, tables, group):
         return None
@@ -98,26 +98,26 @@ def read_text_index(connection: Connection, tables: SessionTables) -> TextIndex:
     group = tables.group(WORDS)
     if not may_read(connection, tables, group):
         return TextIndex.NONE
-    state, usable = group["_state"], dialect_of(connection.dialect).usable
+    state = group["_state"]
     found: Any = connection.scalar(select(state.c.state).where(state.c.key == TEXT))
-    if found in (None, DROPPING):
-        return TextIndex.NONE
-    may_write = usable(connection, tables.sessions, [group["_words"]], "insert")
-    return TextIndex.WRITE if may_write else TextIndex.READ
+    return TextIndex.NONE if found in (None, DROPPING) else TextIndex.WRITE
 
 
 def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -> bool:
-    """Whether all tables of a group exist, and the database user may read them."""
-    usable = dialect_of(connection.dialect).usable(connection, tables.sessions, group.tables)
-    return len(usable) == len(group.tables)
+    """Whether all tables of a group exist."""
+    names = [table.name for table in group.tables]
+    existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
+    return existing.issuperset(names)
 
 
 def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
-    """The tables of optional features with rows of sessions that the user may read."""
+    """The tables of optional features with rows of sessions."""
     of_sessions = [
         table
         for group in map(tables.group, _OPTIONAL)
         for table in group.tables
         if table.foreign_key_constraints
     ]
-    return tuple(dialect_of(connection.dialect).usable(connection, tables.sessions, of_sessions))
+    names = [table.name for table in of_sessions]
+    existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
+    return tuple(table for table in of_sessions if table.name in existing)

@@ -31,7 +31,7 @@ from .definitions import (
     GroupDefinition,
     TableGroup,
     derived_name,
-    following_session,
+    ending_with_session,
     session_link,
     table_options,
 )
@@ -65,7 +65,7 @@ def _define(
             Index(derived_name(name, "_order_idx"), "paused_at", "session_id"),
             **options,
         )
-    return TableGroup(PAUSED, (table,), following_session(sessions, table))
+    return TableGroup(PAUSED, (table,), (ending_with_session(sessions, table),))
 
 
 GROUP = GroupDefinition(PAUSED, ("_paused",), _define)

@@ -76,8 +76,8 @@ def paused_table(tables: SessionTables) -> Table:
 
 def has_paused_table(connection: Connection, tables: SessionTables) -> bool:
     """Whether the table exists: without it, no run is paused."""
-    beside = dialect_of(connection.dialect).beside
-    return bool(beside(connection, tables.sessions, [paused_table(tables)]))
+    name = paused_table(tables).name
+    return name in dialect_of(connection.dialect).existing(connection, tables.sessions, [name])
 
 
 def has_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> bool:

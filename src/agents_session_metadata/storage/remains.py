@@ -15,7 +15,6 @@ from sqlalchemy import ColumnElement, Connection, Table, delete, literal_column,
 from agents_session_metadata.dialects._dialect import Dialect
 
 from .activity import ENTRY_COLUMNS, UPDATED_AT
-from .belonging import check_links
 from .removal import kept_row
 from .tables import SessionTables
 
@@ -38,7 +37,6 @@ def delete_remains(
 
     Raises:
         RefusedRowError: If a trigger of the application keeps a row. The caller must roll back.
-        TablesMismatchError: If the rows belong to another sessions table.
     """
     if not owned:
         return
@@ -47,7 +45,6 @@ def delete_remains(
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
     if not any(map(any, connection.execute(finding, parameters))):
         return
-    check_links(connection, tables, *(table for table in owned if table not in tables.tables))
     for table in owned:
         of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
         outlives = any(key.ondelete == "SET NULL" for key in table.foreign_key_constraints)

@@ -14,7 +14,6 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
-from .belonging import check_links
 from .tables import SessionTables
 
 
@@ -83,12 +82,10 @@ def remove_metadata(
 
     Raises:
         RefusedRowError: If a trigger of the application keeps it. The caller must roll back.
-        TablesMismatchError: If it belongs to another sessions table.
     """
     if not dialect.vetoes_silently:
         return
     if _first(connection, tables.metadata.c.session_id, dialect, ids) is not None:
-        check_links(connection, tables)
         parameters = dialect.list_parameters("ids", ids)
         for table in (tables.elements, tables.metadata):
             of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))

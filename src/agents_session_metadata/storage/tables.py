@@ -6,9 +6,8 @@
 | `agent_sessions_metadata` | a key of a session: its JSON text and its search key |
 | `agent_sessions_metadata_elements` | a distinct scalar element of a list |
 
-Metadata goes with its session by foreign keys. SQLite does not enforce them as the SDK connects, so
-triggers do it there, for every writer. Two more see to what goes round the first: a new session's
-metadata is emptied, after a `REPLACE`, and that of both ids when an id is changed.
+Metadata is deleted with its session by foreign keys. SQLite does not enforce them as the SDK
+connects, so triggers do it there, for every writer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from sqlalchemy import (
     TIMESTAMP,
     Column,
     Connection,
-    DDLElement,
     ForeignKey,
     ForeignKeyConstraint,
     Index,
@@ -33,7 +31,6 @@ from sqlalchemy import (
     inspect,
     text,
 )
-from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.quoting import quoted
@@ -48,10 +45,9 @@ from .definitions import (
     DropTrigger,
     TableGroup,
     TableNames,
-    deleting_trigger,
     derived_name,
-    following_session,
-    name_beside,
+    dropping,
+    ending_with_session,
     session_link,
     table_options,
 )
@@ -64,7 +60,6 @@ __all__ = [
     "ColumnTypes",
     "CreateTrigger",
     "DropTrigger",
-    "RenameTable",
     "SessionTables",
     "TableGroup",
     "TableNames",
@@ -73,7 +68,6 @@ __all__ = [
     "derived_name",
     "element_rows",
     "query_tables",
-    "renamed",
     "session_tables",
     "table_names",
 ]
@@ -119,22 +113,6 @@ class SessionTables:
         return next(group for group in self.groups if group.name == name)
 
 
-class RenameTable(DDLElement):
-    """Gives a table another name, in the schema where it is."""
-
-    def __init__(self, table: Table, name: str) -> None:
-        self.table = table
-        self.name = name
-
-
-@compiles(RenameTable)
-def _rename_table(rename: RenameTable, compiler: Any, **_: Any) -> str:
-    before, after = (
-        name_beside(rename.table, name, compiler) for name in (rename.table.name, rename.name)
-    )
-    return f"ALTER TABLE {before} RENAME TO {after}"
-
-
 def table_names(
     sessions_table: str = "agent_sessions",
     messages_table: str = "agent_messages",
@@ -159,14 +137,6 @@ def table_names(
             f"the tables must have different names, got {', '.join(map(quoted, names))}"
         )
     return names
-
-
-def renamed(table: Table, suffix: str, tables: SessionTables) -> Table:
-    """A copy of a table under another name, which refers to the tables that it referred to."""
-    others = MetaData()
-    for each in tables.tables:
-        each.to_metadata(others)
-    return table.to_metadata(others, name=derived_name(table.name, suffix))
 
 
 def element_rows(
@@ -311,8 +281,8 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
             # After all tables, not after one: on an upgrade the sessions table is there already.
             create = trigger.execute_if(callable_=wanted, state=trigger)
             event.listen(metadata, "after_create", create)
-            dropped = DropTrigger(trigger).execute_if(callable_=wanted)
-            event.listen(metadata, "before_drop", dropped)
+            for drop in dropping(trigger):
+                event.listen(metadata, "before_drop", drop.execute_if(callable_=wanted))
     return tables
 
 
@@ -321,8 +291,8 @@ def _with_groups(
 ) -> SessionTables:
     sessions, messages, rows, elements = tables
     triggers = (
-        *following_session(sessions, rows, elements),
-        deleting_trigger("DELETE", rows, elements, "session_id", "key"),
+        ending_with_session(sessions, rows),
+        CreateTrigger(rows, elements, ("session_id", "key")),
     )
     core = TableGroup(CORE, tables, triggers)
     others = (group.define(metadata, core, group.names(names.metadata), types) for group in GROUPS)
@@ -345,4 +315,4 @@ def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, *
         return True
     # A partial create_all must not attach a trigger to a table that is not there.
     exists, schema = inspect(bind).has_table, bind.schema_for_object(state.table)
-    return all(exists(each.name, schema=schema) for each in state.tables)
+    return all(exists(each.name, schema=schema) for each in (state.table, state.emptied))

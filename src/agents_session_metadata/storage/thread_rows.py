@@ -26,7 +26,6 @@ from agents_session_metadata.quoting import quoted
 
 from .messages import Restriction, newest_id
 from .removal import delete_rows
-from .spellings import as_asked
 from .tables import SessionTables
 from .threads import THREADS
 
@@ -89,7 +88,8 @@ class ThreadRows:
 
     def exist(self, connection: Connection) -> bool:
         """Whether the table of items exists."""
-        return bool(self._dialect.beside(connection, self._tables.sessions, [self._items]))
+        name = self._items.name
+        return name in self._dialect.existing(connection, self._tables.sessions, [name])
 
     # ---- items ----
 
@@ -186,17 +186,17 @@ class ThreadRows:
         self, connection: Connection, ids: Sequence[str]
     ) -> dict[str, list[ThreadItem]]:
         """All items of some sessions, by session."""
-        items = self._items
+        own_id, items = self._tables.sessions.c.session_id, self._items
         statement = (
-            select(items.c.session_id, *self._columns())
-            .where(self._dialect.one_of(items.c.session_id, "ids", len(ids)))
-            .order_by(items.c.session_id, items.c.position)
+            select(own_id, *self._columns())
+            .join_from(self._tables.sessions, items, own_id == items.c.session_id)
+            .where(self._dialect.one_of(own_id, "ids", len(ids)))
+            .order_by(own_id, items.c.position)
         )
         threads: dict[str, list[ThreadItem]] = {}
         found: Any = connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
-        asked = as_asked(connection, self._tables, ids, (row[0] for row in found))
         for session_id, *columns in found:
-            threads.setdefault(asked[session_id], []).append(ThreadItem(*columns))
+            threads.setdefault(session_id, []).append(ThreadItem(*columns))
         return threads
 
     def insert_items(

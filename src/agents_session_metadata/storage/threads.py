@@ -27,7 +27,7 @@ from .definitions import (
     GroupDefinition,
     TableGroup,
     derived_name,
-    following_session,
+    ending_with_session,
     session_link,
     table_options,
 )
@@ -83,8 +83,8 @@ def _define(
             **table_options(types),
         )
     triggers = (
-        *following_session(sessions, items),
-        *following_session(sessions, attachments),
+        ending_with_session(sessions, items),
+        ending_with_session(sessions, attachments),
     )
     return TableGroup(THREADS, (items, attachments), triggers)
 

@@ -39,7 +39,7 @@ from .definitions import (
     GroupDefinition,
     TableGroup,
     derived_name,
-    following_session,
+    ending_with_session,
     session_link,
     table_options,
 )
@@ -164,7 +164,7 @@ def _define(
             Index(derived_name(name, "_day_idx"), "day"),
             **options,
         )
-    return TableGroup(USAGE, (usage,), following_session(sessions, usage, keeps_rows=True))
+    return TableGroup(USAGE, (usage,), (ending_with_session(sessions, usage, keeps_rows=True),))
 
 
 GROUP = GroupDefinition(USAGE, ("_usage",), _define)

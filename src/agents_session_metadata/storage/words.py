@@ -23,8 +23,6 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
-    literal_column,
-    null,
 )
 
 from agents_session_metadata.dialects import dialect_of
@@ -41,7 +39,6 @@ from .definitions import (
     session_link,
     table_options,
 )
-from .index_states import restarting
 
 WORDS = "words"
 """The name of the group."""
@@ -123,11 +120,7 @@ def _define(
 
 def _group(core: TableGroup, words: Table, queue: Table, state: Table) -> TableGroup:
     cleanup = tuple(DropMaintenance(core.tables[place], words, suffix) for place, suffix in _NAMES)
-    restart = restarting(
-        state, last_item=null(), item_id=literal_column("0"), session_id=literal_column("''")
-    )
-    restarts = {words: restart, queue: restart}
-    return TableGroup(WORDS, (words, queue, state), cleanup=cleanup, restarts=restarts)
+    return TableGroup(WORDS, (words, queue, state), cleanup=cleanup)
 
 
 GROUP = GroupDefinition(WORDS, ("_words", "_words_queue", "_words_state"), _define)

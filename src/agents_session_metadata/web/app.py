@@ -26,7 +26,6 @@ from agents_session_metadata.errors import (
     SessionMetadataError,
     SessionNotFoundError,
     SessionPausedError,
-    TablesMismatchError,
     TablesMissingError,
 )
 
@@ -172,8 +171,6 @@ def _refusal(error: Exception) -> Refused:
         return Refused(400, "This page belongs to another list. Go back to the first page.")
     if isinstance(error, SessionNotFoundError):
         return pages.no_session()
-    if isinstance(error, TablesMismatchError):
-        return Refused(503, "The tables do not belong together. `agent-sessions doctor` says why.")
     if isinstance(error, TablesMissingError):
         return Refused(
             503,
