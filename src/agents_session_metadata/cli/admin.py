@@ -86,11 +86,11 @@ def doctor(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Check a database, and print problems and the statements that repair them.
+    """Compare a database with what `ddl` would create, and print problems.
 
-    Changes nothing, unless --rewrite-search-keys is given. The statements never change or delete
-    rows that an application wrote. Run them in the printed order. The exit code is 1 if there is an
-    error, and 0 if there are only warnings.
+    Changes nothing, unless --rewrite-search-keys is given. Prints CREATE statements for missing
+    objects, in the order in which to run them, and explains other problems. The exit code is 1 if
+    there is an error, and 0 if there are only warnings.
     """
     from agents_session_metadata import doctor
     from agents_session_metadata.dialects import dialect_of
