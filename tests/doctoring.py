@@ -23,8 +23,6 @@ SAFE = re.compile(
 """The only kinds of statements that `doctor` may print."""
 
 GROUPS = query_tables(table_names()).groups
-BY_APPLICATION = ["_paused", "_usage", "_thread_items", "_attachments"]
-"""The ends of the names of optional tables whose rows follow from nothing else."""
 OPTIONAL = [table.name for group in GROUPS[1:] for table in group.tables]
 
 

@@ -6,6 +6,7 @@ import pytest
 from conformance import raw
 from doctoring import (
     GROUPS,
+    OPTIONAL,
     catalog_of,
     every_table,
     exact_collation,
@@ -24,7 +25,6 @@ from agents_session_metadata.storage.tables import table_names
 
 ROWS = "agent_sessions_metadata"
 ELEMENTS = f"{ROWS}_elements"
-OPTIONAL = [table.name for group in GROUPS[1:] for table in group.tables]
 
 
 async def test_a_healthy_database_gives_the_versions_alone(filled):

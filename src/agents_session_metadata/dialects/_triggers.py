@@ -127,10 +127,6 @@ class TriggerSQL:
         )
         return [create]
 
-    def revoke(self, trigger: RowTrigger) -> list[str]:
-        """The statements that keep other users from using the function of a trigger, if any."""
-        return []
-
     def drop(self, schema: str, name: str, table: str) -> str:
         """The statement that drops a trigger of a table, if it exists. All names are quoted."""
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
@@ -223,11 +219,9 @@ class PostgreSQLTriggerSQL(TriggerSQL):
             f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
             f" FOR EACH {each}{when} EXECUTE FUNCTION {function}"
         )
-        return [create_function, *self.revoke(trigger), create_trigger]
-
-    def revoke(self, trigger: RowTrigger) -> list[str]:
         # Attached to a table of another user, it would run with the rights of its owner.
-        return [f"REVOKE ALL ON FUNCTION {trigger.schema}{trigger.name}() FROM PUBLIC"]
+        revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"
+        return [create_function, revoke, create_trigger]
 
     def drop(self, schema: str, name: str, table: str) -> str:
         # The trigger of a table that was moved to another schema runs a function that was not.

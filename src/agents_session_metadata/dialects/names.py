@@ -9,8 +9,6 @@ from sqlalchemy import Dialect as SADialect
 
 from agents_session_metadata.quoting import quoted
 
-from . import dialect_of
-
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
 DIALECTS: tuple[str, ...] = get_args(DialectName)
 PRODUCTS = {
@@ -20,19 +18,6 @@ PRODUCTS = {
     "sqlite": "SQLite",
 }
 """The names as messages write them."""
-
-
-class _SafeLiterals:
-    """A part of a compiler: texts as `Dialect.literal` spells them."""
-
-    dialect: SADialect
-
-    def render_literal_value(self, value: Any, type_: Any) -> str:
-        if isinstance(value, str):
-            return dialect_of(self.dialect).literal(value)
-        compiler: Any = super()
-        rendered: str = compiler.render_literal_value(value, type_)
-        return rendered
 
 
 def offline(name: str) -> SADialect:
@@ -54,7 +39,6 @@ def offline(name: str) -> SADialect:
     options = {"is_mariadb": True} if name == "mariadb" else {}
     # With a named parameter style, a % in a table's name is not doubled.
     made: SADialect = makers[name](paramstyle="named", **options)
-    made.statement_compiler = type("Compiler", (_SafeLiterals, made.statement_compiler), {})
     return made
 
 
