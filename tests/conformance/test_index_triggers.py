@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
-from doctoring import complete, every_table, problems
+from doctoring import complete, problems
 from servers import Database
 
 from agents_session_metadata import RefusedRowError, SessionCatalog
 from agents_session_metadata.maintenance import text_index
 from agents_session_metadata.storage import word_index
-from agents_session_metadata.storage.tables import table_names
 from conformance import raw
 from conformance.test_triggers import veto
 
@@ -65,23 +64,6 @@ async def test_a_trigger_that_keeps_entries_of_an_index(shared_database: Databas
         call = catalog.create_index("tags")
     with pytest.raises(RefusedRowError, match=rf"from {META}_activity.*trigger"):
         await call
-
-
-@pytest.mark.only_on("sqlite")
-@pytest.mark.parametrize("suffix", ["_elements", "_paused", "_thread_items", "_attachments"])
-async def test_triggers_of_a_table_under_another_name_are_replaced(
-    shared_database: Database, suffix
-):
-    engine, table = shared_database.engine(), f"{META}{suffix}"
-    await every_table(engine, table_names())
-    await raw.execute(engine, f"ALTER TABLE {table} RENAME TO archived")
-    catalog = await every_table(shared_database.engine(), table_names())
-    query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND sql LIKE '%archived%'"
-    assert await raw.execute(engine, query) == []
-    assert await problems(engine) == []
-    await catalog.create_session("a", metadata={"tags": ["x"]})
-    assert await catalog.delete_session("a")
-    assert await raw.count_rows(engine, table) == 0
 
 
 @pytest.mark.only_on("sqlite", "postgresql")
