@@ -264,7 +264,9 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
         tables: The names of the missing tables and triggers.
     """
 
-    def __init__(self, tables: Sequence[str], *, only_triggers: bool = False) -> None:
+    def __init__(
+        self, tables: Sequence[str], *, only_triggers: bool = False, problem: str | None = None
+    ) -> None:
         self.tables: tuple[str, ...] = tuple(tables)
         lists = [name for name in self.tables if name.endswith("_elements")]
         advice = "create_tables=True"
@@ -276,9 +278,8 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
             advice += ", which also fills the table of list elements"
         else:
             advice += ", with `agent-sessions ddl`, or by a migration from session_tables()"
-        super().__init__(
-            f"missing from the database: {', '.join(self.tables)}; create with {advice}"
-        )
+        missing = f"missing from the database: {', '.join(self.tables)}; create with {advice}"
+        super().__init__(problem or missing)
 
 
 class TablesMismatchError(TablesMissingError):
@@ -331,20 +332,6 @@ class RefusedRowError(SessionMetadataError, RuntimeError):
     Nothing was written, except by earlier steps of work on an index. Triggers of MySQL and MariaDB
     cannot do this.
     """
-
-
-class TextIndexMissingError(SessionMetadataError, RuntimeError):
-    """The text index, which search requires, does not exist."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            'there is no text index; create it once with `await catalog.create_index("$text")` or '
-            "`agent-sessions index create '$text' --create-tables`"
-        )
-
-
-class InvalidSearchError(SessionMetadataError, ValueError):
-    """A search query has only excluded terms, or too many terms."""
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):

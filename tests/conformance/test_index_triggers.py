@@ -8,31 +8,22 @@ from doctoring import complete, every_table, mended, problems
 from servers import Database
 
 from agents_session_metadata import RefusedRowError, SessionCatalog
-from agents_session_metadata.maintenance import text_index
-from agents_session_metadata.storage import word_index
 from agents_session_metadata.storage.tables import table_names
 from conformance import raw
 from conformance.test_triggers import veto
 
 META = "agent_sessions_metadata"
-KEYS = ("tags", "$updated_at", "$text")
+KEYS = ("tags", "$updated_at")
 
 
 async def check_plain_writers(database: Database) -> None:
-    """What the plain SDK writes waits for the text index, and is in the other indexes."""
-    catalog, engine = SessionCatalog(database.engine()), database.engine()
+    """What the plain SDK writes is in the indexes."""
+    engine = database.engine()
     await SQLAlchemySession("b", engine=engine).add_items([raw.message("unheard of")])
-    page = await catalog.search("unheard")
-    assert page.hits == []
-    assert not page.complete
-    await catalog.refresh_index("$text")
-    page = await catalog.search("unheard")
-    assert [hit.session_id for hit in page.hits] == ["b"]
-    assert page.complete
     assert await problems(engine) == []
 
 
-@pytest.mark.parametrize("suffix", ["_words", "_words_queue", "_indexes", "_activity"])
+@pytest.mark.parametrize("suffix", ["_indexes", "_activity"])
 async def test_tables_of_an_index_under_another_name(shared_database: Database, suffix):
     """SQLite lets the triggers write to the table of the other name."""
     engine = shared_database.engine()
@@ -62,56 +53,21 @@ async def replace_trigger(engine, name: str, table: str, event: str) -> None:
     )
 
 
-@pytest.mark.parametrize("is_complete", [True, False])
-async def test_a_trigger_that_does_something_else_is_replaced(
-    shared_database: Database, is_complete
-):
+async def test_a_trigger_that_does_something_else_is_replaced(shared_database: Database):
     engine = shared_database.engine()
     catalog = await complete(engine)
-    await replace_trigger(engine, "words_of_item_insert", "agent_messages", "AFTER INSERT")
-    await replace_trigger(engine, "activity_session_insert", "agent_sessions", "AFTER INSERT")
-    plain = SQLAlchemySession("missed", engine=engine)
-    await plain.add_items([raw.message("overlooked")])
-    if not is_complete:
-        await raw.execute(engine, f"UPDATE {META}_words_state SET state = 0")
-        found = [each.problem for each in await problems(engine) if each.check == "words"]
-        assert any("words_of_item_insert does something else" in each for each in found)
-    assert await catalog.create_index("$text")
-    page = await catalog.search("overlooked")
-    assert [hit.session_id for hit in page.hits] == ["missed"]
-    assert page.complete
-    # Of the indexes, a new one replaces the trigger.
+    await replace_trigger(engine, "activity_value_insert", META, "AFTER INSERT")
+    await catalog.set_metadata("missed", {"tags": ["overlooked"]})
+    # A new index replaces the trigger.
     assert await catalog.create_index("n")
     incomplete = {each.key for each in await catalog.list_indexes() if not each.complete}
-    assert incomplete == (set() if engine.dialect.name == "postgresql" else {"tags", "$updated_at"})
+    assert incomplete == (set() if engine.dialect.name == "postgresql" else {"tags"})
     for key in incomplete:
         assert await catalog.create_index(key)
     await mended(engine)
-    assert [each.session_id for each in (await catalog.list_sessions(limit=1)).sessions] == [
-        "missed"
-    ]
+    page = await catalog.list_sessions({"tags": ["overlooked"]})
+    assert [each.session_id for each in page.sessions] == ["missed"]
     await check_plain_writers(shared_database)
-
-
-@pytest.mark.only_on("sqlite", "postgresql")  # Elsewhere, a trigger can only raise an error.
-async def test_a_trigger_that_keeps_rows_of_the_text_index(shared_database: Database, monkeypatch):
-    engine = shared_database.engine()
-    catalog = await complete(engine)
-    monkeypatch.setattr(word_index, "STEP", 1)
-    monkeypatch.setattr(text_index, "_DELETED_AT_ONCE", 2)
-    await SQLAlchemySession("a", engine=engine).add_items([raw.message("one"), raw.message("two")])
-    await SQLAlchemySession("b", engine=engine).add_items([raw.message("one"), raw.message("two")])
-    await veto(engine, "DELETE", f"{META}_words_queue")
-    with pytest.raises(RefusedRowError, match=rf"from {META}_words_queue.*trigger"):
-        await catalog.refresh_index("$text")
-    # A write of history goes on all the same.
-    await catalog.session("a").add_items([raw.message("three")])
-    [record, _] = [record async for record in catalog.export_sessions()]
-    # The later ones are imported together.
-    await catalog.import_sessions([{**record, "session_id": f"new {n}"} for n in range(12)])
-    assert not (await catalog.search("three")).complete
-    with pytest.raises(RefusedRowError, match=rf"from {META}_words_queue.*trigger"):
-        await catalog.drop_index("$text")
 
 
 @pytest.mark.only_on("sqlite", "postgresql")
@@ -143,14 +99,3 @@ async def test_triggers_of_a_table_under_another_name_are_replaced(
     await catalog.create_session("a", metadata={"tags": ["x"]})
     assert await catalog.delete_session("a")
     assert await raw.count_rows(engine, table) == 0
-
-
-@pytest.mark.only_on("sqlite", "postgresql")
-async def test_a_trigger_that_keeps_the_state_of_the_text_index(shared_database: Database):
-    engine = shared_database.engine()
-    catalog = await complete(engine)
-    await raw.execute(engine, f"UPDATE {META}_words_state SET state = 0")
-    await veto(engine, "UPDATE", f"{META}_words_state")
-    for call in (catalog.create_index("$text"), catalog.drop_index("$text")):
-        with pytest.raises(RefusedRowError, match=rf"row of {META}_words_state.*trigger"):
-            await call

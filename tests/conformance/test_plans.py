@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from scaling import scale
@@ -15,7 +14,6 @@ from sqlalchemy import Table, event, insert
 from agents_session_metadata import MetadataLimits, SessionCatalog
 from agents_session_metadata.storage.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
-from conformance import raw
 
 SESSIONS = scale(20_000, 100_000)
 CHUNK = 20_000
@@ -138,36 +136,6 @@ async def test_questions_read_what_they_select(shared_database: Database):
     assert fills
     if shared_database.kind == "sqlite":
         assert not re.search(r"\(key=\?\)", await _explained(shared_database, engine, fills))
-
-
-async def test_a_search_in_few_sessions_reads_their_words_alone(shared_database: Database):
-    engine = shared_database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    at = "2026-01-01T00:00:00Z"
-    await catalog.import_sessions(
-        {
-            "format": 1,
-            "session_id": f"s{number:06}",
-            "created_at": at,
-            "updated_at": at,
-            "metadata": {"owner_id": f"u{number}"},
-            # One word is common, and all others are rare: so a planner takes any word to be.
-            "items": [{"created_at": at, "item": raw.message(f"common rare{number} word{number}")}],
-        }
-        for number in range(MESSAGES)
-    )
-    await catalog.create_index("$text")
-    tables = catalog._store.database.tables
-    await _analyze(shared_database, engine, [*tables.tables, *tables.group("words").tables])
-    for word in ("common", "comm*"):
-        page = await catalog.search(word, {"owner_id": "u7"})
-        assert {hit.session_id for hit in page.hits} == {"s000007"}
-        ask = partial(catalog.search, word, {"owner_id": {"$in": ["u7", "u8", "u9"]}})
-        assert await _rows_read(shared_database, engine, ask) <= 100, word
-        if shared_database.kind == "postgresql":
-            # With millions of words, a plan for any word would read all entries of this one, and
-            # compare each with the sessions: it expects few of them.
-            assert "LATERAL" in str(await _captured(engine, ask))
 
 
 async def _captured(engine: Any, ask: Any) -> list[tuple[str, Any]]:

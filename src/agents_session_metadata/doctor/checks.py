@@ -18,13 +18,12 @@ from agents_session_metadata.storage.definitions import CreateTrigger
 from agents_session_metadata.storage.renames import RenamedTrigger, names_of, taken
 from agents_session_metadata.storage.shapes import check_ids
 from agents_session_metadata.storage.tables import CORE, DropTrigger
-from agents_session_metadata.storage.words import WORDS
 
 from .contents import Contents
 from .findings import Finding, Level, Statements
 from .groups import lacking_finding
 from .identity import REFILLED, check_reliable, id_columns
-from .indexes import check_activity, check_merging, check_words, trigger_problem
+from .indexes import check_activity, check_merging, trigger_problem
 from .inspection import Inspection
 from .references import check_foreign_keys, check_orphans
 from .rows import check_rows
@@ -68,7 +67,6 @@ def check(inspection: Inspection) -> list[Finding]:
         check_rows,
         _times,
         check_activity,
-        check_words,
         _clock,
     )
     first = inspection.first
@@ -218,7 +216,7 @@ def _lacking(inspection: Inspection) -> Iterator[Finding]:
         group = next(each for each in inspection.expected.groups if table in each.tables)
         existing = (each.name for each in group.tables if each.name in inspection.existing)
         listed = " and ".join(existing)
-        if group.name in (ACTIVITY, WORDS):
+        if group.name == ACTIVITY:
             advice = (
                 f"while nothing else writes, drop {listed} yourself, run what doctor then prints,"
                 " and create each index again: `agent-sessions index create KEY --create-tables`"

@@ -50,7 +50,6 @@ from agents_session_metadata.storage.tables import (
     build_tables,
     query_tables,
 )
-from agents_session_metadata.storage.words import WORDS
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .columns import SAMPLES, TextColumn, is_kind, kind_of
@@ -139,8 +138,7 @@ class Inspection:
     @cached_property
     def derived(self) -> set[Table]:
         """The tables whose rows all follow from other tables. Only their rows may be deleted."""
-        words, queue, _ = self.expected.group(WORDS).tables
-        return {self.expected.elements, self.expected.group(ACTIVITY)["_activity"], words, queue}
+        return {self.expected.elements, self.expected.group(ACTIVITY)["_activity"]}
 
     @property
     def links(self) -> list[ForeignKeyConstraint]:

@@ -18,7 +18,6 @@ from sqlalchemy.dialects.postgresql import DOMAIN
 from agents_session_metadata.storage.activity import ACTIVITY
 from agents_session_metadata.storage.tables import TableNames
 from agents_session_metadata.storage.threads import THREADS
-from agents_session_metadata.storage.words import WORDS
 
 from .columns import TextColumn, kind_of
 from .findings import Finding, Statements
@@ -278,7 +277,7 @@ class PostgreSQLInspection(Inspection):
         """Keys that keep rows from being inserted only if they are missing."""
         sessions, _, metadata, _ = self.core
         written = [sessions, metadata, *self.expected.group(THREADS).tables[1:]]
-        for name in (ACTIVITY, WORDS):
+        for name in (ACTIVITY,):
             written += self.expected.group(name).tables
         for name, is_primary in self._deferrable(table).items():
             # Rows of metadata are inserted by their primary key, which alone matters.

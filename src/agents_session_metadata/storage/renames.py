@@ -23,7 +23,6 @@ from .activity_check import activity_triggers
 from .definitions import derived_name
 from .groups import GROUPS
 from .tables import SessionTables
-from .words import WORDS, word_triggers
 
 BOTH = (
     "only if the tables of both names are intended, run the statements of `agent-sessions doctor`, "
@@ -171,7 +170,7 @@ def renamed_triggers(connection: Connection, tables: SessionTables) -> list[Rena
     if not others:
         return []
     found = _ending(connection, tables, others)
-    for group in (ACTIVITY, WORDS):
+    for group in (ACTIVITY,):
         found += _maintaining(connection, tables, group, others)
     return found
 
@@ -204,11 +203,7 @@ def _maintaining(
     group, sql = tables.group(name), dialect_of(connection.dialect).triggers
     suffixes = next(each.suffixes for each in GROUPS if each.name == name)
     ends = {table.name: end for table, end in zip(group.tables, suffixes, strict=True)}
-    triggers = (
-        activity_triggers(connection, tables, ())
-        if name == ACTIVITY
-        else word_triggers(connection, tables.tables, group)
-    )
+    triggers = activity_triggers(connection, tables, ())
     created = as_typed(connection, (sql.create(each)[0] for each in triggers))
     bodies = {each.plain: _body(text) for each, text in zip(triggers, created, strict=True)}
     found = [
