@@ -202,7 +202,7 @@ async def test_a_list_that_is_not_utf8_has_no_elements(catalog, engine):
     assert [one.value for one in await catalog.count_values("tags")] == ["b"]
 
 
-BAD_TIMES = ["'garbage'", "20240101", "NULL", "x'ff'", "'2024-13-01 00:00:00'", "''"]
+BAD_TIMES = ["'garbage'", "20240101", "'2024-13-01 00:00:00'", "''"]
 
 
 @sqlite

@@ -175,11 +175,7 @@ async def test_every_writer_is_included(catalog, engine):
             "DELETE FROM agent_sessions",
         ]
     if engine.dialect.name == "postgresql":
-        writes[-1:] = [
-            "TRUNCATE agent_sessions_metadata_elements",
-            "TRUNCATE agent_sessions_metadata CASCADE",
-            "TRUNCATE agent_sessions CASCADE",
-        ]
+        writes[-1:] = ["TRUNCATE agent_sessions CASCADE"]
     quote = engine.dialect.identifier_preparer.quote
     data = "'\\x41'::bytea" if engine.dialect.name == "postgresql" else "x'41'"
     for write in writes:

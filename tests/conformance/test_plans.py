@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from scaling import scale
@@ -17,7 +19,7 @@ from agents_session_metadata.values import encode_metadata
 
 SESSIONS = scale(20_000, 100_000)
 CHUNK = 20_000
-MESSAGES = scale(2_000, 20_000)
+FIRST = datetime(2026, 1, 1)  # noqa: DTZ001  # as the SDK stores it
 
 
 def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
@@ -30,7 +32,7 @@ def _rows(start: int) -> tuple[list[dict], list[dict], list[dict]]:
             "rank": number,
             "tags": [f"g{number % (SESSIONS // 200)}", *(["wide"] if number % 60 == 0 else [])],
         }
-        sessions.append({"session_id": session_id})
+        sessions.append({"session_id": session_id, "updated_at": FIRST + timedelta(seconds=number)})
         for key, value in encode_metadata(metadata, MetadataLimits()).items():
             own = {"session_id": session_id, "key": key}
             search = {"search_key": value.search.indexed, "search_rest": value.search.rest}
@@ -110,6 +112,33 @@ async def test_questions_read_what_they_select(shared_database: Database):
 
     assert await _rows_read(shared_database, engine, by_time, whole=True) <= SESSIONS * 2.1
     assert "agent_sessions_metadata" not in await _plan(shared_database, engine, by_time)
+
+    # With an index, they read what they return, and so does whatever asks for the newest.
+    index, other = "agent_sessions_updated_at_idx", {"owner_id": "u7"}
+    await catalog.create_index("$updated_at")
+    cursors = {
+        order: (await catalog.list_sessions(order_by=order, limit=20)).next_cursor
+        for order in ("updated_at", "-updated_at")
+    }
+    find = catalog.session("any").find_sessions_by_metadata
+    asked = [
+        *(partial(catalog.list_sessions, order_by=order, limit=20) for order in cursors),
+        *(
+            partial(catalog.list_sessions, order_by=order, limit=20, cursor=cursor)
+            for order, cursor in cursors.items()
+        ),
+        catalog.last_session,
+        partial(find, {}, limit=20),
+    ]
+    for ask in asked:
+        assert await _rows_read(shared_database, engine, ask, whole=True) <= 500, ask
+        if shared_database.kind == "sqlite":
+            assert index in await _plan(shared_database, engine, ask), ask
+    # A question with a filter is answered as without the index.
+    assert index not in await _plan(
+        shared_database, engine, lambda: catalog.list_sessions(other, limit=20)
+    )
+    await catalog.drop_index("$updated_at")
 
     # A walk goes by the primary key: two pages, the second from where the first ended.
     async def walk(where: Any) -> None:

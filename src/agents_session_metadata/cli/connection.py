@@ -340,7 +340,8 @@ def explain(error: Exception, place: Place) -> Failure | None:
         UnsupportedDialectError,
     )
 
-    if isinstance(error, TablesMissingError) and not isinstance(error, TablesMismatchError):
+    is_mismatch = isinstance(error, TablesMismatchError)
+    if isinstance(error, TablesMissingError) and error.tables and not is_mismatch:
         missing = f"missing tables or triggers: {', '.join(error.tables)}"
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):

@@ -174,7 +174,11 @@ def _updated_index(database: Database[Any]) -> Index:
     It is on a copy of the sessions table, because `session_tables()` does not contain it.
     """
     sessions = database.tables.sessions.to_metadata(MetaData())
-    return Index(derived_name(sessions.name, "_updated_at_idx"), sessions.c.updated_at)
+    columns = [sessions.c.updated_at]
+    if database.dialect.single_writer:
+        # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
+        columns.append(sessions.c.session_id)
+    return Index(derived_name(sessions.name, "_updated_at_idx"), *columns)
 
 
 def _has_updated(database: Database[Any], connection: Connection) -> bool:
