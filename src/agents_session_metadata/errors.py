@@ -274,7 +274,7 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
             "session_tables()"
         )
         names = ", ".join(self.tables)
-        super().__init__(f"missing from the database: {names}; {problem or advice}")
+        super().__init__(problem or f"missing from the database: {names}; {advice}")
 
 
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
@@ -295,20 +295,6 @@ class RefusedRowError(SessionMetadataError, RuntimeError):
     Nothing was written, except by earlier steps of work on an index. Triggers of MySQL and MariaDB
     cannot do this.
     """
-
-
-class TextIndexMissingError(SessionMetadataError, RuntimeError):
-    """The text index, which search requires, does not exist."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            'there is no text index; create it once with `await catalog.create_index("$text")` or '
-            "`agent-sessions index create '$text' --create-tables`"
-        )
-
-
-class InvalidSearchError(SessionMetadataError, ValueError):
-    """A search query has only excluded terms, or too many terms."""
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):

@@ -183,7 +183,6 @@ async def test_values_of_another_type_or_encoding(catalog, engine, value):
     assert [(error.session_id, error.key) for error in found] == [("s3", "title")] * 2
     await catalog.set_metadata("s3", {"n": 5})
     await catalog.create_index("title")
-    await catalog.create_index("$text")
     await catalog.set_metadata("s3", {"title": "t3"})
     assert (await catalog.get_session("s3")).metadata == {"owner_id": "u1", "title": "t3", "n": 5}
     await catalog.edit_metadata("s3", lambda metadata: metadata.update(title="ü"))
@@ -203,7 +202,7 @@ async def test_a_list_that_is_not_utf8_has_no_elements(catalog, engine):
     assert [one.value for one in await catalog.count_values("tags")] == ["b"]
 
 
-BAD_TIMES = ["'garbage'", "20240101", "NULL", "x'ff'", "'2024-13-01 00:00:00'", "''"]
+BAD_TIMES = ["'garbage'", "20240101", "'2024-13-01 00:00:00'", "''"]
 
 
 @sqlite
@@ -353,7 +352,6 @@ async def test_search_keys_that_no_value_has(catalog, engine, damaged):
 
 @pytest.mark.only_on("sqlite")
 async def test_items_that_are_not_utf8(catalog, engine):
-    await catalog.create_index("$text")
     for name in ("s1", "s2"):
         await catalog.session(name).add_items([raw.message("hello there")])
     await raw.execute(
@@ -366,9 +364,6 @@ async def test_items_that_are_not_utf8(catalog, engine):
     page = await catalog.list_items("s1")
     assert [each.item["content"] for each in page.items] == ["hello there"]
     await catalog.session("s1").add_items([raw.message("again")])
-    found = await catalog.search("hello")
-    assert found.complete
-    assert {hit.session_id for hit in found.hits} == {"s1", "s2"}
     info = await catalog.get_session("s1", preview=True)
     assert info.preview == "hello there"
     with pytest.raises(CorruptMetadataError, match=f"item {item_id} of session 's1'") as caught:
@@ -389,10 +384,7 @@ async def test_items_without_an_id(engine):
     await raw.execute(engine, f"CREATE TABLE agent_messages ({columns})")
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("a")
-    # Such items are not searched, but they can be written.
-    await catalog.create_index("$text")
     await session.add_items([raw.message("one"), raw.message("two")])
-    assert (await catalog.search("one")).hits == []
     assert len(await session.get_items()) == 2
     calls = [
         lambda: session.rewind(turns=1),

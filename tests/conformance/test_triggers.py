@@ -201,14 +201,13 @@ async def test_an_audit_of_the_tables_of_indexes(database: Database, name, path)
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_index("owner_id")
-    await catalog.create_index("$text")
     await raw.execute(engine, "CREATE TABLE audit_log (what TEXT)")
     await raw.execute(
         engine,
         f"CREATE FUNCTION audit_it() RETURNS trigger LANGUAGE plpgsql{path} AS"
         f" $$ BEGIN INSERT INTO {name} VALUES (TG_TABLE_NAME); RETURN NULL; END $$",
     )
-    written = {f"agent_sessions_metadata_{each}" for each in ("activity", "words_queue", "words")}
+    written = {"agent_sessions_metadata_activity"}
     for table in written:
         await raw.execute(
             engine,
@@ -217,7 +216,6 @@ async def test_an_audit_of_the_tables_of_indexes(database: Database, name, path)
         )
     session = await catalog.create_session("a", metadata={"owner_id": "u1"})
     await session.add_items([raw.message("hello")])
-    assert len((await catalog.search("hello")).hits) == 1
     assert await catalog.delete_session("a")
     found = await raw.execute(engine, "SELECT DISTINCT what FROM audit_log")
     assert {what for (what,) in found} == written

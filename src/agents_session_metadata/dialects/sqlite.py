@@ -31,6 +31,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.types import NullType, TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
@@ -201,10 +203,8 @@ class SQLite(Dialect):
     def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
         return not_(_has_type(column, "text"))
 
-    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # Other types sort by other rules, and a cursor could not continue after them.
-        is_text = _has_type(column, "text")
-        return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
+    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return UnaryExpression(column, operator=custom_op("+"), type_=String())
 
     # The SDK stores times as text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:

@@ -251,7 +251,6 @@ class Import:
             insert_sessions(connection, tables, dialect, new, optional)
             threads = {each.session_id: each.thread for each in new if each.thread}
             insert_threads(store, connection, threads)
-            store.database.index_words(connection, [session.session_id for session in new])
             return len(new)
 
         return write
@@ -355,7 +354,6 @@ def fork(
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
         copy_thread(store, connection, session_id, new_id, kept)
-        store.database.index_words(connection, [new_id])
 
     return run
 

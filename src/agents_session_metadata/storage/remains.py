@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, literal_column, select, update
+from sqlalchemy import Connection, Table, delete, literal_column, select, update
 
 from agents_session_metadata.dialects._dialect import Dialect
 
-from .activity import ENTRY_COLUMNS, UPDATED_AT
 from .removal import kept_row
 from .tables import SessionTables
 
@@ -49,18 +48,12 @@ def delete_remains(
         of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
         outlives = any(key.ondelete == "SET NULL" for key in table.foreign_key_constraints)
         change: Any = update(table).values(session_id=None) if outlives else delete(table)
-        connection.execute(change.where(of_ids, *_but_new(table)), parameters)
+        connection.execute(change.where(of_ids), parameters)
     if dialect.vetoes_silently:
         for row in connection.execute(finding, parameters):
             for table, is_left in zip(owned, row, strict=True):
                 if is_left:
                     raise kept_row(table, ids[0] if len(ids) == 1 else None)
-
-
-def _but_new(table: Table) -> list[ColumnElement[bool]]:
-    """Leaves out what a trigger has just inserted for the new session."""
-    is_entry = table.c.keys() == list(ENTRY_COLUMNS)
-    return [table.c.key != UPDATED_AT] if is_entry else []
 
 
 @lru_cache(maxsize=64)
@@ -69,10 +62,7 @@ def _finding(sessions: Table, owned: tuple[Table, ...], dialect: Dialect, count:
     # For a join, PostgreSQL would read all rows of a table without statistics.
     own_id = sessions.c.session_id
     first: list[Any] = [
-        select(literal_column("1"))
-        .where(table.c.session_id == own_id, *_but_new(table))
-        .limit(1)
-        .scalar_subquery()
+        select(literal_column("1")).where(table.c.session_id == own_id).limit(1).scalar_subquery()
         for table in owned
     ]
     return select(*first).where(dialect.one_of(own_id, "ids", count))

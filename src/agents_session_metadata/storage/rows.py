@@ -27,7 +27,6 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import MetadataLimitError
-from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.types import Metadata, MetadataLimits
 from agents_session_metadata.values import (
@@ -102,12 +101,9 @@ class Rows:
         tables: SessionTables,
         dialect: Dialect,
         limits: MetadataLimits,
-        index_words: Callable[..., None],
         optional_tables: Callable[[Connection], tuple[Table, ...]],
     ) -> None:
         self.limits = limits
-        self.index_words = index_words
-        """Adds what is written to locked sessions to the text index."""
         self._optional_tables = optional_tables
         self._tables = tables
         self._dialect = dialect
@@ -278,15 +274,12 @@ class Rows:
         ]
         if parts:
             connection.execute(self._statements.insert_elements, parts)
-        if TITLE in encoded:
-            self.index_words(connection, [session_id])
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
         """Inserts items, given as JSON, as the newest ones of the session."""
         if texts:
             rows = [{"session_id": session_id, "message_data": text} for text in texts]
             connection.execute(self._statements.insert_items, rows)
-            self.index_words(connection, [session_id], len(texts))
 
     def touch(self, connection: Connection, session_id: str) -> None:
         """Makes the session the most recently active one."""

@@ -56,7 +56,6 @@ class SessionStore(Generic[Q]):
             database.tables,
             database.dialect,
             limits,
-            database.index_words,
             database.optional_tables,
         )
 
