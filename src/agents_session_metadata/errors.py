@@ -325,14 +325,6 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
         )
 
 
-class RefusedRowError(SessionMetadataError, RuntimeError):
-    """A trigger of the application keeps a row from being written, without an error.
-
-    Nothing was written, except by earlier steps of work on an index. Triggers of MySQL and MariaDB
-    cannot do this.
-    """
-
-
 class TextIndexMissingError(SessionMetadataError, RuntimeError):
     """The text index, which search requires, does not exist."""
 

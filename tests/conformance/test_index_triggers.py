@@ -7,12 +7,9 @@ from agents.extensions.memory import SQLAlchemySession
 from doctoring import complete, every_table, mended, problems
 from servers import Database
 
-from agents_session_metadata import RefusedRowError, SessionCatalog
-from agents_session_metadata.maintenance import text_index
-from agents_session_metadata.storage import word_index
+from agents_session_metadata import SessionCatalog
 from agents_session_metadata.storage.tables import table_names
 from conformance import raw
-from conformance.test_triggers import veto
 
 META = "agent_sessions_metadata"
 KEYS = ("tags", "$updated_at", "$text")
@@ -93,41 +90,6 @@ async def test_a_trigger_that_does_something_else_is_replaced(
     await check_plain_writers(shared_database)
 
 
-@pytest.mark.only_on("sqlite", "postgresql")  # Elsewhere, a trigger can only raise an error.
-async def test_a_trigger_that_keeps_rows_of_the_text_index(shared_database: Database, monkeypatch):
-    engine = shared_database.engine()
-    catalog = await complete(engine)
-    monkeypatch.setattr(word_index, "STEP", 1)
-    monkeypatch.setattr(text_index, "_DELETED_AT_ONCE", 2)
-    await SQLAlchemySession("a", engine=engine).add_items([raw.message("one"), raw.message("two")])
-    await SQLAlchemySession("b", engine=engine).add_items([raw.message("one"), raw.message("two")])
-    await veto(engine, "DELETE", f"{META}_words_queue")
-    with pytest.raises(RefusedRowError, match=rf"from {META}_words_queue.*trigger"):
-        await catalog.refresh_index("$text")
-    # A write of history goes on all the same.
-    await catalog.session("a").add_items([raw.message("three")])
-    [record, _] = [record async for record in catalog.export_sessions()]
-    # The later ones are imported together.
-    await catalog.import_sessions([{**record, "session_id": f"new {n}"} for n in range(12)])
-    assert not (await catalog.search("three")).complete
-    with pytest.raises(RefusedRowError, match=rf"from {META}_words_queue.*trigger"):
-        await catalog.drop_index("$text")
-
-
-@pytest.mark.only_on("sqlite", "postgresql")
-async def test_a_trigger_that_keeps_entries_of_an_index(shared_database: Database):
-    engine = shared_database.engine()
-    catalog = await complete(engine)
-    await veto(engine, "DELETE", f"{META}_activity")
-    call = catalog.drop_index("tags")
-    if engine.dialect.name == "postgresql":
-        # It drops an index while others write, and looks when the index is created again.
-        await call
-        call = catalog.create_index("tags")
-    with pytest.raises(RefusedRowError, match=rf"from {META}_activity.*trigger"):
-        await call
-
-
 @pytest.mark.only_on("sqlite")
 @pytest.mark.parametrize("suffix", ["_elements", "_paused", "_thread_items", "_attachments"])
 async def test_triggers_of_a_table_under_another_name_are_replaced(
@@ -143,14 +105,3 @@ async def test_triggers_of_a_table_under_another_name_are_replaced(
     await catalog.create_session("a", metadata={"tags": ["x"]})
     assert await catalog.delete_session("a")
     assert await raw.count_rows(engine, table) == 0
-
-
-@pytest.mark.only_on("sqlite", "postgresql")
-async def test_a_trigger_that_keeps_the_state_of_the_text_index(shared_database: Database):
-    engine = shared_database.engine()
-    catalog = await complete(engine)
-    await raw.execute(engine, f"UPDATE {META}_words_state SET state = 0")
-    await veto(engine, "UPDATE", f"{META}_words_state")
-    for call in (catalog.create_index("$text"), catalog.drop_index("$text")):
-        with pytest.raises(RefusedRowError, match=rf"row of {META}_words_state.*trigger"):
-            await call

@@ -81,8 +81,6 @@ class Dialect:
     """Whether the first write of a transaction blocks all other writers, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
-    vetoes_silently: ClassVar[bool] = True
-    """Whether a trigger can keep a row that a DELETE, without an error, then does not return."""
     takes_ranges: ClassVar[bool] = True
     """Whether a range of rows is deleted and returned at once without blocking other writers."""
     stops_early: ClassVar[bool] = True

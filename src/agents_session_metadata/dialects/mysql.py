@@ -164,7 +164,6 @@ class MySQL(Dialect):
 
     name = "mysql"
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
-    vetoes_silently = False
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True

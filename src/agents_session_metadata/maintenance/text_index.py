@@ -17,15 +17,13 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata.dialects._triggers import RowTrigger
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import (
-    RefusedRowError,
     TextIndexMissingError,
     TriggersNotAllowedError,
 )
 from agents_session_metadata.keys import TITLE
-from agents_session_metadata.storage.database import Database, forget_optional
+from agents_session_metadata.storage.database import Database, forget_text_index
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.storage.known import may_read
-from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.renames import check_triggers
 from agents_session_metadata.storage.word_index import STEP, Queued
 from agents_session_metadata.storage.words import (
@@ -51,7 +49,6 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
         False if it was complete already.
 
     Raises:
-        RefusedRowError: If a trigger of the application keeps the state of the index.
         TablesMissingError: If its tables are missing and are not to be created.
         TriggersNotAllowedError: If the database user may not create triggers.
     """
@@ -68,7 +65,7 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
         if database.dialect.refuses_triggers(error):
             raise TriggersNotAllowedError from error
         raise
-    forget_optional()
+    forget_text_index()
     done = 0
     for step in (index.fill_items, index.fill_titles):
         while found := await index.run(step):
@@ -76,7 +73,7 @@ async def create_text_index(database: Database[Any], progress: Progress | None =
             if progress is not None:
                 progress(done)
     created = await index.run(index.finish)
-    forget_optional()
+    forget_text_index()
     return created
 
 
@@ -87,7 +84,6 @@ async def refresh_text_index(database: Database[Any], progress: Progress | None 
         The number of messages and titles that were taken from the queue.
 
     Raises:
-        RefusedRowError: If a trigger of the application keeps a row in the queue.
         TextIndexMissingError: If the text index does not exist.
     """
     index = _TextIndex(database)
@@ -112,7 +108,7 @@ async def drop_text_index(database: Database[Any]) -> bool:
     if await index.run_read(index.read_state) is None:
         return False
     found = await index.run(index.leave)
-    forget_optional()
+    forget_text_index()
     await index.run(index.drop_triggers)
     if await index.run_read(index.read_state) not in (None, DROPPING):
         # Created again while its triggers were dropped one by one, as on MySQL.
@@ -176,11 +172,7 @@ class _TextIndex:
         return self.read_state(connection) == COMPLETE and not self._lacking(connection)
 
     def empty_step(self, connection: Connection) -> bool:
-        """Delete what an index has left that was dropped; return whether there may be more.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps a row.
-        """
+        """Delete what an index has left that was dropped; return whether there may be more."""
         # Locked, so that nobody creates the index meanwhile.
         row = lock_state(connection, self._state, TEXT)
         if row is not None and row.state != DROPPING:
@@ -191,7 +183,7 @@ class _TextIndex:
             some = connection.execute(select(*key).limit(_DELETED_AT_ONCE)).all()
             for start in range(0, len(some), 500):
                 part = tuple_(*key).in_([tuple(row) for row in some[start : start + 500]])
-                delete_rows(connection, table, self._dialect, part, {})
+                connection.execute(delete(table).where(part))
             more = more or len(some) == _DELETED_AT_ONCE
         return more
 
@@ -314,14 +306,6 @@ class _TextIndex:
 
     def _advance(self, connection: Connection, **values: Any) -> None:
         connection.execute(update(self._state).where(self._own).values(**values))
-        if self._dialect.vetoes_silently:
-            same = (self._state.c[name] == value for name, value in values.items())
-            changed = select(self._state.c.key).where(self._own, *same)
-            if connection.execute(changed).first() is None:
-                raise RefusedRowError(
-                    f"cannot change a row of {self._state.name}: the database keeps it and reports "
-                    "no error; look for a trigger on this table that prevents the change"
-                )
 
     def _lacking(self, connection: Connection) -> dict[RowTrigger, bool]:
         triggers = word_triggers(connection, self._tables.tables, self._group)

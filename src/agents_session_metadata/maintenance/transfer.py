@@ -247,8 +247,7 @@ class Import:
                 if self._on_conflict != "skip":
                     raise SessionExistsError(session.session_id)
                 new.remove(session)
-            optional = store.database.optional_tables(connection)
-            insert_sessions(connection, tables, dialect, new, optional)
+            insert_sessions(connection, tables, dialect, new)
             threads = {each.session_id: each.thread for each in new if each.thread}
             insert_threads(store, connection, threads)
             store.database.index_words(connection, [session.session_id for session in new])

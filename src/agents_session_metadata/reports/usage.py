@@ -13,9 +13,9 @@ from sqlalchemy import (
     Connection,
     Table,
     Text,
-    and_,
     bindparam,
     case,
+    delete,
     func,
     select,
     type_coerce,
@@ -28,7 +28,6 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.bulk import lock_sessions
-from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.storage.usage import COST_UNIT, COUNTERS, USAGE, owner_key
 from agents_session_metadata.types import JSONValue, UsageRow
@@ -111,13 +110,9 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
 
     def delete_found(found: list[Any]) -> Callable[[Connection, Queries], int]:
         some = usage.c.id.in_(bindparam("some", expanding=True))
-        # A ledger that another program made can have several rows with an id.
-        same = [some, usage.c.day < day, *_of_owner(store, usage)]
-        if by_session:
-            same.append(usage.c.session_id.in_(bindparam("sessions", expanding=True)))
 
-        def delete(connection: Connection, queries: Queries) -> int:
-            ids, parameters = [row.id for row in found], dict[str, Any]()
+        def delete_rows(connection: Connection, queries: Queries) -> int:
+            ids = [row.id for row in found]
             if by_session:
                 # Only while its session is locked does a row stay in the scope.
                 sessions = sorted({row.session_id for row in found})
@@ -125,13 +120,11 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
                 statement, parameters = _within(store, queries, old.where(some), usage)
                 rows = connection.execute(statement, {**parameters, "some": ids}).all()
                 ids = [row.id for row in rows]
-                parameters = {"sessions": sorted({row.session_id for row in rows})}
             if ids:
-                parameters["some"] = ids
-                delete_rows(connection, usage, dialect, and_(*same), parameters)
+                connection.execute(delete(usage).where(some), {"some": ids})
             return len(ids)
 
-        return delete
+        return delete_rows
 
     deleted = 0
     while found := await store.database.read(find):

@@ -8,17 +8,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, false, select, type_coerce
+from sqlalchemy import Connection, Table, delete, exists, false, select, type_coerce
 from sqlalchemy.types import NullType
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects._locks import refused_session
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.values import EncodedValue, SearchKey
 
 from .messages import delete_histories
-from .remains import delete_remains
-from .removal import removal, remove, remove_metadata
 from .spellings import as_asked
 from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
@@ -63,16 +60,11 @@ def lock_sessions(
 def delete_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete sessions that are locked, with their histories.
-
-    Raises:
-        RefusedRowError: If a trigger of the application keeps a session or a message.
-    """
+    """Delete sessions that are locked, with their histories."""
     delete_histories(connection, tables, dialect, ids)
-    statement = removal(tables, dialect, lambda column: dialect.one_of(column, "ids", len(ids)))
-    parameters = dialect.list_parameters("ids", ids)
-    remove(connection, tables, dialect, statement, parameters, ids)
-    remove_metadata(connection, tables, dialect, ids)
+    of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
+    deletion = delete(tables.sessions).where(of_ids)
+    connection.execute(deletion, dialect.list_parameters("ids", ids))
 
 
 def wrong_search_keys(
@@ -156,15 +148,11 @@ def insert_sessions(
     tables: SessionTables,
     dialect: Dialect,
     sessions: Iterable[NewSession],
-    optional: tuple[Table, ...],
 ) -> None:
-    """Insert sessions that do not exist, and delete what earlier ones with their ids left.
-
-    That includes rows of optional tables, which are given.
+    """Insert sessions that do not exist, and delete metadata that earlier ones have left.
 
     Raises:
         IntegrityError: If one of them exists.
-        RefusedRowError: If a trigger of the application drops one. The caller must roll back.
     """
     # Rows are locked in the order of their ids, by everybody.
     new = sorted(sessions, key=lambda session: session.session_id)
@@ -181,14 +169,13 @@ def insert_sessions(
     ]
     dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
     ids = [each.session_id for each in new]
-    if dialect.vetoes_silently:
-        of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
-        stored = select(tables.sessions.c.session_id).where(of_ids)
-        found = set(connection.scalars(stored, dialect.list_parameters("ids", ids)))
-        if missing := sorted(set(ids).difference(found)):
-            raise refused_session(missing[0])
-    owned = tables.elements, tables.metadata, *optional
-    delete_remains(connection, tables, dialect, ids, owned)
+    of_new = dialect.list_parameters("ids", ids)
+    for table in (tables.elements, tables.metadata):
+        left = dialect.one_of(table.c.session_id, "ids", len(ids))
+        has_left: Any = select(exists().where(left))
+        # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+        if connection.scalar(has_left, of_new):
+            connection.execute(delete(table).where(left), of_new)
     metadata = [
         {
             "session_id": each.session_id,

@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
@@ -34,7 +34,7 @@ from .creation import (
     find_wanted,
     groups_in_use,
 )
-from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
+from .known import Known, TextIndex, read_indexes, read_text_index
 from .renames import check_names
 from .shapes import check_columns, check_ids
 from .tables import CORE, SessionTables, TableNames, query_tables
@@ -116,7 +116,6 @@ class _TablesState:
         indexes: The indexes that are believed to exist.
         text: What is believed of the text index.
         queue_waits: Whether items of other sessions have been seen in the queue of that index.
-        optional: The tables of optional features that are believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -130,9 +129,6 @@ class _TablesState:
         default_factory=lambda: Known(read_text_index, TextIndex.NONE, seconds=2)
     )
     queue_waits: bool = False
-    optional: Known[tuple[Table, ...]] = field(
-        default_factory=lambda: Known[tuple[Table, ...]](read_optional, (), seconds=2)
-    )
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -151,13 +147,12 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
     return of_engine.setdefault(names, _TablesState())
 
 
-def forget_optional() -> None:
-    """Let every engine of the process ask its database which optional tables there are."""
+def forget_text_index() -> None:
+    """Let every engine of the process ask its database whether there is a text index."""
     with _states_lock:
         states = [state for of_engine in _states.values() for state in of_engine.values()]
     for state in states:
         state.text.forget()
-        state.optional.forget()
 
 
 class Database(Generic[Q]):
@@ -268,10 +263,6 @@ class Database(Generic[Q]):
             return
         if self.word_index.index_own(connection, ids, most):
             self._state.queue_waits = True
-
-    def optional_tables(self, connection: Connection) -> tuple[Table, ...]:
-        """The tables of optional features in which a session may have rows."""
-        return self._state.optional.get(connection, self.tables)
 
     async def retry(
         self,
@@ -385,11 +376,6 @@ class Database(Generic[Q]):
             # Not for want of tables. Looking would put a refused connection in the error's place,
             # as if nothing had been written, when a commit may have been.
             return False
-        believed = state.optional.believed
-        if believed and believed != await self._connect(
-            lambda connection: state.optional.look(connection, self.tables)
-        ):
-            return True
         in_use = {CORE: None, **state.checked}
         if groups:
             found = await self._connect(lambda connection: groups_in_use(connection, self.names))
@@ -434,7 +420,7 @@ class Database(Generic[Q]):
                 pool = self.engine.sync_engine.pool
                 await settle(self._connect(prepare))
                 if group != CORE:
-                    forget_optional()
+                    forget_text_index()
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()

@@ -13,21 +13,16 @@ from enum import IntEnum
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from agents_session_metadata.dialects import dialect_of
 
 from .activity import ACTIVITY
 from .index_states import COMPLETE, DROPPING
-from .paused import PAUSED
 from .tables import SessionTables, TableGroup
-from .threads import THREADS
-from .usage import USAGE
 from .words import TEXT, WORDS
 
 T = TypeVar("T")
-
-_OPTIONAL = ACTIVITY, PAUSED, THREADS, USAGE, WORDS
 
 
 class Known(Generic[T]):
@@ -110,14 +105,3 @@ def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -
     """Whether all tables of a group exist, and the database user may read them."""
     usable = dialect_of(connection.dialect).usable(connection, tables.sessions, group.tables)
     return len(usable) == len(group.tables)
-
-
-def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
-    """The tables of optional features with rows of sessions that the user may read."""
-    of_sessions = [
-        table
-        for group in map(tables.group, _OPTIONAL)
-        for table in group.tables
-        if table.foreign_key_constraints
-    ]
-    return tuple(dialect_of(connection.dialect).usable(connection, tables.sessions, of_sessions))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Integer,
     Table,
@@ -27,7 +26,6 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
-from .removal import delete_rows
 from .stored import corrupt_item_id, decode_time
 from .tables import SessionTables
 
@@ -45,7 +43,6 @@ _AT_ONCE = 500
 def delete_messages(
     connection: Connection,
     tables: SessionTables,
-    dialect: Dialect,
     session_id: str,
     items: Sequence[int] | None = None,
 ) -> None:
@@ -54,29 +51,23 @@ def delete_messages(
     Args:
         connection: The connection.
         tables: The tables.
-        dialect: The database.
         session_id: The session.
         items: The ids of the items; None deletes every item.
-
-    Raises:
-        RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
     """
     messages = tables.messages
-    own = messages.c.session_id == bindparam("of_session")
-    batches: Iterable[tuple[ColumnElement[bool], dict[str, Any]]] = [(own, {})]
-    if items is not None:
-        those = own & messages.c.id.in_(bindparam("items", expanding=True))
-        starts = range(0, len(items), _AT_ONCE)
-        batches = ((those, {"items": items[start : start + _AT_ONCE]}) for start in starts)
-    for condition, chosen in batches:
-        parameters = {"of_session": session_id, **chosen}
-        delete_rows(connection, messages, dialect, condition, parameters)
+    own = delete(messages).where(messages.c.session_id == session_id)
+    if items is None:
+        connection.execute(own)
+        return
+    those = own.where(messages.c.id.in_(bindparam("items", expanding=True)))
+    for start in range(0, len(items), _AT_ONCE):
+        connection.execute(those, {"items": items[start : start + _AT_ONCE]})
 
 
 def delete_histories(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete all items of sessions that are locked, and that `remove` deletes next."""
+    """Delete all items of sessions that are locked, and that are deleted next."""
     messages = tables.messages
     of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
     connection.execute(of_sessions, dialect.list_parameters("ids", ids))

@@ -34,7 +34,6 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
 from .long_texts import apply_to_text
-from .removal import kept_row
 from .stored import plain_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
@@ -82,11 +81,9 @@ class WordIndex:
         statement = self._taking if takes else self._own(min(len(ids), self._dialect.many + 1))
         parameters = {"of_session": ids[0]} if single else self._dialect.list_parameters("ids", ids)
         done, waiting = 0, False
-        rows: Any = None
         while most is None or done < max(most, 1):
-            before, rows = rows, connection.execute(statement, parameters).all()
-            # A trigger of the application can keep rows in the queue.
-            if not rows or rows == before:
+            rows: Any = connection.execute(statement, parameters).all()
+            if not rows:
                 break
             items = {Queued(row[0], row[1]): (row[2], row[3]) for row in rows}
             if takes:
@@ -107,10 +104,6 @@ class WordIndex:
         """Index what is in the queue of any session; return how much was done.
 
         Nothing is done if a policy of the database can hide rows: they would be taken for deleted.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps a row in the queue. The caller
-                must roll back.
         """
         queue = self.queue
         found: Any = connection.execute(
@@ -122,7 +115,7 @@ class WordIndex:
             return 0
         wanted = [Queued(*row) for row in found]
         self.lock_sessions(connection, {each.session_id for each in wanted})
-        self._take(connection, self.read_items(connection, wanted), must_delete=True)
+        self._take(connection, self.read_items(connection, wanted))
         return len(wanted)
 
     def lock_sessions(self, connection: Connection, ids: Iterable[str]) -> None:
@@ -187,13 +180,7 @@ class WordIndex:
                     "item_id": item_id,
                 }
 
-    def _take(
-        self,
-        connection: Connection,
-        items: dict[Queued, tuple[Any, Any]],
-        *,
-        must_delete: bool = False,
-    ) -> None:
+    def _take(self, connection: Connection, items: dict[Queued, tuple[Any, Any]]) -> None:
         """Delete rows of the queue, and index what they name."""
         by_session: dict[str, list[int]] = {}
         for each in sorted(items):
@@ -201,26 +188,10 @@ class WordIndex:
         for session_id, ids in by_session.items():
             parameters = {"of_session": session_id, "items": ids}
             if connection.execute(self._taken, parameters).rowcount != len(ids):
-                # Somebody else has indexed or deleted some, or a trigger keeps them.
-                if must_delete and self._dialect.vetoes_silently:
-                    self._delete_rest(connection, session_id, parameters)
+                # Somebody else has indexed or deleted some.
                 wanted = [Queued(session_id, item_id) for item_id in ids]
                 items = {**items, **self.read_items(connection, wanted)}
         self.insert(connection, items)
-
-    def _delete_rest(
-        self, connection: Connection, session_id: str, parameters: dict[str, Any]
-    ) -> None:
-        """Delete rows of the queue that are still there, or there again.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps one.
-        """
-        # Nobody else deletes a row that is locked, or adds it again.
-        rest = select(self.queue.c.item_id).where(self._named).with_for_update()
-        count = len(connection.execute(rest, parameters).all())
-        if count and connection.execute(self._taken, parameters).rowcount < count:
-            raise kept_row(self.queue, session_id)
 
     # Building a statement takes longer than running it, so each is built once.
 
