@@ -13,7 +13,6 @@ import pytest
 from agents.extensions.memory import SQLAlchemySession
 from doctoring import BY_APPLICATION, complete, ddl_dialect, run
 from servers import Database
-from sqlalchemy.exc import NotSupportedError
 
 from agents_session_metadata import (
     PausedRuns,
@@ -160,29 +159,6 @@ async def test_nothing_is_created_or_written(shared_database: Database, how):
         await catalog.set_metadata("a", {"m": 1})
         assert (await catalog.get_metadata("a"))["m"] == 1
         assert await contents(engine) != before
-
-
-async def test_a_process_that_goes_on_deletes_nothing(shared_database: Database):
-    engine = shared_database.engine()
-    catalog = await fill(engine)
-    record = [record async for record in catalog.export_sessions({"$session_id": "a"})]
-    before = await contents(engine)
-    await damage(engine, "renamed and created")
-    with contextlib.suppress(NotSupportedError, TablesMismatchError):
-        # asyncpg refuses each statement once that it has prepared for the table before.
-        await catalog.set_metadata("a", {"m": 1})
-    for work in (
-        lambda: catalog.set_metadata("a", {"m": 1}),
-        lambda: catalog.edit_metadata("a", lambda metadata: metadata.update(m=1)),
-        lambda: catalog.create_session("a", metadata={"m": 1}),
-        lambda: catalog.session("a").add_items([raw.message("again")]),
-        lambda: SessionCatalog(shared_database.engine()).session("a").add_items([raw.message("x")]),
-        lambda: catalog.import_sessions(record),
-    ):
-        with pytest.raises(TablesMismatchError):
-            await work()
-        assert await contents(engine) == before
-        assert await raw.count_rows(engine, "agent_sessions") == 0
 
 
 async def test_messages_without_sessions(shared_database: Database):

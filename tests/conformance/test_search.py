@@ -16,7 +16,6 @@ from agents_session_metadata import (
     SessionCatalog,
     TextIndexMissingError,
 )
-from agents_session_metadata.doctor import diagnose
 from agents_session_metadata.query import search
 from agents_session_metadata.query.cursors import seal
 from agents_session_metadata.storage.word_index import STEP
@@ -343,19 +342,3 @@ async def test_what_cannot_be_indexed_is_written_all_the_same(catalog, engine):
     await plain.clear_session()
     await catalog.session("y").clear_session()
     assert await word_rows(engine) == 0
-
-
-@pytest.mark.only_on("postgresql")
-async def test_a_title_with_a_time_that_python_lacks_keeps_nobody_waiting(engine):
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_index("$text")
-    await catalog.set_metadata("a", {"title": "quagga"})
-    update = "UPDATE agent_sessions_metadata SET updated_at = '20000-01-01'"
-    await raw.execute(engine, update)
-    await SQLAlchemySession("b", engine=engine).add_items([raw.message("zebra")])
-    assert await catalog.refresh_index("$text") == 2
-    page = await catalog.search("zebra")
-    assert ([hit.session_id for hit in page.hits], page.complete) == (["b"], True)
-    found = [each for each in await diagnose(engine) if each.level != "info"]
-    assert [each.check for each in found] == ["times"]
-    assert "of session 'a'" in found[0].problem

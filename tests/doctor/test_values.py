@@ -11,8 +11,8 @@ from conformance import raw
 from doctoring import BY_APPLICATION, complete, explained, intact, mended, problems, run
 from sqlalchemy import event
 
-from agents_session_metadata import CorruptMetadataError, SessionCatalog
-from agents_session_metadata.doctor import contents, rewrite_search_keys, rows
+from agents_session_metadata import SessionCatalog
+from agents_session_metadata.doctor import contents, rewrite_search_keys
 from agents_session_metadata.storage.tables import table_names
 
 ELEMENTS = "agent_sessions_metadata_elements"
@@ -346,20 +346,6 @@ async def test_times_that_are_none_are_found(filled, shared_database):
             )
 
 
-@pytest.mark.only_on("sqlite")
-async def test_search_keys_that_are_text_are_rewritten(filled, shared_database):
-    engine = filled.engine
-    for table in (ELEMENTS, "agent_sessions_metadata"):
-        before = await raw.execute(engine, f"SELECT * FROM {table} ORDER BY 1, 2, 3")
-        as_text = "CAST(search_key || x'ff' AS TEXT), search_rest = CAST(search_rest AS TEXT)"
-        await raw.execute(engine, f"UPDATE {table} SET search_key = {as_text}")
-        found = await explained(engine, "elements" if table == ELEMENTS else "search keys")
-        assert all(REWRITE in each.problem for each in found)
-        assert (await rewrite_search_keys(engine)).skipped == 0
-        assert await raw.execute(engine, f"SELECT * FROM {table} ORDER BY 1, 2, 3") == before
-    assert await problems(engine) == []
-
-
 @pytest.mark.only_on("postgresql", "mariadb")
 async def test_missing_times_are_found(filled, shared_database):
     engine = filled.engine
@@ -419,61 +405,12 @@ async def test_a_key_that_a_session_has_twice_is_not_rewritten(filled):
     assert await raw.count_rows(engine, "agent_sessions_metadata") == rows
 
 
-DAMAGED = {
-    "paused": {"details": ("{", "{}", "[]"), "decisions": ("[]", '{"c": 1}')},
-    "usage": {"owner_id": ("{",)},
-    "thread_items": {"data": ("[]", "{")},
-    "attachments": {"data": ("{", "1"), "owner": ("[]", "")},
-}
 ADVICE = {
     "paused": "that of session 'a'; correct it by SQL, or discard the paused run",
     "usage": "the one with the id 1; correct the owner or the day by SQL",
     "thread_items": "'1' of session 'a'; correct it by SQL, or delete the item",
     "attachments": "'1'; correct or delete it by SQL",
 }
-
-
-async def test_rows_of_optional_features_that_cannot_be_read_are_found(whole, shared_database):
-    engine = whole.engine
-    for end, columns in DAMAGED.items():
-        table = f"agent_sessions_metadata_{end}"
-        for column, texts in columns.items():
-            [[before]] = await raw.execute(engine, f"SELECT {column} FROM {table}")
-            for text in texts:
-                await raw.execute(engine, f"UPDATE {table} SET {column} = :text", text=text)
-                (finding,) = await explained(engine, "values", ["error"])
-                assert finding.problem == f"1 row of {table} cannot be read: {ADVICE[end]}"
-            await raw.execute(engine, f"UPDATE {table} SET {column} = :text", text=before)
-    assert await problems(engine) == []
-
-
-async def test_items_that_cannot_be_read_are_found(filled, shared_database):
-    engine, table = filled.engine, "agent_messages"
-    statement = f"INSERT INTO {table} (session_id, message_data) VALUES ('a', "
-    wrong = {"sqlite": ["x'ff'", "CAST(x'22ff22' AS TEXT)"]}.get(shared_database.kind, ["NULL"])
-    if wrong == ["NULL"]:
-        change = "MODIFY message_data LONGTEXT CHARACTER SET utf8mb4"
-        if shared_database.kind == "postgresql":
-            change = "ALTER COLUMN message_data DROP NOT NULL"
-        await raw.execute(engine, f"ALTER TABLE {table} {change}")
-    else:
-        await raw.execute(engine, statement + "CAST('{\"é\": 1}' AS BLOB))")
-        assert await problems(engine) == []
-    for value in wrong:
-        await raw.execute(engine, statement + value + ")")
-        [[item_id]] = await raw.execute(engine, f"SELECT max(id) FROM {table}")
-        (finding,) = await explained(engine, "values", ["error"])
-        advice = "correct it by SQL, or delete the item"
-        assert finding.problem == (
-            f"1 row of {table} cannot be read: {item_id} of session 'a'; {advice}"
-        )
-        errors: list[CorruptMetadataError] = []
-        assert [each async for each in filled.export_sessions({}, on_corrupt=errors.append)]
-        what = "NULL" if value == "NULL" else "not valid UTF-8"
-        assert str(errors[0]) == (
-            f"the stored text of item {item_id} of session 'a' is {what}; {advice}"
-        )
-        await raw.execute(engine, f"DELETE FROM {table} WHERE id = {item_id}")
 
 
 @pytest.mark.parametrize(("key", "problem"), [("$n", "must not begin with $"), ("", "be empty")])
@@ -485,34 +422,3 @@ async def test_keys_that_no_import_takes_are_found(filled, key, problem):
     (finding,) = await explained(engine, "keys", ["error"])
     assert problem in finding.problem
     assert f": '{key}' of session 'a'; rename or delete it by SQL" in finding.problem
-
-
-async def test_days_that_are_none_are_found(whole, shared_database):
-    engine = whole.engine
-    days = {
-        "sqlite": ["'2026-02-30'", "'today'", "20260101", "'20260101'", "x'ff'"],
-        "postgresql": ["'infinity'", "'10000-01-01'", "'0001-01-01 BC'"],
-        "mysql": ["'0000-00-00'"],
-    }[shared_database.kind]
-    statements = [f"UPDATE agent_sessions_metadata_usage SET day = {day}" for day in days]
-    for statement in statements:
-        mode = ["SET SESSION sql_mode = ''"] * (shared_database.kind == "mysql")
-        await run(engine, [*mode, statement])
-        (finding,) = await explained(engine, "values", ["error"])
-        assert finding.problem.endswith(ADVICE["usage"])
-    await raw.execute(engine, "UPDATE agent_sessions_metadata_usage SET day = '9999-12-31'")
-    assert await problems(engine) == []
-
-
-async def test_rows_of_optional_features_are_read_in_batches(whole, monkeypatch):
-    monkeypatch.setattr(rows, "BATCH", 2)
-    engine, table = whole.engine, "agent_sessions_metadata_thread_items"
-    await raw.execute(engine, f"UPDATE {table} SET data = '['")
-    others = [(own, str(item)) for own in ("a", "b") for item in range(2, 7)]
-    for position, (own, item) in enumerate(others):
-        values = f"'{own}', '{item}', {position}, 'x', '[', 0"
-        columns = "session_id, item_id, position, kind, data, reopened"
-        await raw.execute(engine, f"INSERT INTO {table} ({columns}) VALUES ({values})")
-    (finding,) = await explained(engine, "values", ["error"])
-    assert finding.problem.startswith(f"11 rows of {table} cannot be read: '1' of session 'a', ")
-    assert " and 8 more; correct" in finding.problem

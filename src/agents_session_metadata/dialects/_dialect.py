@@ -228,29 +228,9 @@ class Dialect:
         """A text as SQL, on one line; the same text whatever the settings of server and client."""
         return "'" + text.replace("'", "''") + "'"
 
-    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """A stored JSON text, or its bytes. None if the stored value is not text."""
-        return column
-
-    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """The stored text of an item, or its bytes if the text need not be UTF-8."""
-        return column
-
-    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
-        """The condition that a stored text has another type; None if the database ensures it."""
-        return None
-
-    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A `stored_time` to sort by, even if the stored value is not a valid time."""
-        return self.stored_time(column)
-
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in a form that sorts and that a cursor can contain."""
         raise NotImplementedError
-
-    def readable_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A stored time, or NULL if Python has no such time."""
-        return self.stored_time(column)
 
     def stored_time_type(self) -> TypeEngine[Any]:
         """The type of a `stored_time`."""

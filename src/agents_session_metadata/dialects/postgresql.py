@@ -193,11 +193,6 @@ class PostgreSQL(Dialect):
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column
 
-    def readable_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        first: Any = literal_column("'0001-01-01'")
-        end: Any = literal_column("'10000-01-01'")
-        return case((and_(column >= first, column < end), column))
-
     def stored_time_type(self) -> TypeEngine[Any]:
         return TIMESTAMP(timezone=False)
 

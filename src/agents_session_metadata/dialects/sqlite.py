@@ -21,8 +21,6 @@ from sqlalchemy import (
     cast,
     event,
     func,
-    literal_column,
-    not_,
     select,
     text,
     type_coerce,
@@ -31,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import NullType, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
@@ -41,8 +39,6 @@ from ._dialect import Dialect, Link, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._shapes import SQLITE, ShapeSQL
 from ._table_names import qualified
-
-_DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
 
 
 class _SQLiteLocks(Locks):
@@ -189,22 +185,6 @@ class SQLite(Dialect):
             return super().literal(text)
         return f"CAST(x'{text.encode().hex()}' AS TEXT)"
 
-    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        # The driver rejects a whole result if one text in it is not valid UTF-8.
-        is_text = _has_type(column, "text")
-        return type_coerce(case((is_text, cast(column, LargeBinary))), NullType())
-
-    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        return type_coerce(cast(column, LargeBinary), NullType())
-
-    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
-        return not_(_has_type(column, "text"))
-
-    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # Other types sort by other rules, and a cursor could not continue after them.
-        is_text = _has_type(column, "text")
-        return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
-
     # The SDK stores times as text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return type_coerce(column, String)
@@ -225,10 +205,7 @@ class SQLite(Dialect):
         return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        text = func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
-        # Anything else, such as a number of seconds, is not a time and matches no condition.
-        is_time = type_coerce(column, String).op("GLOB", is_comparison=True)(literal_column(_DATE))
-        return case((is_time, text))
+        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
 
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
@@ -357,10 +334,6 @@ class SQLite(Dialect):
         text = self.moment_value(moment)
         # Stored times have a fraction or none.
         return f"{text}~" if high else text[:10]
-
-
-def _has_type(column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    return func.typeof(column) == literal_column(f"'{name}'")
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

@@ -27,7 +27,6 @@ from .identity import REFILLED, check_reliable, id_columns
 from .indexes import check_activity, check_merging, check_words, trigger_problem
 from .inspection import Inspection
 from .references import check_foreign_keys, check_orphans
-from .rows import check_rows
 
 _RENAMED = "the tables had other names when it was created"
 
@@ -65,7 +64,6 @@ def check(inspection: Inspection) -> list[Finding]:
         _renamed_triggers,
         _left_triggers,
         lambda inspection: Contents(inspection).check(inspection.connection),
-        check_rows,
         _times,
         check_activity,
         check_words,

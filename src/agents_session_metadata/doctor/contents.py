@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, or_, select, type_coerce
+from sqlalchemy import Connection, bindparam, or_, select, type_coerce
 from sqlalchemy.types import NullType
 
 from agents_session_metadata.quoting import quoted
@@ -79,7 +79,7 @@ class Contents:
                 if self.has_elements and inspection.not_distinguished(table.c[name]):
                     self.has_elements = False
         own_id, key = rows.c.session_id, rows.c.key
-        search_key, search_rest = (_raw(inspection, rows.c[name]) for name in searched[2:])
+        search_key, search_rest = (type_coerce(rows.c[name], NullType()) for name in searched[2:])
         value = inspection.stored_text(rows.c.value)
         self._columns: list[Any] = [own_id, key, value, search_key, search_rest]
         first: Any = (
@@ -91,7 +91,7 @@ class Contents:
         after = own_id > bindparam("after_id"), key > bindparam("after_key")
         self._first = first
         self._next = first.where(own_id >= bindparam("after_id"), or_(*after))
-        part = [_raw(inspection, elements.c[name]) for name in searched[2:]]
+        part = [type_coerce(elements.c[name], NullType()) for name in searched[2:]]
         self._elements: Any = select(elements.c.session_id, elements.c.key, *part).where(
             elements.c.session_id >= bindparam("first_id"),
             elements.c.session_id <= bindparam("last_id"),
@@ -203,12 +203,6 @@ def _decode(stored: Any) -> tuple[str | None, SearchKey, tuple[SearchKey, ...]]:
         return None, search_key(value), decode_elements(text)
     except (ValueError, TypeError, RecursionError, OverflowError):
         return "not valid JSON", nothing, ()
-
-
-def _raw(inspection: Inspection, column: ColumnElement[bytes]) -> ColumnElement[Any]:
-    """Bytes as stored; NULL instead of a text, which the driver could not read if it is none."""
-    is_other = inspection.ways.not_a_text(column)
-    return type_coerce(column if is_other is None else case((is_other, column)), NullType())
 
 
 def _as_bytes(stored: Any) -> bytes | None:

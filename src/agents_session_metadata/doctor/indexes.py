@@ -237,15 +237,15 @@ def _different(inspection: Inspection, index: WordIndex) -> Iterator[Finding]:
     """Messages and titles whose words are not what they should be; they are queued again."""
     sessions, messages, rows, _ = inspection.tables.tables
     ways, queue, wrong = inspection.ways, index.queue, list[Queued]()
-    time = type_coerce(ways.readable_time(messages.c.created_at), ways.stored_time_type())
-    title_time = ways.readable_time(ways.local_time(rows.c.updated_at))
+    time = type_coerce(ways.stored_time(messages.c.created_at), ways.stored_time_type())
+    title_time = ways.stored_time(ways.local_time(rows.c.updated_at))
     title: Any = literal_column(str(TITLE_ITEM))
     # The time of a title depends on the zone of the client.
     sources: Any = (
         (
             messages.c.id,
             messages.c.id,
-            ways.item_text(messages.c.message_data),
+            messages.c.message_data,
             time,
             and_(messages.c.id > TITLE_ITEM, time.is_not(None)),
         ),

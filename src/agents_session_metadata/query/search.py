@@ -20,7 +20,6 @@ from sqlalchemy import Connection
 from agents_session_metadata.errors import TextIndexMissingError
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING
 from agents_session_metadata.storage.long_texts import apply_to_text
-from agents_session_metadata.storage.stored import decode_time, plain_text
 from agents_session_metadata.storage.words import TITLE_ITEM
 from agents_session_metadata.types import SearchHit
 from agents_session_metadata.words import Match, WordQuery, text_of_item
@@ -306,8 +305,7 @@ class Search:
 
     def _hit(self, place: Place, role: str, at: Any, match: Match) -> SearchHit:
         item_id = None if place.item_id == TITLE_ITEM else place.item_id
-        column = "updated_at" if item_id is None else "item_created_at"
-        created_at = decode_time(self._dialect, place.session_id, column, at)
+        created_at = self._dialect.to_datetime(at)
         highlights = list(match.highlights)
         return SearchHit(place.session_id, item_id, created_at, role, match.snippet, highlights)
 
@@ -318,6 +316,6 @@ def _place(row: Any) -> Place:
 
 def _json(stored: Any) -> Any:
     try:
-        return json.loads(plain_text(stored))
-    except (ValueError, TypeError, RecursionError):
+        return json.loads(stored)
+    except ValueError:
         return None

@@ -134,7 +134,7 @@ class SearchBuilder(Builder):
         """The titles of some sessions."""
         rows, dialect = self._tables.metadata, self._dialect
         written = dialect.utc(dialect.local_time(rows.c.updated_at))
-        return select(rows.c.session_id, written, dialect.json_text(rows.c.value)).where(
+        return select(rows.c.session_id, written, rows.c.value).where(
             rows.c.key == literal_column(f"'{TITLE}'"),
             dialect.one_of(rows.c.session_id, "titled", sessions),
             self.truth(rows.c.session_id),
@@ -183,7 +183,7 @@ class SearchBuilder(Builder):
                 page.c.item_id,
                 messages.c.session_id.label("owner"),
                 self._dialect.utc(messages.c.created_at).label("written"),
-                self._dialect.item_text(messages.c.message_data).label("message_data"),
+                messages.c.message_data.label("message_data"),
                 holds.label("holds"),
             )
             .select_from(page.outerjoin(messages, messages.c.id == page.c.item_id))

@@ -22,7 +22,6 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Statement
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
@@ -78,9 +77,7 @@ async def read_usage(
     await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
-    # SQLite can store any text as a day, so the stored text is read.
-    stored = {"owner_id": usage.c.owner_key, "day": type_coerce(usage.c.day, Text)}
-    columns: list[ColumnElement[Any]] = [stored.get(name, usage.c[name]) for name in fields]
+    columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
 
@@ -243,22 +240,6 @@ class _Total:
     unpriced: set[str | None] = field(default_factory=set)
 
 
-def _owner(stored: str) -> Any:
-    try:
-        return decode_value(stored)
-    except ValueError:
-        problem = f"the stored owner {quoted(stored)} in the ledger is not JSON; correct it by SQL"
-        raise CorruptMetadataError("", "$usage_owner", problem) from None
-
-
-def _stored_day(stored: Any) -> date:
-    try:
-        return stored if isinstance(stored, date) else date.fromisoformat(stored)
-    except (TypeError, ValueError):
-        problem = f"the stored day {quoted(stored)} in the ledger is not a date; correct it by SQL"
-        raise CorruptMetadataError("", "$usage_day", problem) from None
-
-
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
     totals: dict[tuple[Any, ...], _Total] = {}
     by_model = "model" in fields
@@ -268,9 +249,7 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         model = group[fields.index("model")] if by_model else group[-1]
         identity = dict(zip(fields, group, strict=False))
         if "owner_id" in identity:
-            identity["owner_id"] = None if owner is None else _owner(owner)
-        if "day" in identity:
-            identity["day"] = _stored_day(identity["day"])
+            identity["owner_id"] = None if owner is None else decode_value(owner)
         total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
         numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
         *counts, cost = numbers

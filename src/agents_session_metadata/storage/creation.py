@@ -30,7 +30,6 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.values import LIST, SearchKey, decode_elements
 
 from .belonging import destroys
-from .stored import plain_text
 from .tables import (
     CORE,
     CREATE_TYPES,
@@ -257,7 +256,7 @@ def read_lists(
     rows = tables.metadata
     own_id, key = rows.c.session_id, rows.c.key
     statement: Any = (
-        select(own_id, key, dialect_of(connection.dialect).json_text(rows.c.value))
+        select(own_id, key, rows.c.value)
         .where(_is_list(rows))
         .order_by(own_id, key)
         .limit(_LISTS_AT_ONCE)
@@ -268,7 +267,7 @@ def read_lists(
     further = own_id >= bindparam("after_id"), or_(after, key > bindparam("after_key"))
     found: Any = connection.execute(statement).all()
     while found:
-        yield {(own_id, key): decode_elements(plain_text(value)) for own_id, key, value in found}
+        yield {(own_id, key): decode_elements(value) for own_id, key, value in found}
         last = {"after_id": found[-1][0], "after_key": found[-1][1]}
         found = connection.execute(statement.where(*further), last).all()
 

@@ -7,7 +7,6 @@ sessions too, `delete_histories`. What depends on items can follow there, in the
 from __future__ import annotations
 
 import json
-from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
@@ -26,7 +25,6 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
-from .stored import corrupt_item_id, decode_time
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -117,7 +115,7 @@ def read_history(
         parameters["after_item"] = after
     rows = connection.execute(_selected(messages, dialect).where(own), parameters)
     # Sorted here, so that no database walks through the ids of all sessions.
-    return sorted(_items(rows, dialect, session_id), key=attrgetter("item_id"))
+    return sorted(_items(rows, dialect), key=attrgetter("item_id"))
 
 
 def read_lengths(
@@ -156,9 +154,7 @@ def read_lengths(
         .order_by(ids.c.id.desc() if descending else ids.c.id)
     )
     found: Any = connection.execute(statement, parameters).all()
-    if any(item_id is None for item_id, _ in found):
-        raise corrupt_item_id(session_id)
-    return [(item_id, length or 0) for item_id, length in found]
+    return [(item_id, length) for item_id, length in found]
 
 
 def read_items(
@@ -185,26 +181,20 @@ def read_items(
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters), dialect, session_id))
+    return list(_items(connection.execute(statement, parameters), dialect))
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:
-    text = dialect.item_text(messages.c.message_data)
-    return select(messages.c.id, dialect.utc(messages.c.created_at), text)
+    return select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
 
 
-def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
+def _items(rows: Any, dialect: Dialect) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
-        if item_id is None:
-            raise corrupt_item_id(session_id)
-        moment = decode_time(dialect, session_id, "item_created_at", created_at)
-        yield ItemInfo(item_id, moment, _item(text))
+        yield ItemInfo(item_id, dialect.to_datetime(created_at), _item(text))
 
 
-def _item(text: Any) -> Any:
+def _item(text: str) -> Any:
     try:
-        # Text that is read as bytes is no JSON if it begins with this mark, as bytes may.
-        is_marked = isinstance(text, bytes) and text.startswith(BOM_UTF8)
-        return UNREADABLE if is_marked else json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+        return json.loads(text)
+    except ValueError:
         return UNREADABLE

@@ -25,19 +25,19 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
-from agents_session_metadata.errors import MetadataLimitError
+from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.types import Metadata, MetadataLimits
+from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import (
     LIST,
     EncodedValue,
     SearchKey,
+    decode_value,
     key_problem,
 )
 
 from .messages import delete_histories, delete_messages
-from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -68,7 +68,7 @@ class _Statements:
         self.locks = dialect.locks(sessions, rows, elements)
         self.read_texts: Reader = self.locks.reader(rows.c.value)
         self.read_lists: Reader = self.locks.reader(kind == LIST)
-        texts: Statement = select(rows.c.key, dialect.json_text(rows.c.value)).where(own)
+        texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self.read = texts.order_by(rows.c.key)
         self.exists: Statement = select(sessions.c.session_id).where(
             sessions.c.session_id == of_session
@@ -131,7 +131,7 @@ class Rows:
             rows.c.session_id == session_id, rows.c.key.in_(keys)
         )
         found: Iterable[Any] = connection.execute(self._dialect.locking(statement))
-        return {key: read_search_key(indexed, rest) for key, indexed, rest in found}
+        return {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
 
     # ---- locking ----
 
@@ -337,11 +337,24 @@ def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[
     ]
 
 
+def decode_stored(session_id: str, key: str, text: str) -> JSONValue:
+    """The value of a stored JSON text.
+
+    Raises:
+        CorruptMetadataError: If it is not valid JSON.
+    """
+    try:
+        value: JSONValue = decode_value(text)
+    except ValueError:
+        raise CorruptMetadataError(session_id, key) from None
+    return value
+
+
 def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = None) -> Metadata:
     """Keys and JSON texts as metadata.
 
     Raises:
-        CorruptMetadataError: If a text is NULL or not valid JSON.
+        CorruptMetadataError: If a text is not valid JSON.
     """
     return {
         key: decode_stored(session_id, key, text)

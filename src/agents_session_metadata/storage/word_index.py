@@ -34,7 +34,6 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.words import indexed_words, text_of_item
 
 from .long_texts import apply_to_text
-from .stored import plain_text
 from .tables import SessionTables
 from .words import TITLE_ITEM, WORDS
 
@@ -137,7 +136,7 @@ class WordIndex:
                 select(
                     messages.c.session_id,
                     messages.c.id,
-                    self._dialect.item_text(messages.c.message_data),
+                    messages.c.message_data,
                     self._time(messages.c.created_at),
                 )
                 .where(messages.c.id.in_(bindparam("items", expanding=True)))
@@ -212,7 +211,7 @@ class WordIndex:
                 select(
                     queue.c.session_id,
                     queue.c.item_id,
-                    self._dialect.item_text(messages.c.message_data),
+                    messages.c.message_data,
                     self._time(messages.c.created_at),
                     elsewhere,
                 )
@@ -243,7 +242,7 @@ class WordIndex:
             .correlate(queue)
             .scalar_subquery()
             for column in (
-                self._dialect.item_text(messages.c.message_data),
+                messages.c.message_data,
                 self._time(messages.c.created_at),
             )
         )
@@ -286,7 +285,7 @@ class WordIndex:
         rows = self._tables.metadata
         statement = select(
             rows.c.session_id,
-            self._dialect.json_text(rows.c.value),
+            rows.c.value,
             self._time(self._dialect.local_time(rows.c.updated_at)),
         ).where(rows.c.key == TITLE, self._dialect.one_of(rows.c.session_id, "ids", len(ids)))
         # Under the lock of the session, which all our writers take.
@@ -294,14 +293,14 @@ class WordIndex:
         return connection.execute(statement, self._dialect.list_parameters("ids", ids)).all()
 
     def _time(self, column: Any) -> Any:
-        return type_coerce(self._dialect.readable_time(column), self._dialect.stored_time_type())
+        return type_coerce(self._dialect.stored_time(column), self._dialect.stored_time_type())
 
 
 def item_text(stored: str) -> str | None:
     """The text of a message as the SDK stores it; None if it is not searched."""
     try:
-        found = text_of_item(json.loads(plain_text(stored)))
-    except (ValueError, TypeError, RecursionError):
+        found = text_of_item(json.loads(stored))
+    except ValueError:
         return None
     return found[1] if found else None
 
@@ -309,7 +308,7 @@ def item_text(stored: str) -> str | None:
 def title_text(stored: str) -> str | None:
     """The text of a title as it is stored; None if it is none."""
     try:
-        title = json.loads(plain_text(stored))
-    except (ValueError, TypeError, RecursionError):
+        title = json.loads(stored)
+    except ValueError:
         return None
     return title if isinstance(title, str) else None
