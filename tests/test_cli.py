@@ -628,16 +628,6 @@ async def test_cleanup(cli, filled):
     assert await filled.count_sessions() == 1
 
 
-@pytest.mark.only_on("sqlite")
-async def test_a_trigger_that_keeps_a_session(cli, filled):
-    create = "CREATE TRIGGER own BEFORE DELETE ON agent_sessions BEGIN SELECT RAISE(IGNORE); END"
-    await raw.execute(filled.engine, create)
-    for line in (["delete", "a"], ["cleanup", "--meta", "owner_id=u1"]):
-        result = await cli(*line, "--yes", code=1)
-        assert "cannot delete session 'a': the database keeps the row" in said(result.stderr)
-    assert await filled.count_sessions() == 3
-
-
 @pytest.mark.parametrize("form", ["--jsonl", "--json"])
 async def test_export_and_import(cli, filled, tmp_path, form):
     file = tmp_path / "sessions"

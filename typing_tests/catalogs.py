@@ -28,7 +28,6 @@ from agents_session_metadata import (
     OnConflict,
     OnCorrupt,
     OrderBy,
-    RefusedRowError,
     RunClaimedError,
     SessionCatalog,
     SessionChangedError,
@@ -232,11 +231,10 @@ def errors(
     claimed: RunClaimedError,
     version: StateVersionError,
     budget: BudgetExceededError,
-    refused: RefusedRowError,
 ) -> None:
     """Errors say what was wrong."""
     assert_type([changed.session_id, paused.session_id, claimed.session_id], list[str])
     assert_type(claimed.crashed, bool)
     assert_type(version.version, object)
     assert_type(budget.limit, str)
-    raise refused from budget
+    raise budget

@@ -79,8 +79,6 @@ class Dialect:
     """Whether the first write of a transaction blocks all other writers, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
-    vetoes_silently: ClassVar[bool] = True
-    """Whether a trigger can keep a row that a DELETE, without an error, then does not return."""
     stops_early: ClassVar[bool] = True
     """Whether a query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
@@ -215,18 +213,6 @@ class Dialect:
     def literal(self, text: str) -> str:
         """A text as SQL, on one line; the same text whatever the settings of server and client."""
         return "'" + text.replace("'", "''") + "'"
-
-    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """A stored JSON text, or its bytes. None if the stored value is not text."""
-        return column
-
-    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """The stored text of an item, or its bytes if the text need not be UTF-8."""
-        return column
-
-    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
-        """The condition that a stored text has another type; None if the database ensures it."""
-        return None
 
     def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A `stored_time` that no SQL index on the column serves."""

@@ -161,7 +161,6 @@ class MySQL(Dialect):
 
     name = "mysql"
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
-    vetoes_silently = False
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
@@ -242,14 +241,10 @@ class MySQL(Dialect):
         return self.stored_time(column)
 
     def to_datetime(self, value: Any) -> datetime:
-        if not value:
-            raise ValueError("0000-00-00 00:00:00")
         return _EPOCH + timedelta(microseconds=int(Decimal(value) * 1_000_000))
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # A server that is not strict stores 0000-00-00 instead of what is not a time. It is not
-        # a time either, and matches no condition.
-        return func.nullif(self.stored_time(column), literal_column("0"), type_=Numeric(20, 6))
+        return self.stored_time(column)
 
     def moment_type(self) -> TypeEngine[Any]:
         return Numeric(20, 6)

@@ -85,7 +85,7 @@ class StoredValues:
         self._own = rows.c.session_id, rows.c.key
         self._select: Any = select(
             *self._own,
-            dialect.json_text(rows.c.value),
+            rows.c.value,
             type_coerce(rows.c.search_key, NullType()),
             type_coerce(rows.c.search_rest, NullType()),
         )

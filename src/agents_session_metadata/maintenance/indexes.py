@@ -21,7 +21,6 @@ from sqlalchemy import (
     Connection,
     Index,
     MetaData,
-    and_,
     delete,
     func,
     inspect,
@@ -44,7 +43,6 @@ from agents_session_metadata.storage.activity_triggers import activity_triggers
 from agents_session_metadata.storage.database import Database
 from agents_session_metadata.storage.definitions import derived_name
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
-from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
@@ -284,7 +282,7 @@ class _Index:
         if in_one:
             self.create_triggers(connection)
             # Entries that a writer added after the index had been dropped.
-            delete_rows(connection, self._entries, self._dialect, self._of_key, {})
+            connection.execute(delete(self._entries).where(self._of_key))
             for fill in self._fills():
                 connection.execute(fill)
             self.finish(token, connection)
@@ -357,11 +355,7 @@ class _Index:
         return token
 
     def empty_step(self, token: str, connection: Connection) -> bool:
-        """Delete some entries of an index that is dropped; say whether there may be more.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps one.
-        """
+        """Delete some entries of an index that is dropped; say whether there may be more."""
         session_id = self._entries.c.session_id
         ids = list(
             connection.scalars(
@@ -378,8 +372,7 @@ class _Index:
             return False
         some = self._dialect.one_of(session_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)
-        of_ids = and_(self._of_key, some)
-        delete_rows(connection, self._entries, self._dialect, of_ids, parameters)
+        connection.execute(delete(self._entries).where(self._of_key, some), parameters)
         return True
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:

@@ -70,7 +70,7 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
         if found is None:
             return False
         ids = [found.item_id]
-        delete_messages(connection, database.tables, database.dialect, session_id, ids)
+        delete_messages(connection, database.tables, session_id, ids)
         return True
 
     return await database.write(delete)

@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.storage.previews import first_message
-from agents_session_metadata.values import LIST, NULL, OBJECT, SEARCH_KEY_BYTES, upper_bound
+from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
 from .conditions import UNLIMITED, bytes_of_call, constant
 from .details import Details
@@ -43,10 +43,6 @@ from .ordering import Ordering
 
 MISSING = {False: b"\xff", True: b""}
 """What stands for the search key of a session without the key, by whether the order descends."""
-DAMAGED = {False: b"\xfe", True: b"\x01"}
-"""What stands for a search key that no value has; such sessions come just before those without."""
-_ABOVE = upper_bound(OBJECT)
-"""Above the search key of every value."""
 NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
@@ -267,7 +263,7 @@ class Builder:
             columns += beside.c
             joined = beside.outerjoin(page, true())
         if details.preview:
-            message = self._dialect.item_text(first_message(self._tables, self._dialect, page))
+            message = first_message(self._tables, self._dialect, page)
             columns.append(case((page.c.again == constant(1), message)).label("message"))
         if some_keys != 0:
             rows = self._tables.metadata
@@ -276,7 +272,7 @@ class Builder:
                 same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
             if details.preview:
                 same = and_(same, page.c.again == constant(0))
-            columns += [rows.c.key, self._dialect.json_text(rows.c.value).label("value")]
+            columns += [rows.c.key, rows.c.value.label("value")]
             joined = joined.outerjoin(rows, same)
         statement = select(*columns).select_from(joined)
         if not terms:
@@ -329,14 +325,8 @@ class Builder:
         )
         # A session without the key comes last: its marker is below or above every search key.
         marker = literal(MISSING[descending], LargeBinary)
-        empty = literal(b"", LargeBinary)
-        # On SQLite, every text is less than any bytes.
-        search = case(
-            (and_(rows.c.search_key >= NULL, rows.c.search_key < _ABOVE), rows.c.search_key),
-            (rows.c.key.is_(None), marker),
-            else_=literal(DAMAGED[descending], LargeBinary),
-        )
-        rest = case((rows.c.search_rest >= empty, rows.c.search_rest), else_=empty)
+        search = func.coalesce(rows.c.search_key, marker)
+        rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary))
         by_rest = self._sorted_by(rest, pieces)
         terms = [
             Term("position_key", search, descending, bytes_of_call("after_key"), [search]),

@@ -369,8 +369,7 @@ class Reader:
             self._parameters(plan, limit, after),
         ).all()
         found = [row for row in rows if row.session_id is not None]
-        # Times that are NULL have no place in the order.
-        if not rows[0].usable or any(row.updated_at is None or not row.holds for row in found):
+        if not rows[0].usable or not all(row.holds for row in found):
             return None
         return [Position(row.session_id, str(row.updated_at)) for row in found]
 
@@ -458,9 +457,10 @@ class Reader:
         result = self._execute(kind, plan, build, parameters)
         names, rows = list(result.keys()), result.all()
         usable, walked, holds = map(names.index, ("usable", "walked", "holds"))
-        found = [] if rows[0][0] is None else paging.collected(names, rows, self.queries.dialect)
-        is_right = bool(rows[0][usable]) and not (found and any(not row[holds] for row in rows))
-        return is_right, int(rows[0][walked]), found
+        found = [row for row in rows if row[0] is not None]
+        is_right = bool(rows[0][usable]) and all(row[holds] for row in found)
+        sessions = paging.collected(names, found, self.queries.dialect) if is_right else []
+        return is_right, int(rows[0][walked]), sessions
 
     def _execute(
         self,

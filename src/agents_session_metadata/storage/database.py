@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
@@ -28,7 +28,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
 from .creation import create_missing, existing_names, lost_sessions, missing_names
-from .known import Known, read_indexes, read_optional
+from .known import Known, read_indexes
 from .tables import CORE, SessionTables, TableNames, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -105,7 +105,6 @@ class _TablesState:
             different connections; only within a transaction does it keep to one.
         queries: The statements, by what makes them and `native_ids`.
         indexes: The indexes that are believed to exist.
-        optional: The tables of optional features that are believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -114,9 +113,6 @@ class _TablesState:
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
     indexes: Known[frozenset[str] | None] = field(
         default_factory=lambda: Known(read_indexes, None, seconds=30)
-    )
-    optional: Known[tuple[Table, ...]] = field(
-        default_factory=lambda: Known[tuple[Table, ...]](read_optional, (), seconds=2)
     )
 
 
@@ -134,14 +130,6 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
             if of_engine is None:
                 of_engine = _states[engine] = {}
     return of_engine.setdefault(names, _TablesState())
-
-
-def forget_optional() -> None:
-    """Let every engine of the process ask its database which optional tables there are."""
-    with _states_lock:
-        states = [state for of_engine in _states.values() for state in of_engine.values()]
-    for state in states:
-        state.optional.forget()
 
 
 class Database(Generic[Q]):
@@ -201,10 +189,6 @@ class Database(Generic[Q]):
             return result
 
         return await settle(self.retry(lambda: self._run(committed, self._begin_write)))
-
-    def optional_tables(self, connection: Connection) -> tuple[Table, ...]:
-        """The tables of optional features in which a session may have rows."""
-        return self._state.optional.get(connection, self.tables)
 
     async def retry(
         self,
@@ -322,8 +306,6 @@ class Database(Generic[Q]):
             if not self._is_ready(group):
                 pool = self.engine.sync_engine.pool
                 await settle(self._connect(prepare))
-                if group != CORE:
-                    forget_optional()
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()

@@ -12,20 +12,15 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from agents_session_metadata.dialects import dialect_of
 
 from .activity import ACTIVITY
 from .index_states import COMPLETE
-from .paused import PAUSED
 from .tables import SessionTables, TableGroup
-from .threads import THREADS
-from .usage import USAGE
 
 T = TypeVar("T")
-
-_OPTIONAL = ACTIVITY, PAUSED, THREADS, USAGE
 
 
 class Known(Generic[T]):
@@ -84,16 +79,3 @@ def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -
     names = [table.name for table in group.tables]
     existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
     return existing.issuperset(names)
-
-
-def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
-    """The tables of optional features with rows of sessions."""
-    of_sessions = [
-        table
-        for group in map(tables.group, _OPTIONAL)
-        for table in group.tables
-        if table.foreign_key_constraints
-    ]
-    names = [table.name for table in of_sessions]
-    existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
-    return tuple(table for table in of_sessions if table.name in existing)
