@@ -20,14 +20,14 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from agents.extensions.memory import SQLAlchemySession
+from agents_session_metadata.maintenance.text_index import _TextIndex
+from agents_session_metadata.storage.word_index import Queued, item_text
+from agents_session_metadata.storage.words import WORDS
 from sqlalchemy import URL, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 from sqlalchemy.schema import AddConstraint, DropConstraint
 
 from agents_session_metadata import SessionCatalog, session_tables
-from agents_session_metadata.maintenance.text_index import _TextIndex
-from agents_session_metadata.storage.word_index import Queued, item_text
-from agents_session_metadata.storage.words import WORDS
 
 from . import load
 from .catalog import Effort

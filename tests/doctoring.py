@@ -52,7 +52,7 @@ async def complete(engine, names=None):
     for name in ("a", "b"):
         session = await catalog.create_session(name, metadata={"tags": ["x", "y"], "n": 1})
         await session.add_items([raw.message("hello"), raw.message("again")])
-    for key in ("tags", "$updated_at", "$text"):
+    for key in ("tags", "$updated_at"):
         await catalog.create_index(key)
     await catalog.set_metadata("b", {"title": "About words"})
     texts = dict.fromkeys(("state", "details", "decisions", "data", "owner"), "{}")

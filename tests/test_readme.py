@@ -15,9 +15,9 @@ def test_it_begins_with_code_and_ends_in_time() -> None:
     assert len(TEXT.splitlines()) <= 160
 
 
-def test_it_shows_searches_and_rewinds_a_history() -> None:
+def test_it_shows_and_rewinds_a_history() -> None:
     code = "".join(block.source for block in blocks(README) if block.kind == "python")
-    for call in (".list_items(", "preview=True", 'create_index("$text")', ".search(", ".rewind("):
+    for call in (".list_items(", "preview=True", ".rewind("):
         assert call in code, call
 
 

@@ -19,7 +19,6 @@ from agents_session_metadata import (
     CorruptMetadataError,
     CreateTrigger,
     IndexInfo,
-    InvalidSearchError,
     ItemInfo,
     ItemPage,
     JSONValue,
@@ -29,10 +28,7 @@ from agents_session_metadata import (
     OnConflict,
     OnCorrupt,
     OrderBy,
-    RefusedRowError,
     RunClaimedError,
-    SearchHit,
-    SearchPage,
     SessionCatalog,
     SessionChangedError,
     SessionInfo,
@@ -43,7 +39,6 @@ from agents_session_metadata import (
     StateVersionError,
     Statistics,
     TableGroup,
-    TextIndexMissingError,
     ToolStatistics,
     TriggersNotAllowedError,
     UsageRow,
@@ -222,19 +217,12 @@ async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession)
 
 
 async def searching(catalog: SessionCatalog) -> None:
-    """Indexes and hits."""
-    assert_type(await catalog.create_index("$text", progress=print), bool)
-    assert_type(await catalog.refresh_index("$text"), int)
-    assert_type(await catalog.list_indexes(count=True), list[IndexInfo])
+    """Search always raises in this version."""
     try:
-        page = await catalog.search("lisbon", {"owner_id": "u1"}, limit=5, cursor=None)
-    except (InvalidSearchError, TextIndexMissingError, TriggersNotAllowedError):
+        await catalog.create_index("owner_id")
+    except TriggersNotAllowedError:
         return
-    assert_type(page, SearchPage)
-    assert_type(page.hits, list[SearchHit])
-    assert_type(page.complete, bool)
-    assert_type(page.hits[0].item_id, int | None)
-    assert_type(page.hits[0].highlights, list[tuple[int, int]])
+    await catalog.search("lisbon", {"owner_id": "u1"}, limit=5, cursor=None)
 
 
 def errors(
@@ -243,11 +231,10 @@ def errors(
     claimed: RunClaimedError,
     version: StateVersionError,
     budget: BudgetExceededError,
-    refused: RefusedRowError,
 ) -> None:
     """Errors say what was wrong."""
     assert_type([changed.session_id, paused.session_id, claimed.session_id], list[str])
     assert_type(claimed.crashed, bool)
     assert_type(version.version, object)
     assert_type(budget.limit, str)
-    raise refused from budget
+    raise budget

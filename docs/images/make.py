@@ -28,7 +28,6 @@ async def take(address: str, folder: Path) -> None:
         for name, scheme, path in (
             ("web-sessions", "light", "/"),
             ("web-session", "dark", "open"),
-            ("web-search", "light", "/?q=refund"),
             ("web-waiting", "light", "/waiting"),
             ("web-statistics", "light", "/statistics"),
         ):

@@ -78,29 +78,18 @@ class InvalidFilterError(SessionMetadataError, ValueError):
 
 
 class CorruptMetadataError(SessionMetadataError, ValueError):
-    """A stored value cannot be read. This package never writes such values.
-
-    A metadata value is NULL or not valid JSON, or its search key is damaged; or, on SQLite, a time
-    in the SDK's tables is not a time, an item has no id, or the text of an item that is exported is
-    not UTF-8; or the row of a paused run, of a thread item or of an attachment, or an owner or day
-    in the ledger, cannot be read.
+    """A stored metadata value is not valid JSON. This package never writes such values.
 
     Attributes:
-        session_id: The session that the value belongs to; empty for what the ledger has, and for
-            an attachment without a thread.
-        key: Its metadata key; `$created_at` or `$updated_at` for a time of the session, and
-            `$item_created_at` for one of its items; `$item` for the text of an item, and `$item_id`
-            for its id; `$paused_run` for a paused run; `$thread_item` for an item of a thread;
-            `$attachment` for an attachment; `$usage_owner` for an owner in the ledger, and
-            `$usage_day` for a day.
+        session_id: The session that the value belongs to.
+        key: Its metadata key.
     """
 
-    def __init__(self, session_id: str, key: str, problem: str | None = None) -> None:
+    def __init__(self, session_id: str, key: str) -> None:
         self.session_id = session_id
         self.key = key
         super().__init__(
-            problem
-            or f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
+            f"the stored value of metadata key {quoted(key)} of session {quoted(session_id)} is "
             "not valid JSON; to repair it, set or delete the key"
         )
 
@@ -274,7 +263,7 @@ class TablesMissingError(SessionMetadataError, RuntimeError):
             "session_tables()"
         )
         names = ", ".join(self.tables)
-        super().__init__(f"missing from the database: {names}; {problem or advice}")
+        super().__init__(problem or f"missing from the database: {names}; {advice}")
 
 
 class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
@@ -287,28 +276,6 @@ class TriggersNotAllowedError(SessionMetadataError, RuntimeError):
             "log_bin_trust_function_creators = 1; on PostgreSQL, grant TRIGGER on the tables of "
             "sessions and metadata and CREATE on their schema, or create the index as their owner"
         )
-
-
-class RefusedRowError(SessionMetadataError, RuntimeError):
-    """A trigger of the application keeps a row from being written, without an error.
-
-    Nothing was written, except by earlier steps of work on an index. Triggers of MySQL and MariaDB
-    cannot do this.
-    """
-
-
-class TextIndexMissingError(SessionMetadataError, RuntimeError):
-    """The text index, which search requires, does not exist."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            'there is no text index; create it once with `await catalog.create_index("$text")` or '
-            "`agent-sessions index create '$text' --create-tables`"
-        )
-
-
-class InvalidSearchError(SessionMetadataError, ValueError):
-    """A search query has only excluded terms, or too many terms."""
 
 
 class UnsupportedDialectError(SessionMetadataError, NotImplementedError):

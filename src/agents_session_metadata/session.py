@@ -354,8 +354,6 @@ class SQLAlchemyMetadataSession(StoredSession):
         if items and self._checks_id:
             check_id(self.session_id)
         await super().add_items(items)
-        if self._store.database.queue_waits:
-            await self._store.database.catch_up(known=True)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove and return the newest item, as in the SDK. Outside the scope, return None."""

@@ -26,7 +26,6 @@ from chatkit.types import (
 )
 
 from agents_session_metadata import (
-    CorruptMetadataError,
     InvalidCursorError,
     InvalidMetadataError,
     PausedRuns,
@@ -656,19 +655,6 @@ async def test_threads_and_items(store, catalog, engine):
             await store.add_thread_item(threads[0], bad, ANNA)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "null"])
-async def test_an_item_that_is_not_a_json_object(store, catalog, engine, text):
-    await store.save_thread(ThreadMetadata(id="thr_1", created_at=NOW), ANNA)
-    await store.add_thread_item("thr_1", user_item("thr_1", "msg_1"), ANNA)
-    await raw.execute(engine, f"UPDATE {TABLES[0]} SET data = '{text}'")
-    for work in (
-        store.load_thread_items("thr_1", None, 9, "asc", ANNA),
-        store.load_item("thr_1", "msg_1", ANNA),
-    ):
-        with pytest.raises(CorruptMetadataError, match=r"thr_1.* is not a JSON object"):
-            await work
-
-
 async def test_writers_at_once(store):
     thread_id = await new_thread(store)
     names = [f"{number}" for number in range(8)]
@@ -848,28 +834,3 @@ async def test_only_items_need_the_tables(engine, catalog):
         await store.add_thread_item(thread_id, user_item(thread_id, "u"), ANNA)
     assert set(TABLES) <= set(caught.value.tables)
     await store.delete_thread(thread_id, ANNA)
-
-
-@pytest.mark.parametrize(
-    ("column", "text"), [("data", "["), ("data", "{}"), ("owner", "["), ("owner", "[]")]
-)
-async def test_an_attachment_that_cannot_be_read(store, catalog, engine, column, text):
-    for name, context in (("file", ANNA), ("a", ANNA), ("z", BEN)):
-        await store.save_attachment(attachment(name), context)
-    await raw.execute(
-        engine, f"UPDATE {TABLES[1]} SET {column} = :text WHERE attachment_id = 'file'", text=text
-    )
-    with pytest.raises(NotFoundError):
-        await store.load_attachment("file", BEN)
-    # One whose owner cannot be read belongs to nobody.
-    expected = NotFoundError if column == "owner" else CorruptMetadataError
-    with pytest.raises(expected):
-        await store.load_attachment("file", ANNA)
-    scoped = CatalogStore(catalog.scoped({"owner_id": "anna"}), scope=None)
-    for each, name in ((scoped, "a"), (store, "z")):
-        # It does not keep others from being deleted.
-        assert [one.id for one in await each.purge_attachments(older_than=timedelta(0))] == [name]
-    with pytest.raises(CorruptMetadataError, match="the stored attachment 'file' cannot") as caught:
-        await store.purge_attachments(older_than=timedelta(0))
-    assert (caught.value.session_id, caught.value.key) == ("", "$attachment")
-    assert await raw.count_rows(engine, TABLES[1]) == 1

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from agents import Runner, function_tool
-from agents.extensions.memory import SQLAlchemySession
 from proxy import proxy_to
 from servers import SHARED_DATABASES
 from sqlalchemy import event, make_url
@@ -204,35 +203,6 @@ async def test_a_server_that_has_gone_leaves_the_first_error(proxied):
     with pytest.raises((DBAPIError, OSError)):
         await session.edit_metadata(Counting())
     assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("call", ["set_metadata", "add_items"])
-async def test_what_is_indexed_after_a_write_does_not_fail_it(shared_database, call):
-    engine = shared_database.engine(pool_size=1, max_overflow=0, pool_timeout=4)
-    catalog = SessionCatalog(engine, create_tables=True)
-    session = await catalog.create_session("chat")
-    await catalog.create_index("$text")
-    await session.add_items([raw.message("known")])
-    await SQLAlchemySession("plain", engine=engine).add_items([raw.message("waits")])
-    done, others = asyncio.Event(), []
-
-    async def hold() -> None:
-        async with engine.connect():
-            await done.wait()
-
-    def meanwhile(*_) -> None:
-        if not others:  # The next one to get the connection.
-            others.append(asyncio.get_running_loop().create_task(hold()))
-
-    event.listen(engine.sync_engine, "before_cursor_execute", meanwhile)
-    argument = {"n": 1} if call == "set_metadata" else [raw.message("hello")]
-    await getattr(session, call)(argument)
-    done.set()
-    await others[0]
-    assert await session.get_metadata() == ({"n": 1} if call == "set_metadata" else {})
-    assert len(await session.get_items()) == 1 + (call == "add_items")
-    await catalog.refresh_index("$text")
-    assert [hit.snippet for hit in (await catalog.search("waits")).hits] == ["waits"]
 
 
 @pytest.mark.only_on("postgresql")

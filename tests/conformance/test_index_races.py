@@ -22,7 +22,6 @@ from agents_session_metadata.query.walks import Reader
 from conformance import raw
 from conformance.test_indexes import difference
 from conformance.test_races import HEAD
-from conformance.test_search import found
 
 KEYS = ["owner_id", "tags", "status"]
 SESSIONS = [f"s{number}" for number in range(12)]
@@ -121,47 +120,30 @@ async def test_the_same_pages_with_and_without_indexes(engine, seed):
     assert await difference(catalog) == []
 
 
-@pytest.mark.parametrize(
-    ("key", "statement", "nth"),
-    [
-        ("owner_id", "DELETE FROM agent_sessions_metadata_activity", 1),
-        ("$text", ("DROP ", "DO "), 1),
-        ("$text", ("DROP ", "DO "), 2),
-    ],
-    ids=["owner_id", "text-1", "text-2"],
-)
-async def test_an_index_is_created_while_it_is_dropped(shared_database, key, statement, nth):
+async def test_an_index_is_created_while_it_is_dropped(shared_database):
     engine = shared_database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.create_session("chat", metadata={"owner_id": "ada"})
-    await catalog.create_index(key)
+    await catalog.create_index("owner_id")
 
     async def create() -> None:
         other_engine = shared_database.engine()
-        await SessionCatalog(other_engine, create_tables=True).create_index(key)
+        await SessionCatalog(other_engine, create_tables=True).create_index("owner_id")
         await other_engine.dispose()
 
     other = threading.Thread(target=asyncio.run, args=(create(),))
-    texts = []
 
     def meanwhile(*call) -> None:
-        if call[2].lstrip().startswith(statement):
-            texts.append(call[2])
-            if len(texts) == nth and not other.ident:
-                other.start()
-                other.join(1)  # If it waits for this transaction, it goes on afterwards.
+        is_delete = call[2].lstrip().startswith("DELETE FROM agent_sessions_metadata_activity")
+        if is_delete and not other.ident:
+            other.start()
+            other.join(1)  # If it waits for this transaction, it goes on afterwards.
 
     event.listen(engine.sync_engine, "before_cursor_execute", meanwhile)
-    assert await catalog.drop_index(key)
+    assert await catalog.drop_index("owner_id")
     event.remove(engine.sync_engine, "before_cursor_execute", meanwhile)
     await asyncio.to_thread(other.join)
-    if key == "owner_id":
-        assert await difference(catalog) == []
-        return
-    assert not await catalog.create_index("$text")
-    await SQLAlchemySession("chat", engine=engine).add_items([raw.message("hello")])
-    await catalog.refresh_index("$text")
-    assert await found(catalog, "hello") == [("chat", "hello")]
+    assert await difference(catalog) == []
 
 
 WRITER = (
@@ -234,7 +216,7 @@ READER = (
     + """
 async def work(engine):
     catalog = SessionCatalog(engine)
-    catalog._store.database.known_indexes.get = lambda *_: ("owner_id", "tags", "$updated_at")
+    catalog._store.database.known_indexes.get = lambda *_: ("owner_id", "tags")
     old = {"$lt": "2021-01-01T00:00:00Z"}
     questions = [{"owner_id": "still"}, {"tags": {"$contains": "still"}}, {"$updated_at": old}]
     wrong = []

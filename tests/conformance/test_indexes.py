@@ -18,7 +18,6 @@ from agents_session_metadata import (
     ScopeError,
     SessionCatalog,
     TablesMissingError,
-    TextIndexMissingError,
     TriggersNotAllowedError,
 )
 from agents_session_metadata.ddl import drop_statements
@@ -99,7 +98,11 @@ async def test_create_list_and_drop(catalog):
     assert await difference(catalog) == []
     assert await catalog.drop_index("tags") is True
     assert await catalog.drop_index("tags") is False
-    assert await raw.count_rows(catalog.engine, ENTRIES) == 6
+    assert await raw.count_rows(catalog.engine, ENTRIES) == 3
+    assert await catalog.create_index("$updated_at") is False
+    assert await catalog.drop_index("$updated_at") is True
+    assert await catalog.drop_index("$updated_at") is False
+    assert [info.key for info in await catalog.list_indexes()] == ["owner_id"]
     scoped = catalog.scoped({"owner_id": "u1"})
     for call in (scoped.create_index("a"), scoped.drop_index("a"), scoped.list_indexes()):
         with pytest.raises(ScopeError):
@@ -107,6 +110,9 @@ async def test_create_list_and_drop(catalog):
     for key in ("", "$text2", "a\x00", "k" * 256, 5):
         with pytest.raises(InvalidMetadataError):
             await catalog.create_index(key)
+    for call in (catalog.create_index("$text"), catalog.drop_index("$text"), catalog.search("a")):
+        with pytest.raises(TablesMissingError, match="text index, which is not available"):
+            await call
 
 
 async def test_missing_tables(catalog, engine):
@@ -158,22 +164,10 @@ async def test_every_writer_is_included(catalog, engine):
     writes = WRITES.strip().splitlines()
     if engine.dialect.name == "sqlite":
         insert = "INSERT INTO agent_sessions (session_id) VALUES"
-        columns = 'session_id, "key", value, search_key, search_rest'
-        writes[-1:] = [
-            "UPDATE agent_sessions SET session_id = 'moved too' WHERE session_id = 's1'",
-            "UPDATE OR REPLACE agent_sessions SET session_id = 's0' WHERE session_id = 'moved too'",
-            "UPDATE agent_sessions SET session_id = 's1' WHERE session_id = 's0'",
-            "REPLACE INTO agent_sessions (session_id) VALUES ('s1')",
-            f"{insert} ('s1') ON CONFLICT DO UPDATE SET updated_at = '2022-01-01'",
-            f"REPLACE INTO agent_sessions_metadata ({columns}) VALUES ('fork','n','5',x'30',x'')",
-            "DELETE FROM agent_sessions",
-        ]
+        upsert = f"{insert} ('s1') ON CONFLICT DO UPDATE SET updated_at = '2022-01-01'"
+        writes[-1:] = [upsert, writes[-1]]
     if engine.dialect.name == "postgresql":
-        writes[-1:] = [
-            "TRUNCATE agent_sessions_metadata_elements",
-            "TRUNCATE agent_sessions_metadata CASCADE",
-            "TRUNCATE agent_sessions CASCADE",
-        ]
+        writes[-1:] = ["TRUNCATE agent_sessions CASCADE"]
     quote = engine.dialect.identifier_preparer.quote
     data = "'\\x41'::bytea" if engine.dialect.name == "postgresql" else "x'41'"
     for write in writes:
@@ -245,7 +239,7 @@ async def test_answers_are_the_same(catalog, engine):
         if "activity" in statement or "indexes" in statement:
             await raw.execute(engine, statement)
     assert await answers(catalog) == before
-    assert await catalog.list_indexes() == []
+    assert [info.key for info in await catalog.list_indexes()] == ["$updated_at"]
 
 
 @pytest.mark.thorough
@@ -273,7 +267,7 @@ async def test_entries_of_others_reach_nobody(catalog, engine):
     assert await catalog.get_session("s1") is not None
 
 
-@pytest.mark.parametrize("key", ["owner_id", "tags", "$updated_at"])
+@pytest.mark.parametrize("key", ["owner_id", "tags"])
 async def test_entries_without_a_session_end_no_page(catalog, engine, key):
     """As after the foreign key of the entries was lost."""
     before, ages = await answers(catalog), {"inactive_for": timedelta(days=1), "batch_size": 2}
@@ -292,7 +286,7 @@ async def test_entries_without_a_session_end_no_page(catalog, engine, key):
     assert await catalog.delete_sessions(**ages) == 3
 
 
-@pytest.mark.parametrize("key", ["owner_id", "tags", "$updated_at"])
+@pytest.mark.parametrize("key", ["owner_id", "tags"])
 async def test_entries_of_earlier_times_end_every_walk(catalog, engine, key):
     """As after messages were written while triggers were disabled."""
     await catalog.create_index(key)
@@ -301,7 +295,7 @@ async def test_entries_of_earlier_times_end_every_walk(catalog, engine, key):
         await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-0{day} 00:00:00")
     await raw.execute(engine, f"DELETE FROM {ENTRIES}")
     await raw.execute(engine, f"INSERT INTO {ENTRIES} SELECT * FROM earlier")
-    where = {"owner_id": {"owner_id": "u0"}, "tags": {"tags": {"$contains": "x"}}}.get(key)
+    where = {"owner_id": {"owner_id": "u0"}, "tags": {"tags": {"$contains": "x"}}}[key]
     for order_by, expected in (("-updated_at", ["s0", "s2"]), ("updated_at", ["s2", "s0"])):
         cursor, ids = None, []
         for _ in range(4):
@@ -368,13 +362,13 @@ async def test_retention_by_age(catalog, engine):
 
 
 async def test_retention_reads_candidates_from_the_index(catalog, engine):
-    await catalog.create_index("$updated_at")
+    await catalog.create_index("owner_id")
     # With these tables, runs that were paused are looked for as well.
     await catalog._store.database.ensure(PAUSED)
     texts = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: texts.append(call[2]))
-    ages = {"inactive_for": timedelta(days=1), "batch_size": 2}
-    assert await catalog.delete_sessions(**ages) == 3
+    ages = {"inactive_for": timedelta(days=1), "batch_size": 1}
+    assert await catalog.delete_sessions({"owner_id": "u0"}, **ages) == 2
     reads = [text for text in texts if "ORDER BY" in text and "FOR UPDATE" not in text]
     assert sum(ENTRIES in text for text in reads) == 2
     assert not any("> :after_id" in text for text in reads)
@@ -431,39 +425,6 @@ async def test_the_privilege_that_is_missing_is_named(catalog, database):
             await raw.execute(catalog.engine, drop)
 
 
-@pytest.mark.not_on("sqlite")  # It has no privileges.
-async def test_whoever_may_not_read_an_index_works_without_it(catalog, database):
-    name = make_url(database.url).database
-    user = f"reader_{name}"[:30]
-    host, place = ("@'%'", f"{name}.") if database.kind == "mysql" else ("", "")
-    create, drop = f"CREATE USER {user}{host}", [f"DROP USER {user}{host}"]
-    if database.kind == "postgresql":
-        create, drop = f"{create} LOGIN", [f"DROP OWNED BY {user}", *drop]
-    for key in ("owner_id", "$text"):
-        await catalog.create_index(key)
-    await raw.execute(catalog.engine, create)
-    engine = create_async_engine(make_url(database.url).set(username=user))
-    own = "agent_sessions_metadata"
-    try:
-        for tables in (
-            ["agent_sessions", "agent_messages", own, f"{own}_elements"],
-            [f"{own}_indexes", f"{own}_words_state"],
-        ):
-            for table in tables:
-                grant = f"GRANT SELECT ON {place}{table} TO {user}{host}"
-                await raw.execute(catalog.engine, grant)
-            reader = SessionCatalog(engine)
-            reader._store.database.known_indexes.forget()
-            assert await reader.list_indexes() == await reader.list_indexes(count=True) == []
-            assert len((await reader.list_sessions({"owner_id": "u0"})).sessions) == 2
-            with pytest.raises(TextIndexMissingError):
-                await reader.search("hello")
-    finally:
-        await engine.dispose()
-        for statement in drop:
-            await raw.execute(catalog.engine, statement)
-
-
 @pytest.fixture
 async def restricted(catalog, database):
     """An engine of the owner of the tables, whom a policy shows nothing but the session `s0`."""
@@ -490,22 +451,21 @@ async def restricted(catalog, database):
 
 
 @pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("key", ["owner_id", "$updated_at", "$text"])
-async def test_an_index_of_visible_rows_alone_is_not_created(catalog, restricted, key):
+async def test_an_index_of_visible_rows_alone_is_not_created(catalog, restricted):
     with pytest.raises(DBAPIError, match="row-level security"):
-        await SessionCatalog(restricted, create_tables=True).create_index(key)
+        await SessionCatalog(restricted, create_tables=True).create_index("owner_id")
     assert not any(each.complete for each in await catalog.list_indexes())
-    assert await catalog.create_index(key)
+    assert await catalog.create_index("owner_id")
 
 
 @pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("key", ["tags", "$updated_at"])
-async def test_entries_of_hidden_sessions_end_no_page(catalog, restricted, key):
+async def test_entries_of_hidden_sessions_end_no_page(catalog, restricted):
     """No policy restricts the index itself."""
     await raw.set_times(catalog.engine, "s0", updated_at="2020-01-02 00:00:00")
     theirs = SessionCatalog(restricted)
     before = await answers(theirs)
-    await catalog.create_index(key)
+    for key in ("tags", "$updated_at"):
+        await catalog.create_index(key)
     theirs._store.database.known_indexes.forget()
     for table in ("indexes", "activity"):
         await raw.execute(catalog.engine, f"GRANT ALL ON agent_sessions_metadata_{table} TO PUBLIC")
@@ -513,30 +473,13 @@ async def test_entries_of_hidden_sessions_end_no_page(catalog, restricted, key):
 
 
 @pytest.mark.only_on("postgresql")
-async def test_hidden_rows_are_not_taken_for_missing_ones(catalog, restricted):
-    await catalog.create_index("$text")
-    for table in ("_words", "_words_queue", "_words_state"):
-        await raw.execute(catalog.engine, f"GRANT ALL ON agent_sessions_metadata{table} TO PUBLIC")
-    for name in ("s0", "s1"):
-        plain = SQLAlchemySession(name, engine=catalog.engine)
-        await plain.add_items([raw.message(f"bread of {name}")])
-    theirs = SessionCatalog(restricted)
-    await theirs.session("s0").add_items([raw.message("more")])
-    with pytest.raises(DBAPIError, match="row-level security"):
-        await theirs.refresh_index("$text")
-    await catalog.refresh_index("$text")
-    assert {hit.session_id for hit in (await catalog.search("bread")).hits} == {"s0", "s1"}
-
-
-@pytest.mark.only_on("postgresql")
 async def test_nobody_else_can_use_the_functions_of_triggers(catalog, database):
     user = f"stranger_{make_url(database.url).database}"[:30]
-    for key in ("owner_id", "$text"):
-        await catalog.create_index(key)
+    await catalog.create_index("owner_id")
     found = await raw.execute(
         catalog.engine, "SELECT proname FROM pg_proc WHERE prosecdef AND proname LIKE 'agent%'"
     )
-    assert len(found) > 20
+    assert len(found) == 7
     await raw.execute(catalog.engine, f"CREATE ROLE {user} LOGIN")
     engine = create_async_engine(make_url(database.url).set(username=user))
     try:
@@ -559,13 +502,12 @@ async def test_not_binds_more_tightly(database):
     engine = create_async_engine(database.url, connect_args=options)
     try:
         catalog = SessionCatalog(engine, create_tables=True)
-        for key in ("owner_id", "tags", "$updated_at", "$text"):
+        for key in ("owner_id", "tags", "$updated_at"):
             await catalog.create_index(key)
         session = await catalog.create_session(metadata={"owner_id": "u1", "tags": ["a"]})
         await session.add_items([raw.message("hello")])
         assert await difference(catalog) == []
-        assert await raw.count_rows(engine, ENTRIES) == 4
-        assert len((await catalog.search("hello")).hits) == 1
+        assert await raw.count_rows(engine, ENTRIES) == 3
     finally:
         await engine.dispose()
 
@@ -590,4 +532,4 @@ async def test_an_index_that_was_not_finished(catalog, engine, monkeypatch, capl
     assert caplog.records == []  # A driver can log a line for each entry that is there already.
     assert await difference(catalog) == []
     assert await catalog.drop_index("owner_id") is True
-    assert await raw.count_rows(engine, ENTRIES) == 4
+    assert await raw.count_rows(engine, ENTRIES) == 0

@@ -28,11 +28,10 @@ async def test_percent_signs_in_table_names(database: Database):
         database.engine(), create_tables=True, sessions_table="a%b", messages_table="c%%d"
     )
     session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
-    for key in ("owner_id", "$updated_at", "$text"):
+    for key in ("owner_id", "$updated_at"):
         assert await catalog.create_index(key)
     await session.add_items([{"role": "user", "content": "hi"}])
-    assert len((await catalog.search("hi")).hits) == 1
-    for key in ("owner_id", "$updated_at", "$text"):
+    for key in ("owner_id", "$updated_at"):
         assert await catalog.drop_index(key)
 
 

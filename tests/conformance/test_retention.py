@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from datetime import timedelta
 
@@ -300,67 +299,6 @@ async def test_a_crash_in_the_middle(shared_database):
     await assert_whole(catalog, engine)
 
 
-DAMAGES = [
-    ({}, "UPDATE {values} SET search_key = {empty}"),
-    ({}, "UPDATE {values} SET search_key = {other}"),
-    ({}, "DELETE FROM {elements}"),
-    ({}, "UPDATE {elements} SET search_key = {other}"),
-    ({"keep": False}, "UPDATE {values} SET value = '{{bad' WHERE {key} = 'keep'"),
-    # As if somebody had marked it by SQL.
-    ({"expired": False}, "UPDATE {values} SET value = 'true' WHERE {key} = 'expired'"),
-    ({"tags": ["x"]}, "UPDATE {values} SET value = '[\"x\", \"keep\"]' WHERE {key} = 'tags'"),
-]
-FILTERS = [
-    {"keep": {"$ne": True}},
-    {"keep": {"$nin": [True, 1]}},
-    {"$not": {"keep": True}},
-    {"expired": False},
-    {"$not": {"tags": {"$contains": "keep"}}},
-    {"expired": {"$exists": True}, "$or": [{"keep": {"$ne": True}}, {"expired": False}]},
-]
-
-
-@pytest.mark.parametrize(("before", "damage"), DAMAGES)
-async def test_what_only_seems_to_match_is_spared(
-    database, catalog, engine, caplog, before, damage
-):
-    """Search keys that do not match their values make no session look like one to delete."""
-    names = {
-        "values": "agent_sessions_metadata",
-        "elements": "agent_sessions_metadata_elements",
-        "key": engine.dialect.identifier_preparer.quote("key"),
-        "empty": "'\\x'" if database.kind == "postgresql" else "x''",
-        "other": "'\\x00'" if database.kind == "postgresql" else "x'00'",
-    }
-    metadata = {"keep": True, "expired": True, "tags": ["x", "keep"], **before}
-    await catalog.create_session("kept", metadata=metadata)
-    await raw.execute(engine, damage.format(**names))
-    spared = 0
-    for where in FILTERS:
-        await catalog.create_session("old", metadata={"keep": False, "expired": False})
-        caplog.clear()
-        matching = await catalog.count_sessions({"$and": [where, {"$session_id": "kept"}]})
-        assert await catalog.delete_sessions(where) == 1
-        found = await catalog.list_sessions(keys=[])
-        assert [info.session_id for info in found.sessions] == ["kept"], where
-        told = [each.getMessage() for each in caplog.records if "retention" in each.name]
-        assert [" of session 'kept'" in each for each in told] == [True] * matching
-        spared += matching
-    assert spared
-    assert await catalog.delete_session("kept")
-
-
-@pytest.mark.only_on("sqlite")
-async def test_a_session_with_a_key_that_is_no_text_is_spared(catalog, engine, caplog):
-    for session_id in ("kept", "old"):
-        await catalog.create_session(session_id, metadata={"keep": session_id == "kept"})
-    change = "UPDATE agent_sessions_metadata SET key = CAST(key AS BLOB) WHERE session_id = 'kept'"
-    await raw.execute(engine, change)
-    assert await catalog.delete_sessions({"keep": {"$ne": True}}) == 1
-    assert await raw.execute(engine, "SELECT session_id FROM agent_sessions") == [("kept",)]
-    assert "of session 'kept'" in caplog.text
-
-
 async def test_values_of_every_type_do_not_hinder_it(catalog, engine):
     values = [None, True, 0, -0.0, 1e-300, 10**40, "", "ä\x00" * 400, [], [1, 1.0, [2], "x" * 900]]
     for number, value in enumerate([*values, {"a": [1]}, "x" * 511, "x" * 512]):
@@ -368,20 +306,3 @@ async def test_values_of_every_type_do_not_hinder_it(catalog, engine):
     everything = {"n": {"$exists": True}, "tags": {"$contains": "t"}}
     assert await catalog.delete_sessions(everything, batch_size=7) == 13
     assert await raw.count_rows(engine, "agent_sessions") == 0
-
-
-async def test_elements_of_long_lists_are_checked_in_parts(engine):
-    catalog = SessionCatalog(engine, create_tables=True)
-    names = [f"{number:01000}" for number in range(60)]
-    for index in range(20):
-        await catalog.create_session(f"s{index}", metadata={"names": names})
-    read = []
-
-    def note(_connection, _cursor, statement, *_):
-        if re.match(r"SELECT [^()]*search_rest\s+FROM \S*_elements", statement):
-            read.append(statement)
-
-    event.listen(engine.sync_engine, "after_cursor_execute", note)
-    assert await catalog.delete_sessions({"names": {"$contains": names[7]}}) == 20
-    event.remove(engine.sync_engine, "after_cursor_execute", note)
-    assert len(read) == 2

@@ -195,44 +195,6 @@ async def test_a_scope_adds_no_statement_to_a_read(database: Database):
     assert await statements.of(catalog.count_sessions()) == 1
 
 
-async def test_a_search_takes_as_many_statements_whether_something_is_found(database: Database):
-    engine = database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_index("$text")
-    session = await catalog.create_session("chat", metadata={"owner_id": "u1"})
-    await session.add_items([{"role": "user", "content": f"tram {n}"} for n in range(30)])
-    scoped = catalog.scoped({"owner_id": "u1"})
-    page = await scoped.search("tram")
-    assert len(page.hits) == 20
-    statements = Statements(engine)
-
-    assert await statements.of(scoped.search("tram")) == 3
-    assert await statements.of(scoped.search("unused")) == 3
-    assert await statements.of(scoped.search("tram", cursor=page.next_cursor)) == 3
-    built = dict(catalog._store.database._queries()._statements)
-    assert (await scoped.search("other words")).hits == []
-    assert [hit.snippet for hit in (await scoped.search("tram 3")).hits] == ["tram 3"]
-    again = dict(catalog._store.database._queries()._statements)
-    assert len(again) == len(built) + 1  # with two words
-
-
-async def test_a_write_beside_the_text_index(database: Database):
-    engine = database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    session = await catalog.create_session("chat")
-    statements = Statements(engine)
-
-    async def fewest() -> int:
-        """The statements of a write that does not look whether there is an index."""
-        items = [{"role": "user", "content": "take the tram"}]
-        return min([await statements.of(session.add_items(items)) for _ in range(3)])
-
-    without = await fewest()
-    await catalog.create_index("$text")
-    # Empty the queue, reading what it names, and write the words.
-    assert await fewest() == without + (3 if database.kind == "mysql" else 2)
-
-
 async def test_a_page_from_an_index_with_further_conditions(database: Database):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)

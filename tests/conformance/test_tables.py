@@ -23,7 +23,6 @@ from agents_session_metadata import (
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
-    TextIndexMissingError,
     session_tables,
 )
 from agents_session_metadata.chatkit import CatalogStore
@@ -332,7 +331,8 @@ async def test_a_sqlite_database_of_0_1_keeps_its_triggers(tmp_path):
     for create_tables in (False, True):
         catalog = SessionCatalog(engine, create_tables=create_tables)
         await check_everything(catalog.session("chat"))
-        await catalog.delete_sessions({"$session_id": {"$prefix": ""}})
+        for name in ("chat", "other"):
+            await catalog.delete_session(name)
     query = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name LIKE 'agent_ses%'"
     names = {name for (name,) in await raw.execute(engine, query)}
     assert old.keys() <= names
@@ -476,7 +476,7 @@ async def test_a_schema_translated_to(database, tmp_path):
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("create_tables", [True, False])
 async def test_somebody_elses_tables_in_the_search_path(database: Database, create_tables):
-    keys = ("owner_id", "$updated_at", "$text")
+    keys = ("owner_id",)
     await raw.execute(database.engine(), "CREATE SCHEMA mine")
     path: dict[str, Any] = {"server_settings": {"search_path": "mine,public"}}
     if database.engine().driver == "psycopg":
@@ -519,14 +519,13 @@ async def test_somebody_elses_tables_in_the_search_path(database: Database, crea
     assert await catalog.list_indexes() == []
     assert not any([await catalog.drop_index(key) for key in keys])
     for call in (
-        mine.search("secret"),
         PausedRuns(mine).list(),
         PausedRuns(mine).discard("t"),
         CatalogStore(mine, scope=None).load_thread_items("t", None, 9, "asc", None),
         mine.usage(by=("session_id",)),
         catalog.delete_usage(before=date.max),
     ):
-        with contextlib.suppress(TablesMissingError, TextIndexMissingError, NotFoundError):
+        with contextlib.suppress(TablesMissingError, NotFoundError):
             assert "secret" not in str(await call)
     records = [record async for record in catalog.export_sessions()]
     assert "secret" not in str(records)
@@ -549,12 +548,10 @@ async def test_percent_signs_in_table_names(database: Database):
         database.engine(), create_tables=True, sessions_table="a%b", messages_table="c%%d"
     )
     session = await catalog.create_session("chat", metadata={"owner_id": "u1", "title": "trip"})
-    for key in ("owner_id", "$updated_at", "$text"):
+    for key in ("owner_id", "$updated_at"):
         await catalog.create_index(key)
     await session.add_items([{"role": "user", "content": each} for each in ("hi", "hi there")])
-    assert len((await catalog.search("hi")).hits) == 2
     records = [record async for record in catalog.export_sessions()]
     assert await catalog.import_sessions(records, "replace") == 1
-    assert len((await catalog.search("hi")).hits) == 2
-    for key in ("owner_id", "$updated_at", "$text"):
+    for key in ("owner_id", "$updated_at"):
         assert await catalog.drop_index(key)

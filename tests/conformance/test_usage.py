@@ -181,29 +181,6 @@ async def test_scopes(session, catalog):
     assert await counted(catalog, owner_id="u2") == [None]
 
 
-async def test_rows_of_others_stay_if_all_have_one_id(session, catalog, engine):
-    """As in a ledger that another program made."""
-    await catalog.usage()
-    if engine.dialect.name == "sqlite":
-        await raw.alter_on_sqlite(engine, TABLE, "id INTEGER NOT NULL", "id INTEGER DEFAULT 0")
-        await raw.alter_on_sqlite(engine, TABLE, r"PRIMARY KEY \(id\)", "CHECK (1)")
-    elif engine.dialect.name == "postgresql":
-        await raw.execute(engine, f"ALTER TABLE {TABLE} DROP CONSTRAINT {TABLE}_pkey")
-        await raw.execute(engine, f"ALTER TABLE {TABLE} ALTER id SET DEFAULT 0")
-    else:
-        change = "MODIFY id BIGINT NOT NULL DEFAULT 0, DROP PRIMARY KEY"
-        await raw.execute(engine, f"ALTER TABLE {TABLE} {change}")
-    await run(session)
-    await run(await catalog.create_session("theirs", metadata={"owner_id": "u2", "team": "a"}))
-    await run(await catalog.create_session("other", metadata={"owner_id": "u2", "team": "b"}))
-    tomorrow = today() + timedelta(days=1)
-    assert await catalog.scoped({"team": "a"}).delete_usage(before=tomorrow) == 1
-    rows = await catalog.usage(by=("session_id",))
-    assert {row.session_id for row in rows} == {"chat", "other"}
-    assert await catalog.scoped({"owner_id": "u1"}).delete_usage(before=tomorrow) == 1
-    assert [row.session_id for row in await catalog.usage(by=("session_id",))] == ["other"]
-
-
 async def test_rows_outlive_the_session(session, catalog, engine):
     await run(session)
     await session.clear_session()

@@ -155,20 +155,3 @@ async def test_a_database_without_a_ledger(catalog, engine) -> None:
         assert page.status_code == 200
         assert "The database has no usage ledger" in page.text
         assert len(re.findall('role="img"', page.text)) == 4
-
-
-@pytest.mark.only_on("sqlite")
-async def test_values_and_times_that_cannot_be_read_are_left_out(catalog, engine) -> None:
-    for statement in (
-        "UPDATE agent_sessions_metadata SET value = CAST(x'ff31' AS TEXT) WHERE key = 'runs'",
-        "UPDATE agent_sessions SET created_at = '2999-13-45' WHERE session_id = 'newest'",
-        "UPDATE agent_sessions SET created_at = 7 WHERE session_id = 'odd'",
-    ):
-        await raw.execute(engine, statement)
-    days = (await read_daily(catalog._store, None, since=NOW - timedelta(days=30), most=100)).days
-    assert {day: (each.sessions, each.runs) for day, each in days.items()} == {
-        (NOW - timedelta(days=2)).date(): (21, 0),
-        (NOW - timedelta(days=1)).date(): (1, 0),
-    }
-    async with client(catalog) as http:
-        assert (await http.get("/statistics")).status_code == 200

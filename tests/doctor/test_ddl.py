@@ -130,7 +130,7 @@ async def test_dropping_ours_leaves_the_sdk_working(filled):
 
 def test_mysql_and_mariadb_differ_in_their_collation():
     mysql, mariadb = ("\n".join(create_statements(each)) for each in ("mysql", "mariadb"))
-    assert mysql.count("utf8mb4_0900_bin") == mariadb.count("utf8mb4_nopad_bin") == 24
+    assert mysql.count("utf8mb4_0900_bin") == mariadb.count("utf8mb4_nopad_bin") > 0
     assert "nopad" not in mysql
 
 

@@ -11,13 +11,7 @@ from agents_session_metadata.maintenance.indexes import (
     drop_index,
     list_indexes,
 )
-from agents_session_metadata.maintenance.text_index import (
-    create_text_index,
-    drop_text_index,
-    text_index_info,
-)
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.words import TEXT
 from agents_session_metadata.types import IndexInfo
 
 from .part import CatalogPart
@@ -35,23 +29,19 @@ class Indexes(CatalogPart):
         `find_sessions_by_metadata(limit=…)` and retention by age read as many entries as they
         return, if their only condition (filter and scope together) requires one value of that key.
         The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
-        for pages without a filter. An index never changes a result.
+        for pages without a filter: an SQL index on the SDK's sessions table. An index never changes
+        a result.
 
-        Triggers maintain the index for every writer. On PostgreSQL the index is created in one
-        transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
+        Triggers maintain the index on a key for every writer. On PostgreSQL the index is created in
+        one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
         steps. It is not used until it is complete; call this again to continue it. On MariaDB and
         MySQL, the user requires the privilege TRIGGER, every process that writes must run version
         0.2 or later, and creating the triggers can block other writers for up to five seconds per
         attempt.
 
-        `"$text"` is the index of words in messages and titles, for `search`. On every database, it
-        is filled in steps that can be interrupted and continued. Other processes detect it within
-        two seconds. Messages that they write before that are queued; see `refresh_index`.
-
         Args:
-            key: A metadata key, `"$updated_at"` or `"$text"`.
-            progress: Called with the number of indexed sessions so far; for `"$text"`, of messages
-                and titles.
+            key: A metadata key or `"$updated_at"`.
+            progress: Called with the number of indexed sessions so far.
 
         Returns:
             Whether the index was created. False if it exists already.
@@ -59,12 +49,11 @@ class Indexes(CatalogPart):
         Raises:
             InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
-            TablesMissingError: If tables are missing and `create_tables` is off.
+            TablesMissingError: If tables are missing and `create_tables` is off; and for `"$text"`,
+                the index for search, which is not available in this version.
             TriggersNotAllowedError: If the database user may not create triggers.
         """
         check_no_scope(self._store, "create_index")
-        if key == TEXT:
-            return await create_text_index(self._store.database, progress)
         return await create_index(self._store.database, check_index_key(key), progress)
 
     async def drop_index(self, key: str) -> bool:
@@ -73,7 +62,7 @@ class Indexes(CatalogPart):
         The triggers are kept, and do nothing for keys without an index.
 
         Args:
-            key: A metadata key, `"$updated_at"` or `"$text"`.
+            key: A metadata key or `"$updated_at"`.
 
         Returns:
             Whether the index existed.
@@ -84,8 +73,6 @@ class Indexes(CatalogPart):
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         check_no_scope(self._store, "drop_index")
-        if key == TEXT:
-            return await drop_text_index(self._store.database)
         return await drop_index(self._store.database, check_index_key(key))
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
@@ -101,10 +88,7 @@ class Indexes(CatalogPart):
             ScopeError: If the catalog has a scope.
         """
         check_no_scope(self._store, "list_indexes")
-        database = self._store.database
-        text = await text_index_info(database, count=count)
-        found = await list_indexes(database, count=count)
-        return sorted([*found, *text], key=lambda info: info.key)
+        return await list_indexes(self._store.database, count=count)
 
 
 def check_no_scope(store: ScopedStore, method: str) -> None:
@@ -118,13 +102,3 @@ def check_no_scope(store: ScopedStore, method: str) -> None:
             next(iter(store.scope.values)),
             f"{method} needs a catalog without a scope: indexes belong to all sessions",
         )
-
-
-def check_text_key(key: object) -> None:
-    """Refuse a key other than that of the text index.
-
-    Raises:
-        ValueError: If it is one.
-    """
-    if key != TEXT:
-        raise ValueError(f"only the index {TEXT!r} can be refreshed, got {key!r}")

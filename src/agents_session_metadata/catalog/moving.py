@@ -83,8 +83,6 @@ class Moving(CatalogPart):
 
         Raises:
             InvalidFilterError: If the filter is invalid.
-            RuntimeError: If a trigger of the application keeps the row of a session or a message.
-                Its batch is rolled back.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `inactive_for` or `paused_for` is not a timedelta.
             ValueError: If there is neither a filter nor an age, an age is negative, or
@@ -167,14 +165,14 @@ class Moving(CatalogPart):
 
         Args:
             where: A filter; all sessions by default.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
-                be read, instead of raising it; the session is left out.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is left out.
 
         Yields:
             The records, for `import_sessions`.
 
         Raises:
-            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

@@ -81,15 +81,14 @@ class Questions(CatalogPart):
             keys: The metadata keys to return; all stored keys by default. `[]` means none.
             count_items: Whether to count the items of each history.
             preview: As in `get_session`.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
-                be read, instead of raising it; the session is returned without these keys. A time
-                that cannot be read is 1970-01-01.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is returned without these keys.
 
         Returns:
             The page.
 
         Raises:
-            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
@@ -135,15 +134,14 @@ class Questions(CatalogPart):
             where: A filter; all sessions by default.
             keys: The metadata keys to return; all stored keys by default.
             count_items: Whether to count the items of each history.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
-                be read, instead of raising it; the session is yielded without these keys. A time
-                that cannot be read is 1970-01-01.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is yielded without these keys.
 
         Yields:
             The sessions.
 
         Raises:
-            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
@@ -198,7 +196,6 @@ class Questions(CatalogPart):
             Objects, and lists as a whole, are not counted.
 
         Raises:
-            CorruptMetadataError: If a search key is damaged.
             InvalidFilterError: If the key cannot be stored, or the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If `limit` is not a positive integer.
@@ -226,8 +223,8 @@ class Questions(CatalogPart):
             The totals.
 
         Raises:
-            CorruptMetadataError: If the status of a session is not valid JSON, or the database
-                refuses a stored number or list that is damaged.
+            CorruptMetadataError: If a status, or a value that the database refuses to add, is not
+                valid JSON.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

@@ -134,15 +134,14 @@ class SingleSessions(CatalogPart):
             preview: Whether to read the beginning of the first user message: at most 200
                 characters with whitespace collapsed. It is looked for among the first 10 items, in
                 the first 4,000 characters of the stored text.
-            on_corrupt: Called with a `CorruptMetadataError` for each stored value that cannot
-                be read, instead of raising it; the session is returned without these keys. A time
-                that cannot be read is 1970-01-01.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is returned without these keys.
 
         Returns:
             The session, or None if it does not exist.
 
         Raises:
-            CorruptMetadataError: If a stored value cannot be read, without `on_corrupt`.
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If `keys` is a bare string.
         """
@@ -197,8 +196,6 @@ class SingleSessions(CatalogPart):
             Whether the session existed.
 
         Raises:
-            RuntimeError: If a trigger of the application keeps the row of the session or a message.
-                Nothing is deleted.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
         check_id_type(session_id)

@@ -41,7 +41,6 @@ class UsageLedger(CatalogPart):
             One row per group, ordered by the fields of `by`.
 
         Raises:
-            CorruptMetadataError: If an owner in the ledger cannot be read.
             InvalidMetadataError: If `owner_id` is not JSON.
             TablesMissingError: If the ledger's table is missing and `create_tables` is off.
             TypeError: If an argument has the wrong type.

@@ -11,11 +11,9 @@ from chatkit.types import Attachment
 from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.maintenance.retention import check_age, moment_before
 from agents_session_metadata.maintenance.threads import exists, rows_of
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage import thread_rows
 from agents_session_metadata.storage.rows import id_problem
@@ -76,7 +74,6 @@ class Attachments(StorePart[TContext]):
             The attachment.
 
         Raises:
-            CorruptMetadataError: If the stored attachment cannot be read.
             NotFoundError: If there is none in the scope.
         """
         store = self._within(context)._store
@@ -117,8 +114,7 @@ class Attachments(StorePart[TContext]):
         """Delete the records of attachments that were never sent with a message.
 
         It takes no request context and includes all users in the catalog's scope. Delete the files
-        of the returned attachments. A stored attachment that cannot be read is kept; the call
-        raises an error for it if it deletes no other one.
+        of the returned attachments.
 
         Args:
             older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
@@ -127,7 +123,6 @@ class Attachments(StorePart[TContext]):
             The attachments that were deleted.
 
         Raises:
-            CorruptMetadataError: If a stored attachment cannot be read, and nothing is deleted.
             TypeError: If `older_than` is not a timedelta.
             ValueError: If it is negative.
         """
@@ -139,19 +134,16 @@ class Attachments(StorePart[TContext]):
         store = self._catalog._store
         rows = rows_of(store)
         purged: list[Attachment] = []
-        damage: list[CorruptMetadataError] = []
         after = ""
         while True:
 
             def delete(connection: Connection, _: Queries) -> tuple[list[Any], dict[str, Any]]:
                 found = rows.lock_unattached(connection, limit, after, _PURGED_AT_ONCE)  # noqa: B023
-                read = {}
-                for each in found:
-                    try:
-                        if _was_saved_in(store, each):
-                            read[each.attachment_id] = _attachment(each)
-                    except CorruptMetadataError as error:  # noqa: PERF203  # one for each
-                        damage.append(error)
+                read = {
+                    each.attachment_id: _attachment(each)
+                    for each in found
+                    if _was_saved_in(store, each)
+                }
                 if read:
                     rows.delete_attachments(connection, list(read))
                 return found, read
@@ -161,8 +153,6 @@ class Attachments(StorePart[TContext]):
             if len(found) < _PURGED_AT_ONCE:
                 break
             after = found[-1].attachment_id
-        if damage and not purged:
-            raise damage[0]
         return purged
 
 
@@ -179,19 +169,8 @@ def _admits(
 
 
 def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
-    """Whether an attachment was saved in this scope. One whose owner is damaged is in none.
-
-    Raises:
-        CorruptMetadataError: If its owner is damaged and there is no scope.
-    """
-    try:
-        values = json.loads(attachment.owner)
-    except (ValueError, TypeError):
-        values = None
-    if not isinstance(values, dict):
-        if store.scope:
-            return False
-        raise _corrupt(attachment)
+    """Whether an attachment was saved in this scope."""
+    values = json.loads(attachment.owner)
     return all(
         key in values and search_key(values[key]) == search_key(value)
         for key, value in store.scope.values.items()
@@ -199,14 +178,4 @@ def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> boo
 
 
 def _attachment(row: thread_rows.Attachment) -> Any:
-    try:
-        return _ATTACHMENT.validate_json(row.data)
-    except ValueError:
-        raise _corrupt(row) from None
-
-
-def _corrupt(row: thread_rows.Attachment) -> CorruptMetadataError:
-    """The error for a row that this package has not written so."""
-    name = quoted(row.attachment_id)
-    problem = f"the stored attachment {name} cannot be read; correct or delete it by SQL"
-    return CorruptMetadataError(row.session_id or "", "$attachment", problem)
+    return _ATTACHMENT.validate_json(row.data)

@@ -26,7 +26,6 @@ from agents_session_metadata.quoting import quoted
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.storage.store import check_limit
-from agents_session_metadata.storage.stored import corrupt_thread
 from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
 
 from .attachments import Attachments
@@ -403,16 +402,9 @@ class CatalogStore(Attachments[TContext]):
 
 
 def _item(thread_id: str, data: str) -> Any:
-    """An item as a model. A copied thread has the items of the original, under its own id.
-
-    Raises:
-        CorruptMetadataError: If the text is not a JSON object.
-    """
-    try:
-        fields = json.loads(data)
-        fields["thread_id"] = thread_id
-    except (ValueError, TypeError):
-        raise corrupt_thread(thread_id) from None
+    """An item as a model. A copied thread has the items of the original, under its own id."""
+    fields = json.loads(data)
+    fields["thread_id"] = thread_id
     for attachment in fields.get("attachments") or ():
         attachment["thread_id"] = thread_id
     return _ITEM.validate_python(fields)

@@ -339,7 +339,7 @@ def explain(error: Exception, place: Place) -> Failure | None:
         UnsupportedDialectError,
     )
 
-    if isinstance(error, TablesMissingError):
+    if isinstance(error, TablesMissingError) and error.tables:
         missing = f"missing tables or triggers: {', '.join(error.tables)}"
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
     if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):

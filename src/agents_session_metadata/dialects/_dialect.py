@@ -12,11 +12,11 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Insert,
-    Select,
     Table,
     bindparam,
     func,
     select,
+    true,
 )
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
@@ -79,10 +79,6 @@ class Dialect:
     """Whether the first write of a transaction blocks all other writers, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Whether triggers, instead of foreign keys, delete metadata with its session."""
-    vetoes_silently: ClassVar[bool] = True
-    """Whether a trigger can keep a row that a DELETE, without an error, then does not return."""
-    takes_ranges: ClassVar[bool] = True
-    """Whether a range of rows is deleted and returned at once without blocking other writers."""
     stops_early: ClassVar[bool] = True
     """Whether a query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
@@ -193,16 +189,6 @@ class Dialect:
         """
         return column.in_(bindparam(name, expanding=True, type_=column.type))
 
-    def rows_of_each(
-        self, rows: Select[Any], own: ColumnElement[Any], name: str, count: int
-    ) -> Select[Any]:
-        """Restricts a SELECT to rows whose column `own` has one of the values of `one_of`.
-
-        They are looked up by each value, however few rows the planner expects to meet the other
-        conditions.
-        """
-        return rows.where(self.one_of(own, name, count))
-
     def list_parameters(self, name: str, values: Sequence[Any]) -> dict[str, Any]:
         """Returns the parameters of `one_of`."""
         return {name: list(values)}
@@ -228,29 +214,20 @@ class Dialect:
         """A text as SQL, on one line; the same text whatever the settings of server and client."""
         return "'" + text.replace("'", "''") + "'"
 
-    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """A stored JSON text, or its bytes. None if the stored value is not text."""
-        return column
+    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """A `stored_time` that no SQL index on the column serves."""
+        raise NotImplementedError
 
-    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        """The stored text of an item, or its bytes if the text need not be UTF-8."""
-        return column
+    def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
+        """Limits a column to times from `after_time` on, so that an index on it is read from there.
 
-    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
-        """The condition that a stored text has another type; None if the database ensures it."""
-        return None
-
-    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A `stored_time` to sort by, even if the stored value is not a valid time."""
-        return self.stored_time(column)
+        The limit need not be exact.
+        """
+        return true()
 
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in a form that sorts and that a cursor can contain."""
         raise NotImplementedError
-
-    def readable_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """A stored time, or NULL if Python has no such time."""
-        return self.stored_time(column)
 
     def stored_time_type(self) -> TypeEngine[Any]:
         """The type of a `stored_time`."""

@@ -22,19 +22,15 @@ from sqlalchemy import (
     select,
 )
 
-from agents_session_metadata.errors import RefusedRowError
 from agents_session_metadata.quoting import quoted
 
 ROUNDS = 10
 """How many times to retry if others create and delete the row before it is locked."""
 
 
-def refused_session(session_id: str) -> RefusedRowError:
-    """The error that a trigger drops the row of a new session."""
-    return RefusedRowError(
-        f"cannot create session {quoted(session_id)}: the database refuses the row, although there "
-        "is none; look for a trigger on the sessions table that drops it"
-    )
+def lost_race(what: str) -> RuntimeError:
+    """The error that others have created and deleted a row each time that it was to be locked."""
+    return RuntimeError(f"{what} was created and deleted by others {ROUNDS} times; try again")
 
 
 class Found(NamedTuple):
@@ -143,4 +139,4 @@ class Locks:
                 return bool(row[0])
             if self.existing(connection, session_id):
                 return None
-        raise refused_session(session_id)
+        raise lost_race(f"session {quoted(session_id)}")

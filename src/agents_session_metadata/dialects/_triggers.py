@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from .sqltypes import ID_LENGTH
-
 _PART = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[^'"`]+""")
 """A literal, a quoted name, or what is between them."""
 
@@ -63,20 +61,9 @@ class TriggerSQL:
 
     A writer whose snapshot is older than the index would not find them.
     """
-    bounded_ids = False
-    """Whether an id may be too long for the index."""
     enforces_foreign_keys = False
-    fires_on_truncate = False
-    locks_gaps = False
-    """Whether looking for rows that are missing makes others wait who insert near them.
-
-    Reads lock as well if the server writes a binary log of statements.
-    """
-    locks_index = ""
-    """The end of a SELECT that looks up whether a key is indexed."""
     locks_session = ""
-    """The end of a SELECT that reads the session's time."""
-    empty_bytes = "x''"
+    """The end of a SELECT that reads the session's time, and whether a key is indexed."""
 
     def time(self, column: str) -> str:
         """A time of the sessions table in the form in which the index stores it."""
@@ -86,34 +73,12 @@ class TriggerSQL:
         """Whether two values are different, NULL included."""
         return f"{one} IS NOT {other}"
 
-    def fits(self, session_id: str) -> str:
-        """Whether a session with this id can have metadata."""
-        if self.bounded_ids:
-            return f"NOT ({self.too_long(session_id)})"
-        return f"length({session_id}) <= {ID_LENGTH}"
-
-    def insert_missing(self, table: str, values: dict[str, str]) -> str:
-        """A statement that inserts a row if it is missing. It never fails for a duplicate."""
-        # The conflict clause of the statement that fires a trigger overrides the trigger's own.
-        same = " AND ".join(f"{column} = {value}" for column, value in values.items())
-        missing = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {same})"  # noqa: S608  # names
-        columns, row = ", ".join(values), ", ".join(values.values())
-        return f"INSERT INTO {table} ({columns}) SELECT {row} WHERE {missing}"  # names
-
-    def delete_existing(self, table: str, condition: str) -> str:
-        """A statement that deletes rows, and locks nothing if there are none."""
-        return f"DELETE FROM {table} WHERE {condition}"  # noqa: S608  # names
-
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         """The end of an INSERT that replaces columns of a row with the same primary key.
 
         Empty where the row has to be deleted first.
         """
         return ""
-
-    def too_long(self, session_id: str) -> str:
-        """Whether an id is too long for the index."""
-        return f"char_length({session_id}) > {ID_LENGTH}"
 
     def create(self, trigger: RowTrigger) -> list[str]:
         """The statements that create a trigger."""
@@ -139,25 +104,12 @@ class TriggerSQL:
 class MySQLTriggerSQL(TriggerSQL):
     """The SQL of triggers on MySQL and MariaDB."""
 
-    bounded_ids = True
     enforces_foreign_keys = True
-    locks_gaps = True
     # Also for writers that read without locks: one that has seen no index ends before it is filled.
-    locks_index = " LOCK IN SHARE MODE"
     locks_session = " LOCK IN SHARE MODE"
 
     def time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
-
-    def insert_missing(self, table: str, values: dict[str, str]) -> str:
-        # Nor for a foreign key, on a connection that has checked none so far.
-        columns, row = ", ".join(values), ", ".join(values.values())
-        return f"INSERT IGNORE INTO {table} ({columns}) VALUES ({row})"  # noqa: S608  # names
-
-    def delete_existing(self, table: str, condition: str) -> str:
-        # Deleting a missing row locks the gap where it would be.
-        exists = f"EXISTS (SELECT 1 FROM {table} WHERE {condition})"  # noqa: S608  # names
-        return f"IF {exists} THEN {super().delete_existing(table, condition)}; END IF"
 
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         return (
@@ -182,18 +134,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     """The SQL of triggers on PostgreSQL."""
 
     inlines_keys = True
-    bounded_ids = True
     enforces_foreign_keys = True
-    fires_on_truncate = True
     locks_session = " FOR SHARE OF s"
-    empty_bytes = "''::bytea"
-
-    def insert_missing(self, table: str, values: dict[str, str]) -> str:
-        return (
-            f"INSERT INTO {table} ({', '.join(values)})"  # noqa: S608  # names
-            f" VALUES ({', '.join(values.values())})"
-            " ON CONFLICT DO NOTHING"
-        )
 
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
         new = ", ".join(f"{each} = EXCLUDED.{each}" for each in columns)
@@ -204,7 +146,6 @@ class PostgreSQLTriggerSQL(TriggerSQL):
 
     def create(self, trigger: RowTrigger) -> list[str]:
         function = f"{trigger.schema}{trigger.name}()"
-        each = "STATEMENT" if trigger.event.endswith("TRUNCATE") else "ROW"
         when = f" WHEN ({trigger.condition})" if trigger.condition else ""
         returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
         body = _quoted_block(*trigger.statements, f"RETURN {returned}")
@@ -217,7 +158,7 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         )
         create_trigger = (
             f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
-            f" FOR EACH {each}{when} EXECUTE FUNCTION {function}"
+            f" FOR EACH ROW{when} EXECUTE FUNCTION {function}"
         )
         # Attached to a table of another user, it would run with the rights of its owner.
         revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"

@@ -161,11 +161,9 @@ class MySQL(Dialect):
 
     name = "mysql"
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
-    vetoes_silently = False
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
-    takes_ranges = False  # It would lock the gaps beside the range, and MySQL returns no rows.
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     warns_of_missing = True
     index_if_not_exists = False
@@ -217,6 +215,19 @@ class MySQL(Dialect):
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=Numeric(20, 6))
 
+    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return self.stored_time(column)
+
+    def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
+        # The column compares with local times only. The end of summer time repeats an hour: there,
+        # a local time may be read as one before or after the time that it was made of.
+        time = bindparam("after_time", type_=self.stored_time_type())
+        read: Any = func.unix_timestamp(func.from_unixtime(time), type_=Numeric(20, 6))
+        outer = (func.greatest if descending else func.least)(time, time + time - read)
+        limit = func.from_unixtime(outer)
+        reaches: ColumnElement[bool] = column <= limit if descending else column >= limit
+        return reaches
+
     def stored_time_type(self) -> TypeEngine[Any]:
         return Numeric(20, 6)
 
@@ -230,14 +241,10 @@ class MySQL(Dialect):
         return self.stored_time(column)
 
     def to_datetime(self, value: Any) -> datetime:
-        if not value:
-            raise ValueError("0000-00-00 00:00:00")
         return _EPOCH + timedelta(microseconds=int(Decimal(value) * 1_000_000))
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # A server that is not strict stores 0000-00-00 instead of what is not a time. It is not
-        # a time either, and matches no condition.
-        return func.nullif(self.stored_time(column), literal_column("0"), type_=Numeric(20, 6))
+        return self.stored_time(column)
 
     def moment_type(self) -> TypeEngine[Any]:
         return Numeric(20, 6)

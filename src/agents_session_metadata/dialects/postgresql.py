@@ -18,7 +18,6 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Numeric,
-    Select,
     String,
     Table,
     and_,
@@ -30,12 +29,11 @@ from sqlalchemy import (
     extract,
     func,
     insert,
-    join,
     literal_column,
     null,
     select,
     text,
-    true,
+    type_coerce,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
@@ -122,20 +120,6 @@ class PostgreSQL(Dialect):
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
         return column == any_(bindparam(name, type_=ARRAY(item)))
 
-    def rows_of_each(
-        self,
-        rows: Select[Any],
-        own: ColumnElement[Any],
-        name: str,
-        count: int,
-    ) -> Select[Any]:
-        # A plan for any parameters compares the list with all rows of a word, as if it were rare.
-        every = func.unnest(bindparam(name, type_=ARRAY(String())))
-        given = every.table_valued(column("value", String())).render_derived("given")
-        limit: Any = literal_column(str(2**31 - 1))  # Else the planner joins the two in any order.
-        each = rows.where(own == given.c.value).limit(limit).lateral("of_each")
-        return select(*each.c).select_from(join(given, each, true()))
-
     def looked_up(self, key: ColumnElement[str], value: ColumnElement[str]) -> ColumnElement[bool]:
         # For equality, the planner hashes the whole table as soon as one row in seventy is needed.
         return key == any_(postgresql.array([value]))
@@ -156,10 +140,9 @@ class PostgreSQL(Dialect):
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return column
 
-    def readable_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        first: Any = literal_column("'0001-01-01'")
-        end: Any = literal_column("'10000-01-01'")
-        return case((and_(column >= first, column < end), column))
+    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        nothing: Any = literal_column("interval '0'")
+        return type_coerce(column.op("+")(nothing), self.stored_time_type())
 
     def stored_time_type(self) -> TypeEngine[Any]:
         return TIMESTAMP(timezone=False)

@@ -21,8 +21,6 @@ from sqlalchemy import (
     cast,
     event,
     func,
-    literal_column,
-    not_,
     select,
     text,
     type_coerce,
@@ -31,7 +29,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.types import NullType, TypeEngine
+from sqlalchemy.sql.elements import UnaryExpression
+from sqlalchemy.sql.operators import custom_op
+from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.quoting import escaped
@@ -41,14 +41,9 @@ from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._table_names import qualified
 
-_DATE = "'[0-9][0-9][0-9][0-9]-[0-9][0-9]-[0-9][0-9]*'"
-
 
 class _SQLiteLocks(Locks):
-    """A write takes the writer's lock for its whole transaction, even if it changes no row.
-
-    A row that was not changed may exist all the same: a trigger can ignore the change.
-    """
+    """A write takes the writer's lock for its whole transaction, even if it changes no row."""
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
@@ -59,39 +54,26 @@ class _SQLiteLocks(Locks):
         )
 
     def existing(self, connection: Connection, session_id: str) -> bool:
-        changed = self._changes(connection, session_id)
-        return changed or self._is_there(connection, session_id)
-
-    def _changes(self, connection: Connection, session_id: str) -> bool:
         # The count is of the statement alone, without what triggers change. Reading a returned row
         # would be one more call of the driver's thread.
         found: Any = connection.execute(self._touch, {"of_session": session_id})
         return bool(found.rowcount > 0)
 
-    _is_there = Locks.existing
-    """Without the update: the writer's lock is taken already."""
-
     def or_create(self, connection: Connection, session_id: str) -> bool:
         # One statement if the row exists. If not, no other writer can create it in between.
-        changed = self._changes(connection, session_id)
-        return not changed and super().or_create(connection, session_id)
+        return not self.existing(connection, session_id) and super().or_create(
+            connection, session_id
+        )
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         metadata = self._metadata
-        # Read as bytes, because the driver rejects text that is not valid UTF-8.
-        is_json = ~_has_type(column, "blob")
-        every = func.json_group_object(metadata.c.key, case((is_json, column)))
-        stored = select(type_coerce(cast(every, LargeBinary), NullType()))
-        own = metadata.c.session_id == bindparam("of_session")
-        stored = stored.where(own)
+        stored = select(func.json_group_object(metadata.c.key, column))
+        stored = stored.where(metadata.c.session_id == bindparam("of_session"))
         statement: Any = self._touch.returning(stored.scalar_subquery())
 
         def read(connection: Connection, session_id: str) -> Found:
-            parameters = {"of_session": session_id}
-            found = connection.execute(statement, parameters).scalar()
-            if found is None and self._is_there(connection, session_id):
-                found = connection.execute(stored, parameters).scalar()
-            return Found(None if found is None else _json_object(found))
+            found = connection.execute(statement, {"of_session": session_id}).scalar()
+            return Found(None if found is None else json.loads(found))
 
         return read
 
@@ -190,21 +172,8 @@ class SQLite(Dialect):
             return super().literal(text)
         return f"CAST(x'{text.encode().hex()}' AS TEXT)"
 
-    def json_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        # The driver rejects a whole result if one text in it is not valid UTF-8.
-        is_text = _has_type(column, "text")
-        return type_coerce(case((is_text, cast(column, LargeBinary))), NullType())
-
-    def item_text(self, column: ColumnElement[str]) -> ColumnElement[Any]:
-        return type_coerce(cast(column, LargeBinary), NullType())
-
-    def not_a_text(self, column: ColumnElement[Any]) -> ColumnElement[bool] | None:
-        return not_(_has_type(column, "text"))
-
-    def ordered_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # Other types sort by other rules, and a cursor could not continue after them.
-        is_text = _has_type(column, "text")
-        return case((is_text, self.stored_time(column)), else_=literal_column("''", String))
+    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return UnaryExpression(column, operator=custom_op("+"), type_=String())
 
     # The SDK stores times as text in UTC, with six decimals or none.
     def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -226,10 +195,7 @@ class SQLite(Dialect):
         return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
 
     def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        text = func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
-        # Anything else, such as a number of seconds, is not a time and matches no condition.
-        is_time = type_coerce(column, String).op("GLOB", is_comparison=True)(literal_column(_DATE))
-        return case((is_time, text))
+        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
 
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
@@ -325,22 +291,6 @@ class SQLite(Dialect):
         text = self.moment_value(moment)
         # Stored times have a fraction or none.
         return f"{text}~" if high else text[:10]
-
-
-def _has_type(column: ColumnElement[Any], name: str) -> ColumnElement[bool]:
-    return func.typeof(column) == literal_column(f"'{name}'")
-
-
-def _json_object(stored: bytes) -> dict[str, Any]:
-    """A JSON object. Text in it that is not valid UTF-8 becomes None."""
-    try:
-        return dict(json.loads(stored))
-    except UnicodeDecodeError:
-        found = json.loads(stored.decode(errors="surrogateescape"))
-    for key, value in found.items():
-        if isinstance(value, str) and any("\udc80" <= char <= "\udcff" for char in value):
-            found[key] = None
-    return dict(found)
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

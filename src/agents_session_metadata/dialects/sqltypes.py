@@ -24,7 +24,6 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.types import MAX_KEY_LENGTH
 from agents_session_metadata.values import SEARCH_KEY_BYTES
-from agents_session_metadata.words import WORD_BYTES
 
 ID_LENGTH = 255
 
@@ -118,16 +117,6 @@ class RowId(TypeDecorator[int]):
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         # SQLite gives numbers to a column of exactly this type.
         return Integer() if dialect.name == "sqlite" else BigInteger()
-
-
-class WordBytes(TypeDecorator[bytes]):
-    """A word of a message, in UTF-8, cut after `WORD_BYTES`."""
-
-    impl: Impl = LargeBinary
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return _mysql().VARBINARY(WORD_BYTES) if _is_mysql(dialect) else LargeBinary()
 
 
 class StoredTime(TypeDecorator[Any]):

@@ -20,14 +20,12 @@ from agents_session_metadata.errors import (
     InvalidCursorError,
     InvalidFilterError,
     InvalidMetadataError,
-    InvalidSearchError,
     MetadataLimitError,
     ScopeError,
     SessionChangedError,
     SessionExistsError,
     SessionNotFoundError,
     SessionPausedError,
-    TextIndexMissingError,
 )
 from agents_session_metadata.quoting import quoted
 
@@ -77,6 +75,12 @@ def invalid(message: str, param: str | None = None) -> APIError:
     return APIError(400, message, param=param, code="invalid_value")
 
 
+def not_available(message: str) -> APIError:
+    """This server does not offer what the route is for."""
+    # OpenAI's clients repeat every 5xx by themselves.
+    return APIError(501, message, code="not_available", headers={"x-should-retry": "false"})
+
+
 def conversation_not_found(session_id: str) -> APIError:
     """The conversation does not exist, or not within the scope: both are told alike."""
     return _not_found(f"Conversation with id {quoted(session_id)} not found.")
@@ -118,13 +122,6 @@ def _known(error: Exception) -> APIError | None:
         return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
     if isinstance(error, InvalidFilterError):
         return invalid(str(error), "key" if error.path == "key" else "where")
-    if isinstance(error, InvalidSearchError):
-        return invalid(str(error), "q")
-    if isinstance(error, TextIndexMissingError):
-        # OpenAI's clients repeat every 5xx by themselves.
-        headers = {"x-should-retry": "false"}
-        message = "Search is not available because this server has no text index."
-        return APIError(501, message, code="no_text_index", headers=headers)
     if isinstance(error, InvalidCursorError):
         message = "`after` is invalid, or belongs to another list, order or filter."
         return invalid(message, "after")

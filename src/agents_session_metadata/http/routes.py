@@ -13,14 +13,17 @@ from pydantic import BaseModel
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import CorruptMetadataError, InvalidCursorError
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    InvalidCursorError,
+    TablesMissingError,
+)
 from agents_session_metadata.maintenance.items import (
     Wanted,
     append_items,
     create_with_items,
     delete_item,
     find_item,
-    read_rows,
 )
 from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
 from agents_session_metadata.storage.rows import id_problem
@@ -28,8 +31,8 @@ from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 
 from . import requests
-from .errors import APIError, conversation_not_found, invalid, item_not_found
-from .items import item_type, public_id, shown_item, wanted_item
+from .errors import APIError, conversation_not_found, invalid, item_not_found, not_available
+from .items import item_type, shown_item, wanted_item
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -201,28 +204,10 @@ class Call:
     async def search(self) -> Answer:
         """Messages and titles that contain all words of a query, the newest first."""
         query: requests.Search = self.query
-        page = await self.catalog.search(
-            query.q, query.where, limit=query.limit, cursor=query.after
-        )
-        wanted = [(hit.session_id, hit.item_id) for hit in page.hits if hit.item_id is not None]
-        # What has just been deleted is no hit any more.
-        items = await read_rows(self.catalog._store, wanted)
-        data = [
-            {
-                "object": "search.hit",
-                "conversation_id": hit.session_id,
-                "item_id": None if item is None else public_id(item),
-                "created_at": int(hit.created_at.timestamp()),
-                "role": hit.role,
-                "snippet": hit.snippet,
-                "highlights": hit.highlights,
-            }
-            for hit in page.hits
-            for item in [items.get((hit.session_id, hit.item_id or 0))]
-            if hit.item_id is None or item is not None
-        ]
-        found = _list(data, "", page.next_cursor or "", page)
-        return {**found, "complete": page.complete}
+        try:
+            await self.catalog.search(query.q, query.where, limit=query.limit, cursor=query.after)
+        except TablesMissingError as error:
+            raise not_available(str(error)) from error
 
     # ---- items ----
 

@@ -237,7 +237,7 @@ def rewinding(
         if not removed:
             return []
         ids = [each.item_id for each in removed]
-        delete_messages(connection, database.tables, database.dialect, session_id, ids)
+        delete_messages(connection, database.tables, session_id, ids)
         moved = update(sessions).where(sessions.c.session_id == session_id)
         connection.execute(moved.values(updated_at=func.current_timestamp()))
         return [each for each in removed if each.item is not UNREADABLE]

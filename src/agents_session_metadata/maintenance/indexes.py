@@ -1,6 +1,7 @@
 """Creating and dropping indexes while others read and write.
 
-An index is a row in the table of indexes, with a state, and entries that triggers maintain. Where
+An index on a key is a row in the table of indexes, with a state, and entries that triggers
+maintain. Where
 DDL is transactional and writers can be kept out (PostgreSQL), an index appears and disappears in
 one transaction. Elsewhere it is announced first, so that triggers add entries from then on; then
 the entries of the sessions that exist are added in steps; then it is declared complete.
@@ -18,26 +19,30 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    and_,
+    Index,
+    MetaData,
     delete,
     func,
+    inspect,
     select,
     update,
 )
 from sqlalchemy.exc import DBAPIError
 
-from agents_session_metadata.dialects.sqltypes import ID_LENGTH
-from agents_session_metadata.errors import InvalidMetadataError, TriggersNotAllowedError
+from agents_session_metadata.errors import (
+    InvalidMetadataError,
+    TablesMissingError,
+    TriggersNotAllowedError,
+)
 from agents_session_metadata.storage.activity import (
     ACTIVITY,
     ENTRY_COLUMNS,
-    UPDATED_AT,
     expected_entries,
 )
 from agents_session_metadata.storage.activity_triggers import activity_triggers
 from agents_session_metadata.storage.database import Database
+from agents_session_metadata.storage.definitions import derived_name
 from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
-from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
@@ -46,6 +51,9 @@ from .index_triggers import create_triggers, lacking_triggers
 T = TypeVar("T")
 Progress = Callable[[int], object]
 
+UPDATED_AT = "$updated_at"
+"""The key of the index of all sessions."""
+NO_TEXT_INDEX = "search requires the text index, which is not available in this version"
 _SESSIONS_AT_ONCE = 1_000
 
 
@@ -54,9 +62,12 @@ def check_index_key(key: object) -> str:
 
     Raises:
         InvalidMetadataError: If it is neither a metadata key nor `$updated_at`.
+        TablesMissingError: If it is `$text`.
     """
     if key == UPDATED_AT:
         return UPDATED_AT
+    if key == "$text":
+        raise TablesMissingError((), problem=NO_TEXT_INDEX)
     problem = key_problem(key)
     if problem is None and isinstance(key, str):
         if len(key) <= MAX_KEY_LENGTH:
@@ -75,6 +86,8 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
         TablesMissingError: If its tables are missing and are not to be created.
         TriggersNotAllowedError: If the database user may not create triggers.
     """
+    if key == UPDATED_AT:
+        return await _create_updated(database, progress)
     await database.ensure(ACTIVITY)
     index = _Index(database, key)
     try:
@@ -87,7 +100,6 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
         raise
     created: bool = is_complete and token is not None
     if token is not None and not is_complete:
-        await database.write(_work(index.note_long_ids))
         await _fill(database, index, progress)
         created = await database.write(_work(partial(index.finish, token)))
     elif created and progress is not None:
@@ -113,6 +125,8 @@ async def drop_index(database: Database[Any], key: str) -> bool:
     Returns:
         Whether there was one.
     """
+    if key == UPDATED_AT:
+        return await database.write(_work(partial(_drop_updated, database)))
     if not await database.read(_work(partial(_has_indexes, database))):
         return False
     index = _Index(database, key)
@@ -129,6 +143,10 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
     """All indexes by key, with the number of their entries if wanted."""
 
     def read(connection: Connection) -> list[IndexInfo]:
+        found = [*_read_updated(database, connection, count=count), *read_keys(connection)]
+        return sorted(found, key=lambda info: info.key)
+
+    def read_keys(connection: Connection) -> list[IndexInfo]:
         if not _has_indexes(database, connection):
             return []
         indexes, entries = database.tables.group(ACTIVITY).tables
@@ -139,15 +157,75 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
             )
             counts = {key: int(number) for key, number in counted}
         found: Iterable[Any] = connection.execute(select(indexes.c.key, indexes.c.state))
-        return sorted(
-            (
-                IndexInfo(key, state == COMPLETE, counts.get(key, 0) if count else None)
-                for key, state in found
-            ),
-            key=lambda info: info.key,
-        )
+        return [
+            IndexInfo(key, state == COMPLETE, counts.get(key, 0) if count else None)
+            for key, state in found
+        ]
 
     return await database.look(read)
+
+
+def _updated_index(database: Database[Any]) -> Index:
+    """The SQL index by time of activity.
+
+    It is on a copy of the sessions table, because `session_tables()` does not contain it.
+    """
+    sessions = database.tables.sessions.to_metadata(MetaData())
+    columns = [sessions.c.updated_at]
+    if database.dialect.single_writer:
+        # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
+        columns.append(sessions.c.session_id)
+    return Index(derived_name(sessions.name, "_updated_at_idx"), *columns)
+
+
+def _has_updated(database: Database[Any], connection: Connection) -> bool:
+    sessions, inspector = database.tables.sessions, inspect(connection)
+    schema = connection.schema_for_object(sessions)
+    return inspector.has_table(sessions.name, schema) and any(
+        each["name"] == _updated_index(database).name
+        for each in inspector.get_indexes(sessions.name, schema)
+    )
+
+
+async def _create_updated(database: Database[Any], progress: Progress | None) -> bool:
+    def create(connection: Connection) -> int | None:
+        database.dialect.begin_ddl(connection)
+        if _has_updated(database, connection):
+            return None
+        with database.dialect.brief_waits(connection):
+            _updated_index(database).create(connection)
+        return _count_sessions(database, connection)
+
+    try:
+        number = await database.write(_work(create))
+    except DBAPIError as error:
+        if not database.dialect.is_creation_race(error):
+            raise
+        return False
+    if number is not None and progress is not None:
+        progress(number)
+    return number is not None
+
+
+def _drop_updated(database: Database[Any], connection: Connection) -> bool:
+    database.dialect.begin_ddl(connection)
+    exists = _has_updated(database, connection)
+    if exists:
+        with database.dialect.brief_waits(connection):
+            _updated_index(database).drop(connection)
+    return exists
+
+
+def _read_updated(
+    database: Database[Any], connection: Connection, *, count: bool
+) -> Iterator[IndexInfo]:
+    if _has_updated(database, connection):
+        number = _count_sessions(database, connection) if count else None
+        yield IndexInfo(UPDATED_AT, complete=True, entries=number)
+
+
+def _count_sessions(database: Database[Any], connection: Connection) -> int:
+    return connection.scalar(select(func.count()).select_from(database.tables.sessions)) or 0
 
 
 def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
@@ -168,6 +246,7 @@ class _Index:
     def __init__(self, database: Database[Any], key: str) -> None:
         self.key = key
         self.sessions = 0
+        self._database = database
         self._dialect = database.dialect
         self._tables = database.tables
         self._indexes, self._entries = database.tables.group(ACTIVITY).tables
@@ -188,7 +267,7 @@ class _Index:
             connection, [tables.sessions, tables.metadata, tables.elements, self._indexes]
         )
         token = uuid.uuid4().hex
-        new = {"key": self.key, "state": FILLING, "lacks_ids": 0, "token": token}
+        new = {"key": self.key, "state": FILLING, "token": token}
         connection.execute(self._dialect.insert_missing(self._indexes), new)
         row = connection.execute(
             select(self._indexes.c.state, self._indexes.c.token).where(self._own).with_for_update()
@@ -203,14 +282,11 @@ class _Index:
         if in_one:
             self.create_triggers(connection)
             # Entries that a writer added after the index had been dropped.
-            delete_rows(connection, self._entries, self._dialect, self._of_key, {})
-            self.note_long_ids(connection)
+            connection.execute(delete(self._entries).where(self._of_key))
             for fill in self._fills():
                 connection.execute(fill)
             self.finish(token, connection)
-            self.sessions = (
-                connection.scalar(select(func.count()).select_from(tables.sessions)) or 0
-            )
+            self.sessions = _count_sessions(self._database, connection)
         return token, in_one
 
     def create_triggers(self, connection: Connection) -> None:
@@ -227,17 +303,6 @@ class _Index:
                 is_complete = self._indexes.c.state == COMPLETE
                 connection.execute(update(self._indexes).where(is_complete).values(state=FILLING))
             create_triggers(connection, lacking)
-
-    def note_long_ids(self, connection: Connection) -> None:
-        """Note whether a session has an id that is too long for an entry."""
-        if not self._dialect.triggers.bounded_ids:
-            return
-        of = self._tables.sessions if self.key == UPDATED_AT else self._tables.metadata
-        long = select(of.c.session_id).where(func.char_length(of.c.session_id) > ID_LENGTH)
-        if of is self._tables.metadata:
-            long = long.where(of.c.key == self.key)
-        if connection.execute(long.limit(1)).first() is not None:
-            connection.execute(update(self._indexes).where(self._own).values(lacks_ids=1))
 
     def fill_step(self, after: str | None, connection: Connection) -> tuple[int, str | None]:
         """Add the entries of the next sessions.
@@ -290,11 +355,7 @@ class _Index:
         return token
 
     def empty_step(self, token: str, connection: Connection) -> bool:
-        """Delete some entries of an index that is dropped; say whether there may be more.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps one.
-        """
+        """Delete some entries of an index that is dropped; say whether there may be more."""
         session_id = self._entries.c.session_id
         ids = list(
             connection.scalars(
@@ -311,8 +372,7 @@ class _Index:
             return False
         some = self._dialect.one_of(session_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)
-        of_ids = and_(self._of_key, some)
-        delete_rows(connection, self._entries, self._dialect, of_ids, parameters)
+        connection.execute(delete(self._entries).where(self._of_key, some), parameters)
         return True
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:
@@ -320,7 +380,7 @@ class _Index:
         columns = list(ENTRY_COLUMNS)
         for statement in expected_entries(self._tables.tables, self._dialect, self.key):
             selected = statement.where(*conditions)
-            if self._dialect.triggers.locks_index:
+            if not self._dialect.triggers.inlines_keys:
                 # Rows that somebody is writing are waited for.
                 selected = selected.with_for_update(read=True)
             insert = self._dialect.insert_missing(self._entries, selected=True)

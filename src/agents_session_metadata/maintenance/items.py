@@ -53,27 +53,6 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
     )
 
 
-async def read_rows(
-    store: ScopedStore, wanted: Sequence[tuple[str, int]]
-) -> dict[tuple[str, int], ItemInfo]:
-    """Read items, of any sessions within the scope, by the ids of sessions and rows."""
-    if not wanted:
-        return {}
-
-    def read(connection: Connection, queries: Any) -> dict[tuple[str, int], ItemInfo]:
-        def restrict(statement: Any, column: Any) -> tuple[Any, dict[str, Any]]:
-            return store.question(queries, statement, column)
-
-        found = {}
-        for session_id in {session_id for session_id, _ in wanted}:
-            ids = [item_id for each, item_id in wanted if each == session_id]
-            for info in _read(store, connection, session_id, ids, restrict):
-                found[session_id, info.item_id] = info
-        return found
-
-    return await store.database.read(read)
-
-
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
     """Delete an item; give whether there was one. As `pop_item`, it does not move `updated_at`.
 
@@ -91,7 +70,7 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
         if found is None:
             return False
         ids = [found.item_id]
-        delete_messages(connection, database.tables, database.dialect, session_id, ids)
+        delete_messages(connection, database.tables, session_id, ids)
         return True
 
     return await database.write(delete)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 
@@ -13,14 +12,9 @@ from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.walks import read_sessions
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.bulk import delete_sessions, lock_sessions, wrong_search_keys
+from agents_session_metadata.storage.bulk import delete_sessions, lock_sessions
 from agents_session_metadata.storage.paused import PAUSED
-
-logger: logging.Logger = logging.getLogger(__name__)
-
-_EXAMPLES = 3
 
 
 def check_age(name: str, age: object) -> None:
@@ -85,23 +79,8 @@ async def delete_matching(
     """Delete the sessions that match, batch by batch.
 
     With an index that can tell them, it begins with those that were active longest ago; otherwise
-    it goes by their ids. A session is spared if a search key that the condition reads does not
-    match its value: the value may be one that does not match the condition.
+    it goes by their ids.
     """
-    spared: dict[str, str] = {}
-    try:
-        return await _delete_batches(store, condition, spared, batch_size, progress)
-    finally:
-        _tell(spared)
-
-
-async def _delete_batches(
-    store: ScopedStore,
-    condition: Condition,
-    spared: dict[str, str],
-    batch_size: int,
-    progress: Callable[[int], object] | None,
-) -> int:
     database = store.database
     deleted, after = 0, None
     position: Position | None = None
@@ -114,7 +93,7 @@ async def _delete_batches(
             break
         ids = [each.session_id for each in oldest[:batch_size]]
         if ids:
-            deleted += await database.write(_deletion(store, condition, ids, spared))
+            deleted += await database.write(_deletion(store, condition, ids))
             if progress is not None:
                 progress(deleted)
         if len(oldest) <= batch_size:
@@ -132,7 +111,7 @@ async def _delete_batches(
         found = await database.read(candidates)
         ids = found[:batch_size]
         if ids:
-            deleted += await database.write(_deletion(store, condition, ids, spared))
+            deleted += await database.write(_deletion(store, condition, ids))
             if progress is not None:
                 progress(deleted)
         if len(found) <= batch_size:
@@ -141,15 +120,11 @@ async def _delete_batches(
 
 
 def _deletion(
-    store: ScopedStore, condition: Condition, ids: list[str], spared: dict[str, str]
+    store: ScopedStore, condition: Condition, ids: list[str]
 ) -> Callable[[Connection, Queries], int]:
-    """Work that deletes those of some sessions that still match.
-
-    Sessions whose search keys do not match their values are added to `spared`, with the key.
-    """
+    """Work that deletes those of some sessions that still match."""
     database = store.database
     tables, dialect = database.tables, database.dialect
-    keys = sorted(set(condition.metadata_keys()))
 
     def lock_and_delete(connection: Connection, queries: Queries) -> int:
         # Locked first: one that woke up since is seen as it is now, and spared.
@@ -159,28 +134,9 @@ def _deletion(
             locked = lock_sessions(connection, tables, dialect, ids)
         still = All((condition, IdIn(tuple(sorted(locked)))))
         query = queries.ids(still, after=None, limit=len(ids))
-        doomed = list(connection.scalars(*query)) if locked else []
-        if doomed and keys:
-            wrong = wrong_search_keys(connection, tables, dialect, doomed, keys)
-            spared.update(wrong)
-            doomed = [session_id for session_id in doomed if session_id not in wrong]
-        if doomed:
-            delete_sessions(connection, tables, dialect, doomed)
-        return len(doomed)
+        matching = list(connection.scalars(*query)) if locked else []
+        if matching:
+            delete_sessions(connection, tables, dialect, matching)
+        return len(matching)
 
     return lock_and_delete
-
-
-def _tell(spared: dict[str, str]) -> None:
-    """Warn of sessions that were not deleted."""
-    if spared:
-        examples = ", ".join(
-            f"{quoted(key)} of session {quoted(session_id)}"
-            for session_id, key in sorted(spared.items())[:_EXAMPLES]
-        )
-        logger.warning(
-            "%d matching sessions were not deleted, because a search key or a list element does "
-            "not match its value: %s; run `agent-sessions doctor` to see more",
-            len(spared),
-            examples,
-        )

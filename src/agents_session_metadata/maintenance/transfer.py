@@ -14,7 +14,6 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
-    CorruptMetadataError,
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
@@ -37,7 +36,6 @@ from agents_session_metadata.storage.bulk import (
 )
 from agents_session_metadata.storage.messages import read_history
 from agents_session_metadata.storage.rows import check_id
-from agents_session_metadata.storage.stored import corrupt_thread
 from agents_session_metadata.storage.threads import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
@@ -80,14 +78,6 @@ def read_records(
     histories = read_histories(connection, database.tables, database.dialect, ids, most)
     if histories is None:
         return found, None
-    items_of: dict[str, list[dict[str, Any]]] = {}
-    for index, each in enumerate(found):
-        own_id = each.info.session_id
-        history = histories.get(own_id, [])
-        if isinstance(history, CorruptMetadataError):
-            found[index] = each._replace(errors=(*each.errors, history))
-            history = []
-        items_of[own_id] = [dump_item(at, text) for at, text in history]
     threads = read_threads(store, connection, ids)
     records: list[dict[str, Any]] = [
         {
@@ -96,18 +86,14 @@ def read_records(
             "created_at": each.info.created_at.isoformat(),
             "updated_at": each.info.updated_at.isoformat(),
             "metadata": each.info.metadata,
-            "items": items_of[each.info.session_id],
+            "items": [dump_item(*item) for item in histories.get(each.info.session_id, [])],
         }
         for each in found
     ]
-    for index, record in enumerate(records):
+    for record in records:
         items = threads.get(record["session_id"])
         if items is not None:
-            try:
-                record["thread_items"] = [dump_thread_item(item) for item in items]
-            except (ValueError, RecursionError):
-                error = corrupt_thread(record["session_id"])
-                found[index] = found[index]._replace(errors=(*found[index].errors, error))
+            record["thread_items"] = [dump_thread_item(item) for item in items]
     return found, records
 
 
@@ -247,11 +233,9 @@ class Import:
                 if self._on_conflict != "skip":
                     raise SessionExistsError(session.session_id)
                 new.remove(session)
-            optional = store.database.optional_tables(connection)
-            insert_sessions(connection, tables, dialect, new, optional)
+            insert_sessions(connection, tables, dialect, new)
             threads = {each.session_id: each.thread for each in new if each.thread}
             insert_threads(store, connection, threads)
-            store.database.index_words(connection, [session.session_id for session in new])
             return len(new)
 
         return write
@@ -355,7 +339,6 @@ def fork(
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
         copy_thread(store, connection, session_id, new_id, kept)
-        store.database.index_words(connection, [new_id])
 
     return run
 

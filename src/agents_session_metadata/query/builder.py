@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.storage.previews import first_message
-from agents_session_metadata.values import LIST, NULL, OBJECT, SEARCH_KEY_BYTES, upper_bound
+from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
 from .conditions import UNLIMITED, bytes_of_call, constant
 from .details import Details
@@ -43,10 +43,6 @@ from .ordering import Ordering
 
 MISSING = {False: b"\xff", True: b""}
 """What stands for the search key of a session without the key, by whether the order descends."""
-DAMAGED = {False: b"\xfe", True: b"\x01"}
-"""What stands for a search key that no value has; such sessions come just before those without."""
-_ABOVE = upper_bound(OBJECT)
-"""Above the search key of every value."""
 NAME = "c"
 """The name of the whole condition, from which those of its parts and parameters are made."""
 
@@ -113,9 +109,8 @@ class Builder:
     def find(self, *, limited: bool) -> Statement:
         """Ids, most recently active first."""
         source = self.source(sessions=True)
-        updated = self._dialect.stored_time(self._sessions.c.updated_at)
-        order = updated.desc(), self._context.sorted_id(source.session_id).desc()
-        statement = source.select(source.session_id).order_by(*order)
+        own_id, (_, order) = self._context.sorted_id(source.session_id), self._time("updated_at")
+        statement = source.select(source.session_id).order_by(order.desc(), own_id.desc())
         return statement.limit(limit_of_call()) if limited else statement
 
     def count(self) -> Statement:
@@ -151,17 +146,24 @@ class Builder:
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         if beyond:
             inner = inner.where(after_position(terms))
+            if self._is_of_all and ordering.column in ("updated_at", "created_at"):
+                column = self._sessions.c[ordering.column]
+                inner = inner.where(self._dialect.reaches(column, descending=ordering.descending))
         return self._with_metadata(inner, terms, some_keys, details, native=ordering.native)
 
     def last(self, *, some_keys: int | None, details: Details) -> Statement:
         """The session that was active last."""
-        inner = self._newest_of(self.source(sessions=True), details)
-        return self._with_metadata(inner, (), some_keys, details)
+        source = self.source(sessions=True)
+        if self._is_of_all:
+            times = self._sessions.alias("times").c.updated_at
+            newest = self._sessions.c.updated_at >= select(func.max(times)).scalar_subquery()
+            source = replace(source, conditions=(newest,))
+        return self._with_metadata(self._newest_of(source, details), (), some_keys, details)
 
     def _newest_of(self, source: Source, details: Details) -> Statement:
         columns = self._info_columns(source.session_id, details)
-        updated = self._dialect.stored_time(self._sessions.c.updated_at)
-        rank = func.rank().over(order_by=updated.desc()).label("rank")
+        updated, order = self._time("updated_at")
+        rank = func.rank().over(order_by=order.desc()).label("rank")
         ranked = source.select(*columns, updated.label("position"), rank).subquery("ranked")
         messages = self._tables.messages
         newest = (
@@ -261,7 +263,7 @@ class Builder:
             columns += beside.c
             joined = beside.outerjoin(page, true())
         if details.preview:
-            message = self._dialect.item_text(first_message(self._tables, self._dialect, page))
+            message = first_message(self._tables, self._dialect, page)
             columns.append(case((page.c.again == constant(1), message)).label("message"))
         if some_keys != 0:
             rows = self._tables.metadata
@@ -270,7 +272,7 @@ class Builder:
                 same = and_(same, self._dialect.one_of(rows.c.key, "keys", some_keys))
             if details.preview:
                 same = and_(same, page.c.again == constant(0))
-            columns += [rows.c.key, self._dialect.json_text(rows.c.value).label("value")]
+            columns += [rows.c.key, rows.c.value.label("value")]
             joined = joined.outerjoin(rows, same)
         statement = select(*columns).select_from(joined)
         if not terms:
@@ -285,12 +287,29 @@ class Builder:
 
     # ---- orders ----
 
+    @property
+    def _is_of_all(self) -> bool:
+        """Whether there is no condition."""
+        return not any(self._condition.conjunction(NAME))
+
+    def _time(self, name: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """A time of the sessions, and what to sort by.
+
+        An SQL index serves pages of all sessions only: to find the few that a condition matches, a
+        planner could read all sessions in its order.
+        """
+        column = self._sessions.c[name]
+        if self._is_of_all:
+            return self._dialect.stored_time(column), column
+        time = self._dialect.unindexed_time(column)
+        return time, time
+
     def _by_columns(self, ordering: Ordering, session_id: ColumnElement[str]) -> Iterator[Term]:
         by_key = ordering.key is not None
         if ordering.time is not None:
-            time = self._dialect.ordered_time(self._sessions.c[ordering.time])
+            time, order = self._time(ordering.time)
             after = bindparam("after_time", type_=self._dialect.stored_time_type())
-            yield Term("position", time, by_key or ordering.descending, after, [time])
+            yield Term("position", time, by_key or ordering.descending, after, [order])
         own_id = self._context.sorted_id(session_id, native=ordering.native)
         after_id = bindparam("after_id", type_=String)
         yield Term("id", own_id, ordering.descending and not by_key, after_id, [own_id])
@@ -306,14 +325,8 @@ class Builder:
         )
         # A session without the key comes last: its marker is below or above every search key.
         marker = literal(MISSING[descending], LargeBinary)
-        empty = literal(b"", LargeBinary)
-        # On SQLite, every text is less than any bytes.
-        search = case(
-            (and_(rows.c.search_key >= NULL, rows.c.search_key < _ABOVE), rows.c.search_key),
-            (rows.c.key.is_(None), marker),
-            else_=literal(DAMAGED[descending], LargeBinary),
-        )
-        rest = case((rows.c.search_rest >= empty, rows.c.search_rest), else_=empty)
+        search = func.coalesce(rows.c.search_key, marker)
+        rest = func.coalesce(rows.c.search_rest, literal(b"", LargeBinary))
         by_rest = self._sorted_by(rest, pieces)
         terms = [
             Term("position_key", search, descending, bytes_of_call("after_key"), [search]),
@@ -415,6 +428,6 @@ def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
     return beyond
 
 
-def limit_of_call(name: str = "limit") -> BindParameter[int]:
+def limit_of_call() -> BindParameter[int]:
     """A limit of a call: in the text of the statement, because a planner needs to know it."""
-    return bindparam(name, type_=Integer, literal_execute=True)
+    return bindparam("limit", type_=Integer, literal_execute=True)

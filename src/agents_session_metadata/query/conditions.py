@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator as op
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -81,9 +81,6 @@ class MetadataCondition(Condition):
     def reads_one_key(self) -> bool:
         """Whether the condition compares one indexed search key, and nothing else."""
         return False
-
-    def metadata_keys(self) -> Iterator[str]:
-        yield self.key
 
     def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
         return {f"{name}_key": self.key, **self.operands(name, dialect)}

@@ -83,10 +83,6 @@ class Condition(ABC):
         """The conditions that must all hold, each with its name."""
         yield name, self
 
-    def metadata_keys(self) -> Iterator[str]:
-        """The metadata keys whose values the condition reads."""
-        return iter(())
-
     def shape(self) -> Hashable:
         """A value that two conditions share if one statement serves both."""
         return type(self), self.rank, self.variant()
@@ -132,9 +128,6 @@ class _Combination(Condition):
     @property
     def uses_times(self) -> bool:
         return any(part.uses_times for part in self.inner())
-
-    def metadata_keys(self) -> Iterator[str]:
-        return (key for part in self.inner() for key in part.metadata_keys())
 
     def variant(self) -> Hashable:
         return tuple(part.shape() for part in self.inner())

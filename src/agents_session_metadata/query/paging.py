@@ -3,38 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection, Result, bindparam, select, type_coerce
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection, Result
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.storage.previews import preview_of
-from agents_session_metadata.storage.stored import (
-    TIME_ERRORS,
-    UNKNOWN_TIME,
-    corrupt_search_key,
-    decode_counted,
-    decode_time,
-    plain_text,
-    read_search_key,
-)
 from agents_session_metadata.types import Metadata, SessionInfo
-from agents_session_metadata.values import SearchKey, decode_value
+from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
-from .builder import DAMAGED, MISSING
+from .builder import MISSING
 from .details import NOTHING_ELSE, Details
 from .logic import Condition
 from .ordering import Ordering, Position
 from .queries import Queries
 
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
-"""A function that is called with the error of each stored value that cannot be read."""
+"""A function that is called with the error of each stored value that is not valid JSON."""
 
 
 class Found(NamedTuple):
@@ -87,7 +76,7 @@ def read_page(
     pieces = 1
     while True:
         result = connection.execute(*ask(pieces=pieces))
-        found = collect(result, queries.dialect, ordering.key)
+        found = collect(result, queries.dialect)
         longest = _longest_tie(
             (each.position.value for each in found), pieces * queries.dialect.sorted_bytes
         )
@@ -114,56 +103,27 @@ def read_last(
 def read_counts(
     connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
 ) -> list[tuple[Any, int]]:
-    """Read how many sessions carry each scalar under a key, the most frequent ones first.
-
-    Raises:
-        CorruptMetadataError: If a search key stands for no value.
-    """
+    """Read how many sessions carry each scalar under a key, the most frequent ones first."""
     pieces = 1
     while True:
         # One more than the limit shows whether the last one is tied with what comes after it.
         query = queries.count_values(key, condition, limit + 1, pieces=pieces)
         rows: Any = connection.execute(*query).all()
-        found = [(read_search_key(indexed, rest), int(count)) for indexed, rest, count in rows]
+        found = [
+            (SearchKey(bytes(indexed), bytes(rest)), int(count)) for indexed, rest, count in rows
+        ]
         longest = _longest_tie((value for value, _ in found), pieces * queries.dialect.sorted_bytes)
         if not longest:
-            break
+            return [(decode_scalar(value), count) for value, count in found[:limit]]
         pieces = longest // queries.dialect.sorted_bytes + 1
-    counts = []
-    for indexed, rest, count in rows[:limit]:
-        try:
-            counts.append((decode_counted(indexed, rest), int(count)))
-        except ValueError:  # noqa: PERF203  # a page at most
-            session_id = _session_with(connection, queries, key, condition, indexed)
-            raise corrupt_search_key(session_id, key) from None
-    return counts
 
 
-def _session_with(
-    connection: Connection, queries: Queries, key: str, condition: Condition, indexed: Any
-) -> str:
-    """A session that has a search key under a key."""
-    for table in (queries.tables.metadata, queries.tables.elements):
-        same = type_coerce(table.c.search_key, NullType()) == bindparam("damaged", type_=NullType())
-        statement: Any = select(table.c.session_id).where(table.c.key == key, same).limit(1)
-        statement, parameters = queries.where(statement, condition, table.c.session_id)
-        found = connection.scalar(statement, {**parameters, "damaged": indexed})
-        if found is not None:
-            return str(found)
-    return ""
-
-
-def collect(result: Result[Any], dialect: Dialect, order_key: str | None = None) -> list[Found]:
+def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
     """Put the rows of each session together, one for each of its keys."""
-    return collected(list(result.keys()), result.all(), dialect, order_key)
+    return collected(list(result.keys()), result.all(), dialect)
 
 
-def collected(
-    names: Sequence[str],
-    every_row: Iterable[Any],
-    dialect: Dialect,
-    order_key: str | None = None,
-) -> list[Found]:
+def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) -> list[Found]:
     """The same, of the names of the columns and the rows."""
     place = {name: index for index, name in enumerate(names)}
     has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")
@@ -184,19 +144,10 @@ def collected(
                     metadata[each[-2]] = decode_value(each[-1])
                 except ValueError:  # noqa: PERF203  # one at a time
                     errors.append(CorruptMetadataError(session_id, each[-2]))
-        if order_key is not None and bytes(row[place["position_key"]]) in DAMAGED.values():
-            errors.append(corrupt_search_key(session_id, order_key))
-        try:
-            created_at, updated_at = to_datetime(row[1]), to_datetime(row[2])
-        except TIME_ERRORS:
-            created_at, updated_at = (
-                _time(dialect, session_id, column, value, errors)
-                for column, value in (("created_at", row[1]), ("updated_at", row[2]))
-            )
         info = SessionInfo(
             session_id,
-            created_at,
-            updated_at,
+            to_datetime(row[1]),
+            to_datetime(row[2]),
             metadata,
             None if count is None else row[count],
             None if message is None else _preview(rows, message),
@@ -207,19 +158,7 @@ def collected(
 
 def _preview(rows: list[Any], place: int) -> str | None:
     message = next((row[place] for row in rows if row[place] is not None), None)
-    text = plain_text(message)
-    return None if text is None else preview_of(text)
-
-
-def _time(
-    dialect: Dialect, session_id: str, column: str, value: Any, errors: list[CorruptMetadataError]
-) -> datetime:
-    """A time of a session; if it cannot be read, the error is added to `errors`."""
-    try:
-        return decode_time(dialect, session_id, column, value)
-    except CorruptMetadataError as error:
-        errors.append(error)
-        return UNKNOWN_TIME
+    return None if message is None else preview_of(message)
 
 
 def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:

@@ -1,4 +1,4 @@
-"""Which index can answer a question: one that holds the sessions of one value, or all sessions."""
+"""Which index can answer a question: one that has the sessions of one value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import ColumnElement
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.storage.activity import UPDATED_AT
 
 from .builder import NAME
 from .conditions import Contains, Equals, MetadataCondition, TimeBound
@@ -54,11 +53,11 @@ class Plan:
     """A walk that can answer a question.
 
     Attributes:
-        leader: The condition that the walked entries fulfill; None for those of all sessions.
+        leader: The condition that the walked entries fulfill.
         others: What else must hold.
     """
 
-    leader: Equals | None
+    leader: Equals
     others: tuple[Condition, ...]
 
     @classmethod
@@ -72,9 +71,6 @@ class Plan:
         for part in parts:
             if is_single(part) and isinstance(part, Equals) and part.key in keys:
                 return cls(part, tuple(other for other in parts if other is not part))
-        # A walk of all sessions for a condition that holds for few would pass most in vain.
-        if UPDATED_AT in keys and all(map(is_of_activity, parts)):
-            return cls(None, tuple(parts))
         return None
 
     @property
@@ -89,19 +85,16 @@ class Plan:
 
     def led_by(self, rival: MetadataCondition) -> Condition:
         """The whole condition, driven by one part."""
-        leader = () if self.leader is None else (self.leader,)
-        rest = (part for part in (*leader, *self.others) if part is not rival)
+        rest = (part for part in (self.leader, *self.others) if part is not rival)
         return All((Leading(rival), *rest))
 
     @property
     def shape(self) -> Hashable:
         """What the text of the walk depends on, beside the other conditions."""
-        return None if self.leader is None else self.leader.shape()
+        return self.leader.shape()
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
         """The parameters of the walk."""
-        if self.leader is None:
-            return {"walk_key": UPDATED_AT, "walk_of_list": 0, "walk_value": b""}
         return {
             **self.leader.parameters(LEADER, dialect),
             "walk_key": self.leader.key,

@@ -72,7 +72,7 @@ class WalkBuilder(Builder):
         self,
         ordering: Ordering,
         *,
-        leader: Equals | None,
+        leader: Equals,
         beyond: bool,
         bounded: bool,
         some_keys: int | None,
@@ -111,7 +111,7 @@ class WalkBuilder(Builder):
         return self._with_metadata(inner, terms, some_keys, details, beside=self._state(walked))
 
     def candidates(
-        self, ordering: Ordering, *, leader: Equals | None, beyond: bool, existing: bool
+        self, ordering: Ordering, *, leader: Equals, beyond: bool, existing: bool
     ) -> Statement:
         """The ids and times of entries, and the state of the index, or one row with only that.
 
@@ -137,9 +137,7 @@ class WalkBuilder(Builder):
         rows = select(state.c.usable, found, holds).select_from(state.outerjoin(found, true()))
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
-    def last_walked(
-        self, *, leader: Equals | None, some_keys: int | None, details: Details
-    ) -> Statement:
+    def last_walked(self, *, leader: Equals, some_keys: int | None, details: Details) -> Statement:
         """The session that was active last, or one row without a session."""
         entries = self._entries()
         of_value = self._of_value(entries)
@@ -210,7 +208,7 @@ class WalkBuilder(Builder):
         return Source(rows, session_id, tuple(truths), selective=True)
 
     def _holds(
-        self, leader: Equals | None, session_id: ColumnElement[str], is_current: ColumnElement[bool]
+        self, leader: Equals, session_id: ColumnElement[str], is_current: ColumnElement[bool]
     ) -> Any:
         """Whether the session is as its entry says.
 
@@ -222,8 +220,7 @@ class WalkBuilder(Builder):
             session_id: The id of the session.
             is_current: Whether the session exists, at the time of the entry if that is known.
         """
-        if leader is not None:
-            is_current = and_(is_current, leader.truth(LEADER, self._context, session_id))
+        is_current = and_(is_current, leader.truth(LEADER, self._context, session_id))
         return case((is_current, constant(1)), else_=constant(0)).label("holds")
 
     def _state(self, walked: Any) -> FromClause:
@@ -231,7 +228,6 @@ class WalkBuilder(Builder):
         usable = select(func.count()).where(
             indexes.c.key == bindparam("walk_key", type_=String),
             indexes.c.state == constant(COMPLETE),
-            indexes.c.lacks_ids == constant(0),
         )
         state = select(usable.scalar_subquery().label("usable"), walked.label("walked"))
         return state.subquery("state")
@@ -373,8 +369,7 @@ class Reader:
             self._parameters(plan, limit, after),
         ).all()
         found = [row for row in rows if row.session_id is not None]
-        # Times that are NULL have no place in the order.
-        if not rows[0].usable or any(row.updated_at is None or not row.holds for row in found):
+        if not rows[0].usable or not all(row.holds for row in found):
             return None
         return [Position(row.session_id, str(row.updated_at)) for row in found]
 
@@ -462,9 +457,10 @@ class Reader:
         result = self._execute(kind, plan, build, parameters)
         names, rows = list(result.keys()), result.all()
         usable, walked, holds = map(names.index, ("usable", "walked", "holds"))
-        found = [] if rows[0][0] is None else paging.collected(names, rows, self.queries.dialect)
-        is_right = bool(rows[0][usable]) and not (found and any(not row[holds] for row in rows))
-        return is_right, int(rows[0][walked]), found
+        found = [row for row in rows if row[0] is not None]
+        is_right = bool(rows[0][usable]) and all(row[holds] for row in found)
+        sessions = paging.collected(names, found, self.queries.dialect) if is_right else []
+        return is_right, int(rows[0][walked]), sessions
 
     def _execute(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any, NamedTuple
@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, select
 
 from agents_session_metadata import keys
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.stored import decode_stored, decode_time
+from agents_session_metadata.values import decode_value
 
 from .statistics import MOST
 
@@ -57,8 +56,8 @@ async def read_daily(
 ) -> Daily:
     """Add up the sessions that were created since a time, the newest `most` of them.
 
-    It is one statement with a row per session. Values of another type, or that cannot be read, are
-    left out, and so are sessions whose time cannot be read.
+    It is one statement with a row per session. Values of another type, or that are not valid JSON,
+    are left out.
 
     Raises:
         InvalidFilterError: If the filter is invalid.
@@ -73,42 +72,33 @@ async def read_daily(
 
 def _read(
     connection: Connection, queries: Queries, condition: Any, limit: int
-) -> list[tuple[datetime | None, list[Any]]]:
+) -> list[tuple[datetime, list[Any]]]:
     page, parameters = queries.page(condition, _NEWEST, limit=limit, keys=[])
     recent = page.subquery("recent")
-    dialect = queries.dialect
-    columns: list[Any] = [recent.c.session_id, recent.c.created_at]
+    columns: list[Any] = [recent.c.created_at]
     joined: Any = recent
     for key in _KEYS:
         values = queries.tables.metadata.alias(f"of_{key}")
         same = and_(values.c.session_id == recent.c.session_id, values.c.key == key)
         joined = joined.outerjoin(values, same)
-        columns.append(dialect.json_text(values.c.value))
+        columns.append(values.c.value)
     found = connection.execute(select(*columns).select_from(joined), parameters)
     return [
-        (
-            _readable(decode_time, dialect, session_id, "created_at", created),
-            [
-                None if text is None else _readable(decode_stored, session_id, key, text)
-                for key, text in zip(_KEYS, values, strict=True)
-            ],
-        )
-        for session_id, created, *values in found
+        (queries.dialect.to_datetime(created), list(map(_decoded, values)))
+        for created, *values in found
     ]
 
 
-def _readable(decode: Callable[..., Any], *stored: Any) -> Any:
+def _decoded(text: str | None) -> Any:
     try:
-        return decode(*stored)
-    except CorruptMetadataError:
+        return None if text is None else decode_value(text)
+    except ValueError:
         return None
 
 
-def _by_day(rows: Sequence[tuple[datetime | None, list[Any]]]) -> dict[date, Day]:
+def _by_day(rows: Sequence[tuple[datetime, list[Any]]]) -> dict[date, Day]:
     days: dict[date, Day] = {}
     for created, (status, runs, duration) in rows:
-        if created is None:
-            continue
         day = days.setdefault(created.date(), Day())
         day.sessions += 1
         day.failed += status == "failed"

@@ -31,15 +31,10 @@ from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.builder import Builder
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.storage.stored import (
-    corrupt_search_key,
-    read_search_key,
-    search_keys_of,
-)
+from agents_session_metadata.storage.rows import decode_stored
 from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
@@ -179,65 +174,41 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
     """Read the totals over the sessions that match.
 
     Raises:
-        CorruptMetadataError: If the status of a session is not valid JSON, or the database refuses
-            a stored number or list.
+        CorruptMetadataError: If a status, or a value that the database refuses, is not valid JSON.
     """
 
     def build(builder: Builder) -> Statement:
         return statistics_statement(builder, queries.dialect, queries.tables)
 
-    found: Any
     try:
-        found = connection.execute(*queries.statistics(condition, build)).all()
+        found: Any = connection.execute(*queries.statistics(condition, build)).all()
+        return _to_statistics(
+            (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
+            for kind, name, *numbers in found
+        )
     except DBAPIError as error:
-        if not (error.connection_invalidated or queries.dialect.is_transient(error)):
-            connection.rollback()
-            _check_added(connection, queries, condition)
+        if error.connection_invalidated or queries.dialect.is_transient(error):
+            raise
+        connection.rollback()
+        _check_values(connection, queries, condition)
         raise
-    rows = [
-        (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
-        for kind, name, *numbers in found
-    ]
-    for kind, name, *_ in rows:
-        if kind == "status" and not _is_valid(name):
-            values = queries.tables.metadata
-            of_status = values.c.key == keys.STATUS, values.c.value.is_not_distinct_from(name)
-            query = queries.where(
-                select(values.c.session_id).where(*of_status), condition, values.c.session_id
-            )
-            raise CorruptMetadataError(str(connection.scalars(*query).first()), keys.STATUS)
-    return _to_statistics(rows)
+    except ValueError:
+        _check_values(connection, queries, condition)
+        raise
 
 
-def _check_added(connection: Connection, queries: Queries, condition: Condition) -> None:
-    """Find a value that is not what its search key says.
+def _check_values(connection: Connection, queries: Queries, condition: Condition) -> None:
+    """Find a value that is not valid JSON, among those that are counted or added.
 
     Raises:
         CorruptMetadataError: If there is one.
     """
     values = queries.tables.metadata.c
-    added = select(
-        values.session_id,
-        values.key,
-        queries.dialect.json_text(values.value),
-        values.search_key,
-        values.search_rest,
-    ).where(values.key.in_((*_COUNTERS, keys.COST, keys.TOOL_CALLS)))
+    names = (*_COUNTERS, keys.COST, keys.TOOL_CALLS, keys.STATUS)
+    added = select(values.session_id, values.key, values.value).where(values.key.in_(names))
     found: Any = connection.execute(*queries.where(added, condition, values.session_id))
-    for session_id, key, text, *stored in found:
-        decoded = search_keys_of(text)
-        if decoded is None:
-            raise CorruptMetadataError(session_id, key)
-        if decoded[0] != read_search_key(*stored):
-            raise corrupt_search_key(session_id, key)
-
-
-def _is_valid(text: Any) -> bool:
-    try:
-        decode_value(text)
-    except ValueError:
-        return False
-    return True
+    for session_id, key, text in found:
+        decode_stored(session_id, key, text)
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:

@@ -13,22 +13,20 @@ from sqlalchemy import (
     Connection,
     Table,
     Text,
-    and_,
     bindparam,
     case,
+    delete,
     func,
     select,
     type_coerce,
 )
 
 from agents_session_metadata.dialects._dialect import Statement
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.storage.bulk import lock_sessions
-from agents_session_metadata.storage.removal import delete_rows
 from agents_session_metadata.storage.rows import check_id_type
 from agents_session_metadata.storage.usage import COST_UNIT, COUNTERS, USAGE, owner_key
 from agents_session_metadata.types import JSONValue, UsageRow
@@ -79,9 +77,7 @@ async def read_usage(
     await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
-    # SQLite can store any text as a day, so the stored text is read.
-    stored = {"owner_id": usage.c.owner_key, "day": type_coerce(usage.c.day, Text)}
-    columns: list[ColumnElement[Any]] = [stored.get(name, usage.c[name]) for name in fields]
+    columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
     statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
 
@@ -111,13 +107,9 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
 
     def delete_found(found: list[Any]) -> Callable[[Connection, Queries], int]:
         some = usage.c.id.in_(bindparam("some", expanding=True))
-        # A ledger that another program made can have several rows with an id.
-        same = [some, usage.c.day < day, *_of_owner(store, usage)]
-        if by_session:
-            same.append(usage.c.session_id.in_(bindparam("sessions", expanding=True)))
 
-        def delete(connection: Connection, queries: Queries) -> int:
-            ids, parameters = [row.id for row in found], dict[str, Any]()
+        def delete_rows(connection: Connection, queries: Queries) -> int:
+            ids = [row.id for row in found]
             if by_session:
                 # Only while its session is locked does a row stay in the scope.
                 sessions = sorted({row.session_id for row in found})
@@ -125,13 +117,11 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
                 statement, parameters = _within(store, queries, old.where(some), usage)
                 rows = connection.execute(statement, {**parameters, "some": ids}).all()
                 ids = [row.id for row in rows]
-                parameters = {"sessions": sorted({row.session_id for row in rows})}
             if ids:
-                parameters["some"] = ids
-                delete_rows(connection, usage, dialect, and_(*same), parameters)
+                connection.execute(delete(usage).where(some), {"some": ids})
             return len(ids)
 
-        return delete
+        return delete_rows
 
     deleted = 0
     while found := await store.database.read(find):
@@ -250,22 +240,6 @@ class _Total:
     unpriced: set[str | None] = field(default_factory=set)
 
 
-def _owner(stored: str) -> Any:
-    try:
-        return decode_value(stored)
-    except ValueError:
-        problem = f"the stored owner {quoted(stored)} in the ledger is not JSON; correct it by SQL"
-        raise CorruptMetadataError("", "$usage_owner", problem) from None
-
-
-def _stored_day(stored: Any) -> date:
-    try:
-        return stored if isinstance(stored, date) else date.fromisoformat(stored)
-    except (TypeError, ValueError):
-        problem = f"the stored day {quoted(stored)} in the ledger is not a date; correct it by SQL"
-        raise CorruptMetadataError("", "$usage_day", problem) from None
-
-
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
     totals: dict[tuple[Any, ...], _Total] = {}
     by_model = "model" in fields
@@ -275,9 +249,7 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         model = group[fields.index("model")] if by_model else group[-1]
         identity = dict(zip(fields, group, strict=False))
         if "owner_id" in identity:
-            identity["owner_id"] = None if owner is None else _owner(owner)
-        if "day" in identity:
-            identity["day"] = _stored_day(identity["day"])
+            identity["owner_id"] = None if owner is None else decode_value(owner)
         total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
         numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
         *counts, cost = numbers

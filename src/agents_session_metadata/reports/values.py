@@ -53,7 +53,7 @@ def read_values(
 @lru_cache(maxsize=256)
 def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Statement:
     rows = tables.metadata
-    return select(rows.c.key, dialect.json_text(rows.c.value)).where(
+    return select(rows.c.key, rows.c.value).where(
         dialect.one_of(rows.c.session_id, "ids", count),
         rows.c.key.in_(bindparam("keys", expanding=True)),
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.catalog.questions import LONGEST_PAGE
-from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.paused_rows import PausedRow
@@ -161,8 +160,7 @@ class PausedRuns:
     ) -> PausedPage:
         """Return a page of paused runs, newest first.
 
-        If `decrypt` raises for a run, a warning is logged and its calls have no arguments. A run
-        that cannot be read is left out, and a warning is logged.
+        If `decrypt` raises for a run, a warning is logged and its calls have no arguments.
 
         Args:
             where: A filter for the sessions.
@@ -180,16 +178,12 @@ class PausedRuns:
         check_limit(limit, LONGEST_PAGE)
         condition = self._store.store.condition(where)
         rows, next_cursor = await self._store.page(condition, limit, cursor)
-        runs = [run for row in rows if (run := self._listed(row)) is not None]
-        return PausedPage(runs, next_cursor)
+        return PausedPage(list(map(self._listed, rows)), next_cursor)
 
-    def _listed(self, row: PausedRow) -> PausedRun | None:
-        """A run of a page, without arguments if they cannot be decrypted; None if it is damaged."""
+    def _listed(self, row: PausedRow) -> PausedRun:
+        """A run of a page, without arguments if they cannot be decrypted."""
         try:
             return paused_run(row, self._encryption)
-        except CorruptMetadataError as error:
-            logger.warning("a paused run is left out of a page: %s", error)
-            return None
         except Exception:
             logger.warning(
                 "the arguments of the paused run of session %s could not be decrypted",
@@ -208,7 +202,6 @@ class PausedRuns:
             The run, or None if nothing is paused.
 
         Raises:
-            CorruptMetadataError: If the run cannot be read.
             TypeError: If the id is not a string.
         """
         found = await self._store.read(session_id)
@@ -243,7 +236,6 @@ class PausedRuns:
             The paused run.
 
         Raises:
-            CorruptMetadataError: If the run cannot be read.
             LookupError: If nothing is paused, the run was paused at another time than `paused_at`,
                 or it does not wait for this call.
             RunClaimedError: If the run is claimed.
@@ -307,7 +299,6 @@ class PausedRuns:
             The claimed run.
 
         Raises:
-            CorruptMetadataError: If the run cannot be read.
             LookupError: If nothing is paused.
             RunClaimedError: If the run is claimed. `crashed` is True if the claiming process has
                 crashed.

@@ -49,7 +49,6 @@ from .records import (
     encryption_missing,
     moment,
     paused_run,
-    phase_before,
 )
 
 T = TypeVar("T")
@@ -152,7 +151,7 @@ class PausedStore:
                 raise RunClaimedError(session_id)
             before = self._enter_approval(connection, session_id)
             if row is not None and before == APPROVAL:
-                before = phase_before(row)
+                before = Details.of(row).phase
             values = {
                 "state": state,
                 "details": replace(details, wrapped=wrapped, phase=before).text(),
@@ -411,7 +410,7 @@ class PausedStore:
 
     def _delete(self, connection: Connection, row: PausedRow) -> None:
         self.rows.delete(connection, row.session_id)
-        before = phase_before(row)
+        before = Details.of(row).phase
         if before is not None and before != APPROVAL:
             self._move(connection, row.session_id, before, only_from=APPROVAL)
 
@@ -485,9 +484,7 @@ def nothing_paused(session_id: str) -> LookupError:
 
 
 def _sealed(row: PausedRow, question: Any) -> str:
-    # SQLite stores what is given to it: a text, which comes before all numbers here.
-    paused_at = row.paused_at if type(row.paused_at) is int else 2**63 - 1
-    return seal(json.dumps([paused_at, row.session_id]).encode(), question)
+    return seal(json.dumps([row.paused_at, row.session_id]).encode(), question)
 
 
 def _position(body: bytes) -> tuple[int, str]:

@@ -7,20 +7,12 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
-from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.paused_rows import PausedRow
 
 Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
 """A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
-
-_UNREADABLE: Final = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(ArithmeticError, RecursionError),
-)
-"""What reading a row raises that this package has not written so."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -148,12 +140,8 @@ class Details:
 
     @classmethod
     def of(cls, row: PausedRow) -> Details:
-        """The details of a row.
-
-        Raises:
-            CorruptMetadataError: If the row cannot be read.
-        """
-        return _read(row)[0]
+        """The details of a row."""
+        return cls(**json.loads(row.details))
 
     def text(self) -> str:
         """The details as they are stored."""
@@ -178,71 +166,40 @@ def decisions_left(row: PausedRow, calls: Iterable[Mapping[str, Any]]) -> str:
     return json.dumps({call_id: each for call_id, each in decided.items() if call_id in waiting})
 
 
-def phase_before(row: PausedRow) -> str | None:
-    """The phase of the session before the pause, as far as the row can be read."""
-    try:
-        return Details.of(row).phase
-    except CorruptMetadataError:
-        return None
-
-
 def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
     """A row as a caller sees it.
 
     Raises:
-        CorruptMetadataError: If it cannot be read.
         Exception: What `decrypt` raises.
     """
-    details, run = _read(row)
-    if not details.encrypted:
-        return run
+    details = Details.of(row)
+    decided = {
+        call_id: Decision(**{**decision, "at": moment(decision["at"])})
+        for call_id, decision in json.loads(row.decisions).items()
+    }
 
-    def decrypted(call: PendingCall) -> PendingCall:
-        is_readable = call.arguments is not None and encryption.decrypt is not None
-        arguments = encryption.decrypted(call.arguments or "") if is_readable else None
-        return replace(call, arguments=arguments)
+    def pending(call: dict[str, Any]) -> PendingCall:
+        found = PendingCall(**call, decision=decided.get(call["call_id"]))
+        if not details.encrypted:
+            return found
+        is_readable = found.arguments is not None and encryption.decrypt is not None
+        arguments = encryption.decrypted(found.arguments or "") if is_readable else None
+        return replace(found, arguments=arguments)
 
-    return replace(run, pending=tuple(map(decrypted, run.pending)))
-
-
-def _read(row: PausedRow) -> tuple[Details, PausedRun]:
-    """The details of a row and its run, whose arguments may still be encrypted."""
-    try:
-        details = Details(**json.loads(row.details))
-        decided = {
-            call_id: Decision(**{**decision, "at": moment(decision["at"])})
-            for call_id, decision in json.loads(row.decisions).items()
-        }
-        run = PausedRun(
-            row.session_id,
-            details.agent,
-            tuple(
-                PendingCall(**call, decision=decided.get(call["call_id"]))
-                for call in details.pending
-            ),
-            moment(row.paused_at),
-            None if row.claimed_until is None else moment(row.claimed_until),
-            row.is_crashed,
-        )
-    except _UNREADABLE as error:
-        raise corrupt_run(row.session_id) from error
-    return details, run
+    return PausedRun(
+        row.session_id,
+        details.agent,
+        tuple(map(pending, details.pending)),
+        moment(row.paused_at),
+        None if row.claimed_until is None else moment(row.claimed_until),
+        row.is_crashed,
+    )
 
 
 def encryption_missing() -> ValueError:
     """The error for a run in an encrypted history whose state would not be encrypted."""
     return ValueError(
         "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
-    )
-
-
-def corrupt_run(session_id: str) -> CorruptMetadataError:
-    """The error for a row that this package has not written so."""
-    return CorruptMetadataError(
-        session_id,
-        "$paused_run",
-        f"the stored paused run of session {quoted(session_id)} cannot be read; correct it by SQL, "
-        "or discard it",
     )
 
 

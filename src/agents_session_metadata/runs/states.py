@@ -16,8 +16,6 @@ from agents_session_metadata.errors import StateVersionError
 from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
 from agents_session_metadata.storage.database import settle
 
-from .records import corrupt_run
-
 _TOLD = ("name", "namespace", "arguments", "input", "action", "operation")
 """By what the SDK tells two calls of one id apart."""
 
@@ -176,15 +174,11 @@ async def deserialize(
     """The state of a stored text.
 
     Raises:
-        CorruptMetadataError: If it is not a JSON object.
         StateVersionError: If the SDK cannot read states of its version.
         UserError: If the SDK cannot restore it with this agent or context.
     """
-    try:
-        stored = json.loads(text)
-        version = stored.get("$schemaVersion")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise corrupt_run(session_id) from error
+    stored = json.loads(text)
+    version = stored.get("$schemaVersion")
     if version not in SUPPORTED_SCHEMA_VERSIONS:
         raise StateVersionError(session_id, version)
     restoring = asyncio.ensure_future(

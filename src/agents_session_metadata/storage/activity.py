@@ -15,18 +15,13 @@ from sqlalchemy import (
     Column,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
-    String,
     Table,
-    func,
-    literal,
     literal_column,
     select,
 )
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 
 from .activity_triggers import cleanup
 from .definitions import (
@@ -41,8 +36,6 @@ from .definitions import (
 
 ACTIVITY = "activity"
 """The name of the group."""
-UPDATED_AT = "$updated_at"
-"""The key of the index of all sessions."""
 ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
 """The columns of an entry, in the order in which statements select them."""
 
@@ -60,8 +53,6 @@ def _define(
         Column("key", types.key, primary_key=True),
         # FILLING, COMPLETE or DROPPING.
         Column("state", Integer, nullable=False),
-        # Whether some session has an id that is too long for an entry: 0 or 1.
-        Column("lacks_ids", Integer, nullable=False),
         # Of whoever has changed the state last.
         Column("token", types.key, nullable=False),
         **options,
@@ -108,20 +99,6 @@ def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Itera
     """
     sessions, _, values, elements = core
     time = dialect.stored_time(sessions.c.updated_at)
-    fits = []
-    if dialect.triggers.bounded_ids:
-        fits.append(func.char_length(sessions.c.session_id) <= ID_LENGTH)
-    if key == UPDATED_AT:
-        columns: list[Any] = [
-            sessions.c.session_id,
-            literal(UPDATED_AT, String),
-            literal_column("-1"),
-            literal_column("0"),
-            literal_column(dialect.triggers.empty_bytes, LargeBinary),
-            time,
-        ]
-        yield select(*_labeled(columns)).where(*fits)
-        return
     of_rows: list[tuple[Table, Any, str]] = [
         (values, literal_column("-1"), "0"),
         (elements, elements.c.position, "1"),
@@ -136,7 +113,7 @@ def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Itera
             rows.c.search_key,
             time,
         ]
-        yield select(*_labeled(columns)).select_from(joined).where(rows.c.key == key, *fits)
+        yield select(*_labeled(columns)).select_from(joined).where(rows.c.key == key)
 
 
 def _labeled(columns: Sequence[Any]) -> list[Any]:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Table, delete, false, select, type_coerce
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection, delete, exists, false, select
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects._locks import refused_session
-from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.values import EncodedValue, SearchKey
+from agents_session_metadata.values import EncodedValue
 
 from .messages import delete_histories
-from .remains import delete_remains
-from .removal import removal, remove, remove_metadata
-from .stored import decode_item, decode_time, read_search_key, search_keys_of
 from .tables import SessionTables, element_rows
 from .thread_rows import ThreadItem
-
-_TEXT_AT_ONCE = 2**20
-"""Characters of values whose elements are read at a time: an element may have only two."""
 
 
 @dataclass(frozen=True)
@@ -62,92 +54,11 @@ def lock_sessions(
 def delete_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete sessions that are locked, with their histories.
-
-    Raises:
-        RefusedRowError: If a trigger of the application keeps a session or a message.
-    """
+    """Delete sessions that are locked, with their histories."""
     delete_histories(connection, tables, dialect, ids)
-    statement = removal(tables, dialect, lambda column: dialect.one_of(column, "ids", len(ids)))
-    parameters = dialect.list_parameters("ids", ids)
-    remove(connection, tables, dialect, statement, parameters, ids)
-    remove_metadata(connection, tables, dialect, ids)
-
-
-def wrong_search_keys(
-    connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
-    ids: Sequence[str],
-    keys: Sequence[str],
-) -> dict[str, str]:
-    """The sessions that a filter on these keys may confuse with others.
-
-    Returns:
-        By session id, a key whose search key or elements do not match the stored value.
-    """
-    rows, elements = tables.metadata, tables.elements
-
-    def read(table: Table, ids: Sequence[str], *columns: Any) -> Iterable[Any]:
-        statement: Any = select(table.c.session_id, table.c.key, *columns).where(
-            dialect.one_of(table.c.session_id, "ids", len(ids)),
-            dialect.one_of(table.c.key, "keys", len(keys)),
-        )
-        parameters = dialect.list_parameters("ids", ids) | dialect.list_parameters("keys", keys)
-        return connection.execute(statement, parameters)
-
-    def searched(table: Table) -> list[Any]:
-        # As stored, whatever it is: a column may hold values of another type.
-        return [type_coerce(table.c[name], NullType()) for name in ("search_key", "search_rest")]
-
-    wrong = _keys_without_text(connection, tables, dialect, ids)
-    stored: dict[str, list[tuple[str, Any, SearchKey]]] = {each: [] for each in ids}
-    value = dialect.json_text(rows.c.value)
-    for own_id, key, text, *search in read(rows, ids, value, *searched(rows)):
-        # MySQL may find an id that is spelled in another way.
-        stored.setdefault(own_id, []).append((key, text, read_search_key(*search)))
-    for some in _parts(stored):
-        found: dict[tuple[str, str], set[SearchKey]] = {}
-        for own_id, key, *search in read(elements, some, *searched(elements)):
-            found.setdefault((own_id, key), set()).add(read_search_key(*search))
-        for own_id in some:
-            for key, text, search_key in stored[own_id]:
-                own = frozenset(found.pop((own_id, key), ()))
-                if (search_key, own) != search_keys_of(text):
-                    wrong[own_id] = key
-        # What is left are elements without their list.
-        wrong |= dict(found.keys())
-    return wrong
-
-
-def _keys_without_text(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> dict[str, str]:
-    """By session, a key that is stored as another type, which no filter finds."""
-    condition = dialect.not_a_text(tables.metadata.c.key)
-    if condition is None:
-        return {}
-    own_id = tables.metadata.c.session_id
-    statement = select(own_id, type_coerce(tables.metadata.c.key, NullType())).where(
-        dialect.one_of(own_id, "ids", len(ids)), condition
-    )
-    rows = connection.execute(statement, dialect.list_parameters("ids", ids))
-    return {session_id: str(key) for session_id, key in rows}
-
-
-def _parts(stored: Mapping[str, Sequence[tuple[str, Any, SearchKey]]]) -> Iterator[list[str]]:
-    """The sessions in parts whose lists have a bounded number of elements."""
-    part: list[str] = []
-    size = 0
-    for session_id, values in stored.items():
-        own = sum(len(text or "") for _, text, _ in values)
-        if part and size + own > _TEXT_AT_ONCE:
-            yield part
-            part, size = [], 0
-        part.append(session_id)
-        size += own
-    if part:
-        yield part
+    of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
+    deletion = delete(tables.sessions).where(of_ids)
+    connection.execute(deletion, dialect.list_parameters("ids", ids))
 
 
 def insert_sessions(
@@ -155,15 +66,11 @@ def insert_sessions(
     tables: SessionTables,
     dialect: Dialect,
     sessions: Iterable[NewSession],
-    optional: tuple[Table, ...],
 ) -> None:
-    """Insert sessions that do not exist, and delete what earlier ones with their ids left.
-
-    That includes rows of optional tables, which are given.
+    """Insert sessions that do not exist, and delete metadata that earlier ones have left.
 
     Raises:
         IntegrityError: If one of them exists.
-        RefusedRowError: If a trigger of the application drops one. The caller must roll back.
     """
     # Rows are locked in the order of their ids, by everybody.
     new = sorted(sessions, key=lambda session: session.session_id)
@@ -180,14 +87,13 @@ def insert_sessions(
     ]
     dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
     ids = [each.session_id for each in new]
-    if dialect.vetoes_silently:
-        of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
-        stored = select(tables.sessions.c.session_id).where(of_ids)
-        found = set(connection.scalars(stored, dialect.list_parameters("ids", ids)))
-        if missing := sorted(set(ids).difference(found)):
-            raise refused_session(missing[0])
-    owned = tables.elements, tables.metadata, *optional
-    delete_remains(connection, tables, dialect, ids, owned)
+    of_new = dialect.list_parameters("ids", ids)
+    for table in (tables.elements, tables.metadata):
+        left = dialect.one_of(table.c.session_id, "ids", len(ids))
+        has_left: Any = select(exists().where(left))
+        # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+        if connection.scalar(has_left, of_new):
+            connection.execute(delete(table).where(left), of_new)
     metadata = [
         {
             "session_id": each.session_id,
@@ -221,12 +127,11 @@ def read_histories(
     dialect: Dialect,
     ids: Sequence[str],
     most: int | None,
-) -> dict[str, list[tuple[Any, str]] | CorruptMetadataError] | None:
+) -> dict[str, list[tuple[datetime, str]]] | None:
     """The histories of some sessions: when each item was written, and its text.
 
     Returns:
-        The rows by session, oldest first, or why they cannot be read; None if there are more than
-        `most`.
+        The rows by session, oldest first; None if there are more than `most`.
     """
     if not ids:
         return {}
@@ -236,8 +141,7 @@ def read_histories(
         select(
             own_id,
             dialect.utc(messages.c.created_at),
-            dialect.item_text(messages.c.message_data),
-            messages.c.id,
+            messages.c.message_data,
         )
         .join_from(tables.sessions, messages, own_id == messages.c.session_id)
         .where(dialect.one_of(own_id, "ids", len(ids)))
@@ -248,16 +152,7 @@ def read_histories(
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
     if most is not None and len(found) > most:
         return None
-    histories: dict[str, list[tuple[Any, str]] | CorruptMetadataError] = {}
-    for session_id, rows in groupby(found, itemgetter(0)):
-        try:
-            histories[session_id] = [
-                (
-                    decode_time(dialect, session_id, "item_created_at", at),
-                    decode_item(session_id, item_id, text),
-                )
-                for _, at, text, item_id in rows
-            ]
-        except CorruptMetadataError as error:  # noqa: PERF203  # one for each history
-            histories[session_id] = error
-    return histories
+    return {
+        session_id: [(dialect.to_datetime(at), text) for _, at, text in rows]
+        for session_id, rows in groupby(found, itemgetter(0))
+    }

@@ -12,13 +12,13 @@ import logging
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
@@ -28,9 +28,8 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
 from .creation import create_missing, existing_names, lost_sessions, missing_names
-from .known import Known, TextIndex, read_indexes, read_optional, read_text_index
+from .known import Known, read_indexes
 from .tables import CORE, SessionTables, TableNames, query_tables
-from .word_index import WordIndex
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -106,9 +105,6 @@ class _TablesState:
             different connections; only within a transaction does it keep to one.
         queries: The statements, by what makes them and `native_ids`.
         indexes: The indexes that are believed to exist.
-        text: What is believed of the text index.
-        queue_waits: Whether items of other sessions have been seen in the queue of that index.
-        optional: The tables of optional features that are believed to exist.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -117,13 +113,6 @@ class _TablesState:
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
     indexes: Known[frozenset[str] | None] = field(
         default_factory=lambda: Known(read_indexes, None, seconds=30)
-    )
-    text: Known[TextIndex] = field(
-        default_factory=lambda: Known(read_text_index, TextIndex.NONE, seconds=2)
-    )
-    queue_waits: bool = False
-    optional: Known[tuple[Table, ...]] = field(
-        default_factory=lambda: Known[tuple[Table, ...]](read_optional, (), seconds=2)
     )
 
 
@@ -141,15 +130,6 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
             if of_engine is None:
                 of_engine = _states[engine] = {}
     return of_engine.setdefault(names, _TablesState())
-
-
-def forget_optional() -> None:
-    """Let every engine of the process ask its database which optional tables there are."""
-    with _states_lock:
-        states = [state for of_engine in _states.values() for state in of_engine.values()]
-    for state in states:
-        state.text.forget()
-        state.optional.forget()
 
 
 class Database(Generic[Q]):
@@ -182,7 +162,6 @@ class Database(Generic[Q]):
         self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
-        self.word_index: WordIndex = WordIndex(self.tables, self.dialect)
         self._state = _state_of(engine.sync_engine, names)
 
     async def read(self, work: Callable[[Connection, Q], T]) -> T:
@@ -194,29 +173,14 @@ class Database(Generic[Q]):
         """The indexes that pages may use, as far as this process knows; None without tables."""
         return self._state.indexes
 
-    @property
-    def known_text(self) -> Known[TextIndex]:
-        """Whether there is a text index, as far as this process knows."""
-        return self._state.text
-
-    @property
-    def queue_waits(self) -> bool:
-        """Whether this process has seen items of other sessions in the queue of the text index."""
-        return self._state.queue_waits
-
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work that only reads, all of it the same state of the database."""
         return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
 
-    async def write(self, work: Callable[[Connection, Q], T], *, catch_up: bool = True) -> T:
+    async def write(self, work: Callable[[Connection, Q], T]) -> T:
         """Run work as one transaction, again after a transient error, and settle it.
 
         Work that calls `connection.rollback()` last has written nothing.
-
-        Args:
-            work: The work.
-            catch_up: Whether to index some of what waits in the queue of the text index, if there
-                is one.
         """
 
         def committed(connection: Connection, queries: Q) -> T:
@@ -224,46 +188,7 @@ class Database(Generic[Q]):
             connection.commit()
             return result
 
-        result = await settle(self.retry(lambda: self._run(committed, self._begin_write)))
-        if catch_up and self.known_text.believed is TextIndex.WRITE:
-            await self.catch_up()
-        return result
-
-    async def catch_up(self, *, known: bool = False) -> None:
-        """Index some of what other writers have put into the queue of the text index.
-
-        It follows a write that is committed, so it raises no error: whoever got one would write
-        again. What it leaves waits in the queue.
-
-        Args:
-            known: Whether it is known that something is in the queue.
-        """
-
-        def step(connection: Connection, _: Q) -> None:
-            self.word_index.index_step(connection)
-            connection.commit()
-
-        self._state.queue_waits = False
-        try:
-            if known or await self.read(
-                lambda connection, _: self.word_index.has_waiting(connection)
-            ):
-                await settle(self.retry(lambda: self._run(step, self._begin_write)))
-        except Exception:  # a busy pool, a refused connection, a lost table
-            logger.debug("the queue of the text index was not read", exc_info=True)
-
-    def index_words(
-        self, connection: Connection, ids: Sequence[str], most: int | None = None
-    ) -> None:
-        """Index what sessions that are locked have in the queue, if there is a text index."""
-        if not ids or self.known_text.get(connection, self.tables) is not TextIndex.WRITE:
-            return
-        if self.word_index.index_own(connection, ids, most):
-            self._state.queue_waits = True
-
-    def optional_tables(self, connection: Connection) -> tuple[Table, ...]:
-        """The tables of optional features in which a session may have rows."""
-        return self._state.optional.get(connection, self.tables)
+        return await settle(self.retry(lambda: self._run(committed, self._begin_write)))
 
     async def retry(
         self,
@@ -344,15 +269,12 @@ class Database(Generic[Q]):
             pooled: Whether a pooler had already been seen when it began. Operations that began
                 together can all meet it.
         """
-        dialect, state = self.dialect, self._state
-        if dialect.is_transient(error):
+        if self.dialect.is_transient(error):
             return True
-        if dialect.lost_its_statement(error) and not pooled:
-            state.pooled = True
+        if self.dialect.lost_its_statement(error) and not pooled:
+            self._state.pooled = True
             return True
-        is_missing = isinstance(error, (ProgrammingError, OperationalError))
-        # The tables of the text index may have been dropped.
-        return is_missing and bool(state.text.forget())
+        return False
 
     async def _prepare(self, group: str) -> None:
         """Check the tables of a group, and create what is missing if that was asked for."""
@@ -361,11 +283,12 @@ class Database(Generic[Q]):
             existing = existing_names(connection, self.tables)
             missing = missing_names(connection, self.tables.group(group), existing)
             if lost_sessions(connection, self.tables, existing):
+                sessions, metadata = self.names.sessions, self.names.metadata
                 problem = (
-                    f"{self.names.metadata} has rows, so this table was renamed or dropped, or its "
-                    "name is misspelled"
+                    f"missing from the database: {sessions}, although {metadata} has rows; it was "
+                    "renamed or dropped, or its name is misspelled"
                 )
-                raise TablesMissingError([self.names.sessions], problem)
+                raise TablesMissingError([sessions], problem)
             if missing and not self.create_tables:
                 raise TablesMissingError(missing)
             if missing:
@@ -383,8 +306,6 @@ class Database(Generic[Q]):
             if not self._is_ready(group):
                 pool = self.engine.sync_engine.pool
                 await settle(self._connect(prepare))
-                if group != CORE:
-                    forget_optional()
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()

@@ -31,7 +31,6 @@ from agents_session_metadata.dialects.sqltypes import (
     SearchBytes,
     SessionId,
     StoredTime,
-    WordBytes,
 )
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
@@ -62,7 +61,6 @@ class ColumnTypes(NamedTuple):
         search: The indexed part of a search key.
         rest: What a search key has beyond that.
         stored_time: A time of the SDK's tables, in the form that `Dialect.stored_time` gives it.
-        word: A word of a message, as far as an index keeps it.
     """
 
     session_id: TypeEngine[Any]
@@ -72,7 +70,6 @@ class ColumnTypes(NamedTuple):
     search: TypeEngine[Any]
     rest: TypeEngine[Any]
     stored_time: TypeEngine[Any]
-    word: TypeEngine[Any]
 
 
 QUERY_TYPES = ColumnTypes(
@@ -83,7 +80,6 @@ QUERY_TYPES = ColumnTypes(
     PlainBytes(),
     PlainBytes(),
     NullType(),
-    PlainBytes(),
 )
 """Plain types: a statement compares by what the columns are in the database."""
 
@@ -106,7 +102,6 @@ CREATE_TYPES = ColumnTypes(
     SearchBytes(),
     LongBytes(),
     StoredTime(),
-    WordBytes(),
 )
 """The types that CREATE TABLE spells out."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import activity, paused, threads, usage, words
+from . import activity, paused, threads, usage
 from .definitions import GroupDefinition
 
 GROUPS: tuple[GroupDefinition, ...] = (
@@ -10,5 +10,4 @@ GROUPS: tuple[GroupDefinition, ...] = (
     paused.GROUP,
     usage.GROUP,
     threads.GROUP,
-    words.GROUP,
 )

@@ -2,32 +2,25 @@
 
 Other processes create and drop them too, so the database is asked again from time to time. An old
 belief about an index makes no answer wrong: statements that read an index check its state
-themselves, and what is written while no text index is known waits in its queue.
+themselves.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from enum import IntEnum
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Table, select
+from sqlalchemy import Connection, select
 
 from agents_session_metadata.dialects import dialect_of
 
 from .activity import ACTIVITY
-from .index_states import COMPLETE, DROPPING
-from .paused import PAUSED
+from .index_states import COMPLETE
 from .tables import SessionTables, TableGroup
-from .threads import THREADS
-from .usage import USAGE
-from .words import TEXT, WORDS
 
 T = TypeVar("T")
-
-_OPTIONAL = ACTIVITY, PAUSED, THREADS, USAGE, WORDS
 
 
 class Known(Generic[T]):
@@ -71,36 +64,14 @@ class Known(Generic[T]):
         return found
 
 
-class TextIndex(IntEnum):
-    """What a user may do with the text index."""
-
-    NONE = 0
-    """The index does not exist, or the user may not read it."""
-    READ = 1
-    """Search. What the user writes is left in the queue, and others index it."""
-    WRITE = 2
-    """Search, and index what is in the queue."""
-
-
 def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str] | None:
     """The keys of the indexes that pages may use; None without tables."""
     group = tables.group(ACTIVITY)
     if not may_read(connection, tables, group):
         return None
     indexes = group["_indexes"]
-    complete = indexes.c.state == COMPLETE, indexes.c.lacks_ids == 0
-    keys: Any = connection.scalars(select(indexes.c.key).where(*complete))
+    keys: Any = connection.scalars(select(indexes.c.key).where(indexes.c.state == COMPLETE))
     return frozenset(keys)
-
-
-def read_text_index(connection: Connection, tables: SessionTables) -> TextIndex:
-    """What the user may do with the text index."""
-    group = tables.group(WORDS)
-    if not may_read(connection, tables, group):
-        return TextIndex.NONE
-    state = group["_state"]
-    found: Any = connection.scalar(select(state.c.state).where(state.c.key == TEXT))
-    return TextIndex.NONE if found in (None, DROPPING) else TextIndex.WRITE
 
 
 def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -> bool:
@@ -108,16 +79,3 @@ def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -
     names = [table.name for table in group.tables]
     existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
     return existing.issuperset(names)
-
-
-def read_optional(connection: Connection, tables: SessionTables) -> tuple[Table, ...]:
-    """The tables of optional features with rows of sessions."""
-    of_sessions = [
-        table
-        for group in map(tables.group, _OPTIONAL)
-        for table in group.tables
-        if table.foreign_key_constraints
-    ]
-    names = [table.name for table in of_sessions]
-    existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
-    return tuple(table for table in of_sessions if table.name in existing)

@@ -7,14 +7,12 @@ sessions too, `delete_histories`. What depends on items can follow there, in the
 from __future__ import annotations
 
 import json
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     Connection,
     Integer,
     Table,
@@ -27,8 +25,6 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import ItemInfo
 
-from .removal import delete_rows
-from .stored import corrupt_item_id, decode_time
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
@@ -45,7 +41,6 @@ _AT_ONCE = 500
 def delete_messages(
     connection: Connection,
     tables: SessionTables,
-    dialect: Dialect,
     session_id: str,
     items: Sequence[int] | None = None,
 ) -> None:
@@ -54,29 +49,23 @@ def delete_messages(
     Args:
         connection: The connection.
         tables: The tables.
-        dialect: The database.
         session_id: The session.
         items: The ids of the items; None deletes every item.
-
-    Raises:
-        RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
     """
     messages = tables.messages
-    own = messages.c.session_id == bindparam("of_session")
-    batches: Iterable[tuple[ColumnElement[bool], dict[str, Any]]] = [(own, {})]
-    if items is not None:
-        those = own & messages.c.id.in_(bindparam("items", expanding=True))
-        starts = range(0, len(items), _AT_ONCE)
-        batches = ((those, {"items": items[start : start + _AT_ONCE]}) for start in starts)
-    for condition, chosen in batches:
-        parameters = {"of_session": session_id, **chosen}
-        delete_rows(connection, messages, dialect, condition, parameters)
+    own = delete(messages).where(messages.c.session_id == session_id)
+    if items is None:
+        connection.execute(own)
+        return
+    those = own.where(messages.c.id.in_(bindparam("items", expanding=True)))
+    for start in range(0, len(items), _AT_ONCE):
+        connection.execute(those, {"items": items[start : start + _AT_ONCE]})
 
 
 def delete_histories(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete all items of sessions that are locked, and that `remove` deletes next."""
+    """Delete all items of sessions that are locked, and that are deleted next."""
     messages = tables.messages
     of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
     connection.execute(of_sessions, dialect.list_parameters("ids", ids))
@@ -126,7 +115,7 @@ def read_history(
         parameters["after_item"] = after
     rows = connection.execute(_selected(messages, dialect).where(own), parameters)
     # Sorted here, so that no database walks through the ids of all sessions.
-    return sorted(_items(rows, dialect, session_id), key=attrgetter("item_id"))
+    return sorted(_items(rows, dialect), key=attrgetter("item_id"))
 
 
 def read_lengths(
@@ -165,9 +154,7 @@ def read_lengths(
         .order_by(ids.c.id.desc() if descending else ids.c.id)
     )
     found: Any = connection.execute(statement, parameters).all()
-    if any(item_id is None for item_id, _ in found):
-        raise corrupt_item_id(session_id)
-    return [(item_id, length or 0) for item_id, length in found]
+    return [(item_id, length) for item_id, length in found]
 
 
 def read_items(
@@ -194,26 +181,20 @@ def read_items(
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters), dialect, session_id))
+    return list(_items(connection.execute(statement, parameters), dialect))
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:
-    text = dialect.item_text(messages.c.message_data)
-    return select(messages.c.id, dialect.utc(messages.c.created_at), text)
+    return select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
 
 
-def _items(rows: Any, dialect: Dialect, session_id: str) -> Iterator[ItemInfo]:
+def _items(rows: Any, dialect: Dialect) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
-        if item_id is None:
-            raise corrupt_item_id(session_id)
-        moment = decode_time(dialect, session_id, "item_created_at", created_at)
-        yield ItemInfo(item_id, moment, _item(text))
+        yield ItemInfo(item_id, dialect.to_datetime(created_at), _item(text))
 
 
-def _item(text: Any) -> Any:
+def _item(text: str) -> Any:
     try:
-        # Text that is read as bytes is no JSON if it begins with this mark, as bytes may.
-        is_marked = isinstance(text, bytes) and text.startswith(BOM_UTF8)
-        return UNREADABLE if is_marked else json.loads(text)
-    except (ValueError, TypeError, RecursionError):
+        return json.loads(text)
+    except ValueError:
         return UNREADABLE

@@ -27,7 +27,6 @@ from agents_session_metadata.errors import SessionPausedError
 
 from .messages import Restriction
 from .paused import PAUSED
-from .removal import delete_rows
 from .tables import SessionTables
 
 
@@ -102,8 +101,8 @@ def check_not_paused(connection: Connection, tables: SessionTables, session_id: 
 def delete_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> None:
     """Delete the paused run of a locked session, if it has one; the table need not exist."""
     if has_paused_table(connection, tables):
-        table, dialect = paused_table(tables), dialect_of(connection.dialect)
-        delete_rows(connection, table, dialect, table.c.session_id == session_id, {})
+        table = paused_table(tables)
+        connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
 class PausedRows:
@@ -228,13 +227,8 @@ class PausedRows:
         connection.execute(update(self._table).where(*own).values(claimed_until=until))
 
     def delete(self, connection: Connection, session_id: str) -> None:
-        """Delete a row.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps it. The caller must roll back.
-        """
-        own = self._table.c.session_id == session_id
-        delete_rows(connection, self._table, self._dialect, own, {})
+        """Delete a row."""
+        connection.execute(delete(self._table).where(self._table.c.session_id == session_id))
 
     def _update(
         self, connection: Connection, session_id: str, values: dict[str, Any], *conditions: Any

@@ -7,14 +7,13 @@ metadata, keys sorted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
     Connection,
-    Table,
     bindparam,
     delete,
     func,
@@ -26,21 +25,18 @@ from sqlalchemy import (
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
-from agents_session_metadata.errors import MetadataLimitError
-from agents_session_metadata.keys import TITLE
+from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
 from agents_session_metadata.quoting import quoted
-from agents_session_metadata.types import Metadata, MetadataLimits
+from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import (
     LIST,
     EncodedValue,
     SearchKey,
+    decode_value,
     key_problem,
 )
 
 from .messages import delete_histories, delete_messages
-from .remains import delete_remains
-from .removal import check_deleted, removal, remove
-from .stored import decode_stored, read_search_key
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -71,7 +67,7 @@ class _Statements:
         self.locks = dialect.locks(sessions, rows, elements)
         self.read_texts: Reader = self.locks.reader(rows.c.value)
         self.read_lists: Reader = self.locks.reader(kind == LIST)
-        texts: Statement = select(rows.c.key, dialect.json_text(rows.c.value)).where(own)
+        texts: Statement = select(rows.c.key, rows.c.value).where(own)
         self.read = texts.order_by(rows.c.key)
         self.exists: Statement = select(sessions.c.session_id).where(
             sessions.c.session_id == of_session
@@ -80,7 +76,7 @@ class _Statements:
         self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
         self.before_upsert: Reader = self._reads_nothing if self.upsert_reading else self.read_lists
         self.insert_elements = insert(elements)
-        self.delete_session = removal(tables, dialect, lambda column: column == of_session)
+        self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
         self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         touch = update(sessions).where(sessions.c.session_id == of_session)
         self.touch = touch.values(updated_at=func.current_timestamp())
@@ -102,13 +98,8 @@ class Rows:
         tables: SessionTables,
         dialect: Dialect,
         limits: MetadataLimits,
-        index_words: Callable[..., None],
-        optional_tables: Callable[[Connection], tuple[Table, ...]],
     ) -> None:
         self.limits = limits
-        self.index_words = index_words
-        """Adds what is written to locked sessions to the text index."""
-        self._optional_tables = optional_tables
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
@@ -136,7 +127,7 @@ class Rows:
             rows.c.session_id == session_id, rows.c.key.in_(keys)
         )
         found: Iterable[Any] = connection.execute(self._dialect.locking(statement))
-        return {key: read_search_key(indexed, rest) for key, indexed, rest in found}
+        return {key: SearchKey(bytes(indexed), bytes(rest)) for key, indexed, rest in found}
 
     # ---- locking ----
 
@@ -189,16 +180,16 @@ class Rows:
         leftovers = self._statements.locks.create(connection, session_id)
         if leftovers is None:
             return False
-        self._delete_left(connection, session_id, has_metadata=leftovers)
+        if leftovers:
+            self._delete_leftovers(connection, session_id)
         self.write(connection, session_id, encoded, ())
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        """Deletes what an earlier session with this id has left, except its history."""
-        found = connection.execute(
-            self._statements.locks.read_leftovers, {"of_session": session_id}
-        )
-        self._delete_left(connection, session_id, has_metadata=bool(found.scalar()))
+        """Deletes metadata that an earlier session with this id has left."""
+        read: Any = self._statements.locks.read_leftovers
+        if connection.scalar(read, {"of_session": session_id}):
+            self._delete_leftovers(connection, session_id)
 
     def upsert(
         self,
@@ -278,53 +269,31 @@ class Rows:
         ]
         if parts:
             connection.execute(self._statements.insert_elements, parts)
-        if TITLE in encoded:
-            self.index_words(connection, [session_id])
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
         """Inserts items, given as JSON, as the newest ones of the session."""
         if texts:
             rows = [{"session_id": session_id, "message_data": text} for text in texts]
             connection.execute(self._statements.insert_items, rows)
-            self.index_words(connection, [session_id], len(texts))
 
     def touch(self, connection: Connection, session_id: str) -> None:
         """Makes the session the most recently active one."""
         connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
-        """Deletes keys.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
-        """
+        """Deletes keys."""
         rows = self._tables.metadata
-        own = (rows.c.session_id == session_id) & rows.c.key.in_(keys)
-        statement: Any = delete(rows).where(own)
-        if self._dialect.vetoes_silently:
-            statement = statement.returning(rows.c.key)
-        result: Any = connection.execute(statement)
-        # A row that is not returned may be gone too.
-        if self._dialect.vetoes_silently and not set(keys).issubset(result.scalars()):
-            check_deleted(connection, rows, own, {})
+        own = rows.c.session_id == session_id, rows.c.key.in_(keys)
+        connection.execute(delete(rows).where(*own))
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
-        """Deletes the session with its history and metadata. It works without our tables.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps the session or a message.
-        """
+        """Deletes the session with its history and metadata. It works without our tables."""
         delete_histories(connection, self._tables, self._dialect, [session_id])
-        statement, own = self._statements.delete_session, {"of_session": session_id}
-        remove(connection, self._tables, self._dialect, statement, own, [session_id])
+        connection.execute(self._statements.delete_session, {"of_session": session_id})
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
-        """Deletes all items of the session.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps a message.
-        """
-        delete_messages(connection, self._tables, self._dialect, session_id)
+        """Deletes all items of the session."""
+        delete_messages(connection, self._tables, session_id)
 
     def _claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool
@@ -339,14 +308,13 @@ class Rows:
         leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
         if leftovers is None:  # Another process has just created it.
             return Claim(False, read(connection, session_id).stored or {})
-        self._delete_left(connection, session_id, has_metadata=leftovers)
+        if leftovers:
+            self._delete_leftovers(connection, session_id)
         return Claim(True, {})
 
-    def _delete_left(self, connection: Connection, session_id: str, *, has_metadata: bool) -> None:
-        owned = self._optional_tables(connection)
-        if has_metadata:
-            owned = self._tables.elements, self._tables.metadata, *owned
-        delete_remains(connection, self._tables, self._dialect, [session_id], owned)
+    def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
+        for table in (self._tables.elements, self._tables.metadata):
+            connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
 def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
@@ -362,11 +330,24 @@ def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[
     ]
 
 
+def decode_stored(session_id: str, key: str, text: str) -> JSONValue:
+    """The value of a stored JSON text.
+
+    Raises:
+        CorruptMetadataError: If it is not valid JSON.
+    """
+    try:
+        value: JSONValue = decode_value(text)
+    except ValueError:
+        raise CorruptMetadataError(session_id, key) from None
+    return value
+
+
 def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = None) -> Metadata:
     """Keys and JSON texts as metadata.
 
     Raises:
-        CorruptMetadataError: If a text is NULL or not valid JSON.
+        CorruptMetadataError: If a text is not valid JSON.
     """
     return {
         key: decode_stored(session_id, key, text)

@@ -24,7 +24,6 @@ from agents_session_metadata.values import (
 )
 
 from .database import Database
-from .removal import remove_metadata
 from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
 Q = TypeVar("Q")
@@ -56,8 +55,6 @@ class SessionStore(Generic[Q]):
             database.tables,
             database.dialect,
             limits,
-            database.index_words,
-            database.optional_tables,
         )
 
     # ---- what a restricted store overrides ----
@@ -249,7 +246,6 @@ class SessionStore(Generic[Q]):
         if not self.lock(connection, session_id):
             return False
         self.rows.delete_session(connection, session_id)
-        remove_metadata(connection, self.database.tables, self.database.dialect, [session_id])
         return True
 
     def edit_locked(

@@ -20,12 +20,10 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects._locks import ROUNDS
-from agents_session_metadata.errors import RefusedRowError
+from agents_session_metadata.dialects._locks import ROUNDS, lost_race
 from agents_session_metadata.quoting import quoted
 
 from .messages import Restriction, newest_id
-from .removal import delete_rows
 from .tables import SessionTables
 from .threads import THREADS
 
@@ -167,13 +165,9 @@ class ThreadRows:
         self.insert_items(connection, session_id, [item])
 
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
-        """Delete an item.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps it. The caller must roll back.
-        """
-        own = (self._items.c.session_id == session_id) & (self._items.c.item_id == item_id)
-        delete_rows(connection, self._items, self._dialect, own, {})
+        """Delete an item."""
+        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
+        connection.execute(delete(self._items).where(*own))
 
     def set_reopened(
         self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
@@ -229,11 +223,7 @@ class ThreadRows:
     # ---- attachments ----
 
     def put_attachment(self, connection: Connection, attachment: Attachment) -> Attachment:
-        """Insert an attachment unless one has its id; return the stored one, locked.
-
-        Raises:
-            RefusedRowError: If a trigger of the application drops the row.
-        """
+        """Insert an attachment unless one has its id; return the stored one, locked."""
         insert = self._dialect.insert_missing(self._attachments)
         for _ in range(ROUNDS):
             connection.execute(insert, [attachment._asdict()])
@@ -241,11 +231,7 @@ class ThreadRows:
             # The one that prevented the insert may have been deleted since.
             if found is not None:
                 return found
-        raise RefusedRowError(
-            f"cannot save attachment {quoted(attachment.attachment_id)}: the database refuses the "
-            f"row, although there is none; look for a trigger on {self._attachments.name} that "
-            "drops it"
-        )
+        raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
     def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
         """Write the session and the text of an attachment that is locked."""
@@ -294,15 +280,11 @@ class ThreadRows:
         return [Attachment(*row) for row in connection.execute(statement, parameters)]
 
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
-        """Delete attachments that are locked.
-
-        Raises:
-            RefusedRowError: If a trigger of the application keeps one. The caller must roll back.
-        """
+        """Delete attachments that are locked."""
         table = self._attachments
         of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)
-        delete_rows(connection, table, self._dialect, of_ids, parameters)
+        connection.execute(delete(table).where(of_ids), parameters)
 
     def _begin(self, connection: Connection) -> None:
         if self._dialect.single_writer:

@@ -205,7 +205,6 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
     written = await catalog.import_sessions(records)
     await _add_usage(catalog, records)
     await _pause(catalog)
-    await catalog.create_index("$text")
     return written
 
 

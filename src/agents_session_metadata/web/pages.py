@@ -13,7 +13,7 @@ from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.query.item_cursors import encode_item_cursor
 from agents_session_metadata.types import ItemInfo, SessionInfo
 
-from . import charts, search
+from . import charts
 from .call import Call
 from .reading import read_facets
 from .security import Refused
@@ -44,10 +44,8 @@ def no_session() -> Refused:
 
 
 async def sessions(call: Call) -> Response:
-    """The list of sessions, or of hits if the address contains a search."""
+    """The list of sessions."""
     view = View.of(call.query)
-    if view.search:
-        return await search.page(call, view)
     # What contains no sign of a filter may be the id of a session.
     if (
         view.text

@@ -29,7 +29,6 @@ ORDERS: Final = {
     keys.TITLE: "Title",
 }
 _LONGEST_FILTER: Final = 4_000
-_LONGEST_SEARCH: Final = 1_000
 _LONGEST_TRAIL: Final = 10
 
 
@@ -44,7 +43,6 @@ class View:
         cursor: The cursor of the page; None for the first one.
         trail: The cursors of the pages before it, empty for the first page, oldest first.
         counted: Whether all matches are counted.
-        search: What messages are searched for; if it is empty, sessions are listed.
     """
 
     text: str = ""
@@ -53,21 +51,17 @@ class View:
     cursor: str | None = None
     trail: tuple[str, ...] = ()
     counted: bool = False
-    search: str = ""
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> View:
         """Read the state from the parameters of an address.
 
         Raises:
-            Refused: If the filter or the search is too long, or the order unknown.
+            Refused: If the filter is too long, or the order unknown.
         """
         text = query.get("filter", "").strip()
         if len(text) > _LONGEST_FILTER:
             raise Refused(400, f"The filter is longer than {_LONGEST_FILTER:,} characters.")
-        search = query.get("q", "").strip()
-        if len(search) > _LONGEST_SEARCH:
-            raise Refused(400, f"The search is longer than {_LONGEST_SEARCH:,} characters.")
         order = query.get("order") or "-updated_at"
         if order not in ORDERS:
             raise Refused(400, f"The order must be one of {', '.join(ORDERS)}.")
@@ -79,7 +73,6 @@ class View:
             query.get("cursor") or None,
             () if trail is None else tuple(trail.split("."))[-_LONGEST_TRAIL:],
             query.get("count") == "all",
-            search,
         )
 
     @property
@@ -105,7 +98,6 @@ class View:
     def parameters(self) -> dict[str, str]:
         """The parameters of its address."""
         given = {
-            "q": self.search,
             "filter": self.text,
             **{key: written_value(value) for key, value in self.chosen},
             "order": "" if self.order == "-updated_at" else self.order,
