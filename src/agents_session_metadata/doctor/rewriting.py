@@ -47,7 +47,7 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     store = own_store(engine, names or table_names(), create_tables=False)
     database = store.database
     await database.ensure()
-    values = StoredValues(database.tables, database.dialect)
+    values = StoredValues(database.tables)
     rewritten = skipped = 0
     after: Stored | None = None
     while batch := await database.read(lambda sync, *_, at=after: values.batch(sync, at)):

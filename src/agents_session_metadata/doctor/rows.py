@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, type_coerce
 from sqlalchemy.types import NullType
 
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.quoting import quoted
 from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.values import SearchKey, decode_elements, decode_value, search_key
@@ -80,7 +79,7 @@ class Stored(NamedTuple):
 class StoredValues:
     """Reads the values in the metadata table of one database."""
 
-    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
+    def __init__(self, tables: SessionTables) -> None:
         rows, elements = tables.metadata, tables.elements
         self._own = rows.c.session_id, rows.c.key
         self._select: Any = select(
@@ -162,7 +161,7 @@ def check_values(inspection: Inspection) -> Iterator[Finding]:
     tables = inspection.queried
     if not inspection.complete.issuperset({tables.metadata.name, tables.elements.name}):
         return
-    values, last = StoredValues(tables, inspection.dialect), None
+    values, last = StoredValues(tables), None
     broken, searched, listed = _Tally(), _Tally(), _Tally()
     while batch := values.batch(inspection.connection, last):
         last = batch[-1]
