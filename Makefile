@@ -78,8 +78,8 @@ $(DEV): $(LIGHT)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# Only the source distribution of the SDK has its tests. Its src folder goes: they are to test the
-# SDK that is installed. The archive stays: tests/test_upstream.py reads in it.
+# Only the source distribution of the SDK has its tests. Its src folder is removed, so that they test
+# the SDK that is installed.
 $(SDK): $(DEV)
 	@echo "Fetching the SDK's own tests"
 	@rm -rf $(SDK_TESTS) && mkdir -p $(SDK_TESTS)
@@ -96,13 +96,6 @@ $(SDK): $(DEV)
 
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
 	@$(BIN)/python -m compat $(ARGS)
-
-# ---- upstream ----
-
-.PHONY: upstream
-
-upstream: $(DEV)  ## build the contribution to the SDK and run the SDK's checks on it
-	@$(BIN)/python -m contrib.upstream $(ARGS)
 
 # ---- release ----
 
