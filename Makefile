@@ -61,7 +61,7 @@ lock:  ## upgrade all pinned versions in constraints.txt
 		cat $(VENV)/lock.txt; } > constraints.txt
 
 clean:  ## delete the environment and all caches
-	@rm -rf $(VENV) build dist site docs/generated .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The back end is installed first and used as it is: a build environment of its own would take
@@ -115,7 +115,7 @@ BENCH := $(VENV)/bench
 
 .PHONY: bench bench-small
 
-bench: $(BENCH)/.installed  ## run all benchmarks against the plain SDK and other libraries
+bench: $(BENCH)/.installed  ## compare with the plain SDK, a plain table and other libraries
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
 bench-small: $(DEV)  ## run one minute of benchmarks
@@ -138,7 +138,6 @@ DOCS := $(VENV)/.docs
 
 # Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape.
 docs: $(DOCS)  ## build the documentation in site/
-	@rm -rf docs/generated && $(BIN)/python -m benchmarks.tables docs/generated
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
