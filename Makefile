@@ -92,10 +92,13 @@ $(SDK): $(DEV)
 
 # ---- compatibility ----
 
+# PYENV_VERSION makes all interpreters of pyenv available, if it is installed.
+
 .PHONY: compat
 
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
-	@$(BIN)/python -m compat $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)" \
+		nox $(ARGS)
 
 # ---- release ----
 
@@ -106,7 +109,7 @@ build: $(DEV)  ## build the wheel and the source distribution in dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 release-check: build  ## build, then install and try each distribution in empty environments
-	@$(BIN)/python -m pytest release $(ARGS)
+	@$(BIN)/python -m pytest tests/release $(ARGS)
 
 # ---- benchmarks ----
 

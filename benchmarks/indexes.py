@@ -80,11 +80,12 @@ class Base:
 
     @classmethod
     async def make(cls, server: Server, corpus: Corpus, keys: Sequence[str]) -> Base:
-        """Create indexes on some keys and load a corpus."""
+        """Load a corpus and create indexes on some keys."""
         base = cls(server, await server.create("indexes"))
+        await load.load_ours(base.engine, corpus)
         for key in keys:
             await base.catalog.create_index(key)
-        await load.load_ours(base.engine, corpus)
+        await load.analyze(base.engine)
         return base
 
     def page(self, where: Any) -> Operation:

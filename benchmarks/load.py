@@ -21,7 +21,7 @@ _BATCH = 1_000
 async def load_ours(engine: AsyncEngine, corpus: Corpus) -> None:
     """Create this package's tables and import the corpus."""
     await SessionCatalog(engine, create_tables=True).import_sessions(_records(corpus))
-    await _analyze(engine)
+    await analyze(engine)
 
 
 async def load_plain(engine: AsyncEngine, corpus: Corpus) -> None:
@@ -54,7 +54,7 @@ async def load_plain(engine: AsyncEngine, corpus: Corpus) -> None:
             await connection.execute(insert(rows), metadata)
             if messages:
                 await connection.execute(insert(base.messages), messages)
-    await _analyze(engine)
+    await analyze(engine)
 
 
 def _records(corpus: Corpus) -> Iterator[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _records(corpus: Corpus) -> Iterator[dict[str, Any]]:
         }
 
 
-async def _analyze(engine: AsyncEngine) -> None:
+async def analyze(engine: AsyncEngine) -> None:
     """Update the statistics of all tables; on SQLite, applications do not."""
     async with engine.connect() as plain:
         connection = await plain.execution_options(isolation_level="AUTOCOMMIT")
