@@ -92,10 +92,9 @@ $(SDK): $(DEV)
 
 # ---- compatibility ----
 
-# PYENV_VERSION makes all interpreters of pyenv available, if it is installed.
-
 .PHONY: compat
 
+# PYENV_VERSION makes all interpreters of pyenv available, if it is installed.
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)" \
 		nox $(ARGS)
