@@ -61,7 +61,7 @@ lock:  ## upgrade all pinned versions in constraints.txt
 		cat $(VENV)/lock.txt; } > constraints.txt
 
 clean:  ## delete the environment and all caches
-	@rm -rf $(VENV) build dist site docs/generated .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf $(VENV) build dist site .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	@find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The back end is installed first and used as it is: a build environment of its own would take
@@ -78,8 +78,8 @@ $(DEV): $(LIGHT)
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-# Only the source distribution of the SDK has its tests. Its src folder goes: they are to test the
-# SDK that is installed. The archive stays: tests/test_upstream.py reads in it.
+# Only the source distribution of the SDK has its tests. Its src folder is removed, so that they test
+# the SDK that is installed.
 $(SDK): $(DEV)
 	@echo "Fetching the SDK's own tests"
 	@rm -rf $(SDK_TESTS) && mkdir -p $(SDK_TESTS)
@@ -94,15 +94,10 @@ $(SDK): $(DEV)
 
 .PHONY: compat
 
+# PYENV_VERSION makes all interpreters of pyenv available, if it is installed.
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
-	@$(BIN)/python -m compat $(ARGS)
-
-# ---- upstream ----
-
-.PHONY: upstream
-
-upstream: $(DEV)  ## build the contribution to the SDK and run the SDK's checks on it
-	@$(BIN)/python -m contrib.upstream $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)" \
+		nox $(ARGS)
 
 # ---- release ----
 
@@ -113,7 +108,7 @@ build: $(DEV)  ## build the wheel and the source distribution in dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 release-check: build  ## build, then install and try each distribution in empty environments
-	@$(BIN)/python -m pytest release $(ARGS)
+	@$(BIN)/python -m pytest tests/release $(ARGS)
 
 # ---- benchmarks ----
 
@@ -122,7 +117,7 @@ BENCH := $(VENV)/bench
 
 .PHONY: bench bench-small
 
-bench: $(BENCH)/.installed  ## run all benchmarks against the plain SDK and other libraries
+bench: $(BENCH)/.installed  ## compare with the plain SDK, a plain table and other libraries
 	@$(BENCH)/bin/python -m benchmarks $(ARGS)
 
 bench-small: $(DEV)  ## run one minute of benchmarks
@@ -145,7 +140,6 @@ DOCS := $(VENV)/.docs
 
 # Zensical's --strict does not count what mkdocstrings only logs, such as a docstring out of shape.
 docs: $(DOCS)  ## build the documentation in site/
-	@rm -rf docs/generated && $(BIN)/python -m benchmarks.tables docs/generated
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'

@@ -5,35 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import text
-from sqlalchemy.ext.asyncio import create_async_engine
-
-from . import results as kept
 from .agents import measure_calls, measure_tracker
-from .catalog import CatalogResults, Effort, measure_catalog
+from .catalog import measure_catalog
 from .databases import TITLES, Server, open_servers
-from .goals import table
 from .indexes import measure_indexes
-from .overhead import Overhead, measure_overhead
-from .search import measure_search
+from .measure import Effort
+from .overhead import measure_overhead
+from .report import Report
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "catalog", "indexes", "search", "doors", "tasks")
-_HERE = Path(__file__).parent
+PARTS = ("overhead", "agents", "tracker", "catalog", "indexes")
 
 
 def main() -> None:
-    """Measure, print the goals, and write the results and the chart."""
+    """Measure, and print the tables."""
     arguments = _arguments()
-    file = arguments.output / "results.json"
-    results = {} if arguments.small else kept.read(file)
-    asyncio.run(_measure(arguments, results, file, _report()))
-    print(f"\n{table(results)}")
+    report = Report(arguments.output)
+    asyncio.run(_measure(arguments, report))
+    print(f"\n{report.markdown()}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -41,7 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--small",
         action="store_true",
-        help="1,000 sessions and few rounds, without peers; on servers only when URLs are given",
+        help="1,000 sessions and few rounds, without other libraries; on servers only with URLs",
     )
     for kind in ("postgresql", "mysql"):
         variable = f"BENCH_{kind.upper()}_URL"
@@ -59,12 +50,10 @@ def _arguments() -> argparse.Namespace:
         default=list(TITLES),
         help="some of sqlite, postgresql and mysql, separated by commas; default: all",
     )
-    parser.add_argument(
-        "--seconds", type=float, default=10, help="how long an operation is measured; default: 10"
-    )
-    parser.add_argument("--without-peers", action="store_true", help="only the plain table")
+    parser.add_argument("--seconds", type=float, help="seconds per comparison; default: 10")
+    parser.add_argument("--without-peers", action="store_true", help="no other libraries")
     parser.add_argument("--only", choices=PARTS, help="one part of the measurements")
-    parser.add_argument("--output", type=_folder, default=_HERE, help="folder of the results")
+    parser.add_argument("--output", type=_file, help="file to which the tables are written as well")
     return parser.parse_args()
 
 
@@ -75,108 +64,45 @@ def _servers(given: str) -> list[str]:
     return names
 
 
-def _folder(given: str) -> Path:
-    """The folder, which is created before anything is measured."""
-    folder = Path(given)
+def _file(given: str) -> Path:
+    """The file, whose folder is created before anything is measured."""
+    path = Path(given)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    return folder
+    return path
 
 
-async def _measure(
-    arguments: argparse.Namespace,
-    results: kept.Results,
-    file: Path,
-    report: Callable[[str], None],
-) -> None:
-    small = arguments.small
-    sizes = arguments.sizes or (SIZES[:1] if small else SIZES)
-    parts = [arguments.only] if arguments.only else PARTS
-    overhead_effort = Effort(60, 1.5) if small else Effort(240, 2 * arguments.seconds)
-    effort = Effort(15, 1.5) if small else Effort(61, arguments.seconds)
+async def _measure(arguments: argparse.Namespace, report: Report) -> None:
+    urls = {"postgresql": arguments.postgresql_url, "mysql": arguments.mysql_url}
     async with open_servers(
-        arguments.servers,
-        {"postgresql": arguments.postgresql_url, "mysql": arguments.mysql_url},
-        start_postgresql=not small,
+        arguments.servers, urls, start_postgresql=not arguments.small
     ) as servers:
         for server in servers:
-            overhead: list[Overhead] = []
-            catalog = CatalogResults()
-            if "overhead" in parts:
-                report(f"{server.title}: sessions beside the plain SDK")
-                overhead = await measure_overhead(
-                    server, rounds=overhead_effort.rounds, seconds=overhead_effort.seconds
-                )
-            if "agents" in parts:
-                report(f"{server.title}: what agents do")
-                calls = await measure_calls(server, rounds=2 if small else 7)
-                kept.join_agents(results, server.title, calls)
-            if "tracker" in parts:
-                report(f"{server.title}: a run with a tracker and one without")
-                tracker = await measure_tracker(
-                    server, rounds=overhead_effort.rounds, seconds=overhead_effort.seconds
-                )
-                kept.join_tracker(results, server.title, tracker)
-            if "catalog" in parts:
-                peers: Any = []
-                if not (small or arguments.without_peers):
-                    from .peers import peers as peers_of
-
-                    peers = peers_of(server.kind)
-                await measure_catalog(server, sizes, peers, effort, catalog, report)
-            if "indexes" in parts and not small:
-                found = await measure_indexes(
-                    server, sizes, effort, report, with_peers=not arguments.without_peers
-                )
-                kept.join_indexes(results, server.title, found)
-            if "search" in parts and not small:
-                searched = await measure_search(
-                    server, sizes, effort, report, with_peers=not arguments.without_peers
-                )
-                kept.join_search(results, server.title, searched)
-            if "doors" in parts and not small:
-                from .doors import measure_doors
-
-                doors = await measure_doors(
-                    server, sizes, effort, report, with_peers=not arguments.without_peers
-                )
-                kept.join_doors(results, server.title, doors.contests, doors.leaks)
-            if "tasks" in parts and not small and server.kind == "sqlite":
-                from .tasks import measure_tasks
-
-                report(f"{server.title}: ten tasks in a browser")
-                tasks = await measure_tasks(server, with_peers=not arguments.without_peers)
-                kept.join_tasks(results, server.title, tasks)
-            version = await _server_version(server)
-            kept.join(results, server.title, version, overhead, catalog)
-            if not small:
-                from .chart import draw
-
-                kept.write(results, file)
-                draw(results, file.with_name("latency.svg"))
+            report.begin(server.title, await server.version())
+            await _measure_server(server, arguments, report)
 
 
-async def _server_version(server: Server) -> str:
-    url = await server.create("version")
-    engine = create_async_engine(url)
-    call = "sqlite_version()" if server.kind == "sqlite" else "version()"
-    async with engine.connect() as connection:
-        found = str((await connection.execute(text(f"SELECT {call}"))).scalar())
-    await engine.dispose()
-    await server.drop(url)
-    # PostgreSQL goes on with its compiler.
-    return found.split(" (", maxsplit=1)[0].split(" on ", maxsplit=1)[0]
-
-
-def _report() -> Callable[[str], None]:
-    began = time.monotonic()
-
-    def report(line: str) -> None:
-        print(f"[{time.monotonic() - began:6.0f} s] {line}", flush=True)
-
-    return report
+async def _measure_server(server: Server, arguments: argparse.Namespace, report: Report) -> None:
+    small = arguments.small
+    with_peers = not (small or arguments.without_peers)
+    sizes = arguments.sizes or (SIZES[:1] if small else SIZES)
+    seconds = arguments.seconds if arguments.seconds is not None else 1.5 if small else 10
+    effort = Effort(15 if small else 61, seconds)
+    # The differences are small.
+    long_effort = Effort(60 if small else 240, seconds if small else 2 * seconds)
+    parts = [arguments.only] if arguments.only else PARTS
+    if "overhead" in parts:
+        await measure_overhead(server, long_effort, report)
+    if "agents" in parts:
+        await measure_calls(server, report, rounds=2 if small else 7)
+    if "tracker" in parts:
+        await measure_tracker(server, long_effort, report)
+    if "catalog" in parts:
+        await measure_catalog(server, sizes, effort, report, with_peers=with_peers)
+    if "indexes" in parts:
+        await measure_indexes(server, sizes, effort, report, with_peers=with_peers)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,11 @@ from agents_session_metadata import (
 from . import load
 from .data import Corpus
 from .databases import Server
-from .measure import Timings, contest
+from .measure import Effort, contest
+from .report import Report
 
-CHECK, LIST = "resume check", "list 100 sessions"
+SECTION = "Agents, ms"
+CHECK, LIST = "resume check", "list 100 of 1,000 sessions"
 CLEAN_UP = "clean up 1,000 sessions"
 CLEAN_UP_HISTORIES = "clean up 1,000 sessions with ten items each"
 TRACKED, UNTRACKED = "tracked", "untracked"
@@ -34,10 +36,10 @@ TOOL_CALLS = 8
 _QUIET = RunConfig(tracing_disabled=True)
 
 
-async def measure_calls(server: Server, *, rounds: int) -> dict[str, float]:
-    """Milliseconds a call, by what was called: medians without the first, which builds statements.
+async def measure_calls(server: Server, report: Report, *, rounds: int) -> None:
+    """Measure calls in a database of 1,000 sessions, each with six keys and most with ten items.
 
-    The database has 1,000 sessions, each with six keys and, but for one clean-up, ten items.
+    The first round is not counted, because it builds the statements.
     """
     seconds: dict[str, list[float]] = {}
 
@@ -71,10 +73,12 @@ async def measure_calls(server: Server, *, rounds: int) -> dict[str, float]:
             assert await measure(name, clean_up) == SESSIONS
     await engine.dispose()
     await server.drop(url)
-    return {name: median(found[1:]) * 1000 for name, found in seconds.items()}
+    for name, found in seconds.items():
+        limit = 50 if name == CLEAN_UP and server.kind == "sqlite" else None
+        report.milliseconds(SECTION, name, median(found[1:]) * 1000, limit=limit)
 
 
-async def measure_tracker(server: Server, *, rounds: int, seconds: float) -> Timings:
+async def measure_tracker(server: Server, effort: Effort, report: Report) -> None:
     """A run of nine turns with eight calls of a tool that takes no time, each in a new session."""
     url = await server.create("tracker")
     engine = create_async_engine(url)
@@ -92,13 +96,11 @@ async def measure_tracker(server: Server, *, rounds: int, seconds: float) -> Tim
         return await Runner.run(_agent(), "Go", session=session, run_config=_QUIET, max_turns=20)
 
     try:
-        return await contest(
-            {TRACKED: tracked, UNTRACKED: untracked},
-            calls=1,
-            rounds=rounds,
-            seconds=seconds,
-            warm_up=5,
+        timings = await contest(
+            {TRACKED: tracked, UNTRACKED: untracked}, effort, calls=1, warm_up=5
         )
+        what = "a run with eight tool calls, tracked / untracked"
+        report.compare(SECTION, what, timings, TRACKED, UNTRACKED, limit=1.05)
     finally:
         await engine.dispose()
         await server.drop(url)

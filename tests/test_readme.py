@@ -15,17 +15,6 @@ def test_it_begins_with_code_and_ends_in_time() -> None:
     assert len(TEXT.splitlines()) <= 160
 
 
-def test_it_shows_and_rewinds_a_history() -> None:
-    code = "".join(block.source for block in blocks(README) if block.kind == "python")
-    for call in (".list_items(", "preview=True", ".rewind("):
-        assert call in code, call
-
-
-def test_it_shows_the_pages_in_a_browser() -> None:
-    images = re.findall(r"^!\[[^\]]+\]\(docs/images/(.+)\)$", TEXT, re.MULTILINE)
-    assert images == ["web-sessions.png", "web-session.png", "web-statistics.png"]
-
-
 def test_what_it_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"`make (\w+)", TEXT):

@@ -72,7 +72,7 @@ def define(sessions: Table, key: TypeEngine[str], value: Text) -> Table:
     )
 
 
-class PlainEAV:
+class PlainTable:
     """Metadata in a plain table beside the SDK's."""
 
     def __init__(self, engine: AsyncEngine) -> None:

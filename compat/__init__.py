@@ -1,1 +1,0 @@
-"""The tests on every supported release of what the package builds on."""
