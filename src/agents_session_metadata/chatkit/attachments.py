@@ -1,4 +1,4 @@
-"""The attachments of threads, and of those that are still to come."""
+"""Attachments of threads, and of threads that do not exist yet."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ _ATTACHMENT: TypeAdapter[Any] = TypeAdapter(Attachment)
 
 
 class Attachments(StorePart[TContext]):
-    """Saves, loads, deletes and purges attachments."""
-
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
         """Create or replace an attachment.
 
@@ -162,14 +160,16 @@ def _admits(
     queries: Queries,
     attachment: thread_rows.Attachment,
 ) -> bool:
-    """Whether an attachment, or the thread that it was sent in, belongs to the scope."""
+    """Checks the scope of the thread that the attachment was sent in.
+
+    An attachment that was not sent belongs to the scope that it was saved in.
+    """
     if attachment.session_id is None:
         return _was_saved_in(store, attachment)
     return exists(store, connection, queries, attachment.session_id)
 
 
 def _was_saved_in(store: ScopedStore, attachment: thread_rows.Attachment) -> bool:
-    """Whether an attachment was saved in this scope."""
     values = json.loads(attachment.owner)
     return all(
         key in values and search_key(values[key]) == search_key(value)

@@ -1,4 +1,4 @@
-"""What every part of the store has."""
+"""Helpers that every part of the store uses."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ _PREFIXES: dict[StoreItemType, str] = {
 
 
 class StorePart(Store[TContext]):
-    """A part of the store: methods on one catalog, in the scope of a request."""
-
     _catalog: SessionCatalog
     _scope: Callable[[TContext], Mapping[str, JSONValue]] | None
 
@@ -52,39 +50,29 @@ class StorePart(Store[TContext]):
 
 
 async def run_read(store: ScopedStore, work: Work[T]) -> T:
-    """Run work that reads the tables of threads."""
     await store.database.ensure(THREADS)
     return await store.database.read(work)
 
 
 async def run_write(store: ScopedStore, work: Work[T]) -> T:
-    """Run work that writes to the tables of threads, as one transaction."""
     await store.database.ensure(THREADS)
     return await store.database.write(work)
 
 
 def stored_text(model: BaseModel) -> str:
-    """An item or attachment as it is stored."""
     # Not as ChatKit answers clients, which would leave out metadata.
     return json.dumps(model.model_dump(mode="json", by_alias=True), separators=(",", ":"))
 
 
 def new_id(kind: StoreItemType) -> str:
-    """A new id, with 122 random bits."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def missing(kind: str, name: str) -> NotFoundError:
-    """The error of what does not exist in the scope."""
     return NotFoundError(f"{kind} {quoted(name)} does not exist")
 
 
 def check_id(kind: str, name: str) -> None:
-    """Refuse the id of an item or attachment that cannot be stored.
-
-    Raises:
-        ValueError: If it is empty, too long, or not UTF-8 without NUL.
-    """
     problem = id_problem(name)
     if problem is not None:
         raise ValueError(f"{kind} id {quoted(name)} {problem}")

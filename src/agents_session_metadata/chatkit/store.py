@@ -33,7 +33,7 @@ from .base import check_id, missing, new_id, run_read, run_write, stored_text
 from .threads import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
-"""Threads or items per page, at most."""
+"""The maximum number of threads or items per page."""
 _ITEM: TypeAdapter[Any] = TypeAdapter(ThreadItem)
 
 
@@ -402,7 +402,7 @@ class CatalogStore(Attachments[TContext]):
 
 
 def _item(thread_id: str, data: str) -> Any:
-    """An item as a model. A copied thread has the items of the original, under its own id."""
+    """Sets the thread's id, because the items of a copied thread have that of the original."""
     fields = json.loads(data)
     fields["thread_id"] = thread_id
     for attachment in fields.get("attachments") or ():
@@ -411,7 +411,7 @@ def _item(thread_id: str, data: str) -> Any:
 
 
 def _leave_out(_: Exception) -> None:
-    """A stored value that is not JSON is left out: its thread is there all the same."""
+    """Leaves out a stored value that is not JSON, so that its thread is still listed."""
 
 
 def _checked(limit: int) -> int:

@@ -1,4 +1,4 @@
-"""What thread objects were like when they were loaded or saved last, and what has changed since."""
+"""Remembers the state of thread objects, to write only the fields that have changed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from agents_session_metadata.scope import Scope
 from agents_session_metadata.types import Metadata, SessionInfo
 
 _REMEMBERED = 10_000
-"""Threads that a store remembers to have created."""
+"""The number of created threads that a store remembers."""
 
 
 class KnownThreads:
-    """What thread objects were like when they were loaded or saved last.
+    """The state of thread objects when they were last loaded or saved.
 
     ChatKit keeps a thread object throughout an answer, and saves it as a whole.
     """
@@ -33,7 +33,7 @@ class KnownThreads:
         self._created: dict[tuple[str, str], None] = {}
 
     def remember(self, thread: ThreadMetadata, *, created_in: Scope | None = None) -> None:
-        """Note the present state of a thread, and in which scope it was just created."""
+        """Stores the current state. `created_in` is the scope of a thread that was just created."""
         key, states = id(thread), self._states
         states[key] = weakref.ref(thread, lambda _: states.pop(key, None)), state_of(thread)
         if created_in is not None:
@@ -43,12 +43,10 @@ class KnownThreads:
                 del self._created[next(iter(self._created))]
 
     def state_of(self, thread: ThreadMetadata) -> dict[str, Any] | None:
-        """The noted state of this object, or None."""
         reference, state = self._states.get(id(thread), (None, None))
         return state if reference is not None and reference() is thread else None
 
     def was_created(self, scope: Scope, thread_id: str) -> bool:
-        """Whether this store has created a thread of this id in a scope."""
         return _creation(scope, thread_id) in self._created
 
 
@@ -59,7 +57,7 @@ def _creation(scope: Scope, thread_id: str) -> tuple[str, str]:
 class OwnItems:
     """The items that each request has added, or loaded by their ids.
 
-    A server answers each request in one task, and begins with loading the thread.
+    A server answers each request in one task, which begins by loading the thread.
     """
 
     def __init__(self) -> None:
@@ -68,25 +66,22 @@ class OwnItems:
         )
 
     def begin(self, thread_id: str) -> None:
-        """Forget the items of a thread: a task may answer one request after the other."""
+        """Forgets the items of a thread, because a task may answer several requests in turn."""
         task = asyncio.current_task()
         if task is not None and task in self._items:
             self._items[task] = {each for each in self._items[task] if each[0] != thread_id}
 
     def add(self, thread_id: str, item_id: str) -> None:
-        """Note an item that the present task adds or loads."""
         task = asyncio.current_task()
         if task is not None:
             self._items.setdefault(task, set()).add((thread_id, item_id))
 
     def has(self, thread_id: str, item_id: str) -> bool:
-        """Whether the present task has added or loaded an item."""
         task = asyncio.current_task()
         return task is not None and (thread_id, item_id) in self._items.get(task, ())
 
 
 def state_of(thread: ThreadMetadata) -> dict[str, Any]:
-    """What is stored of a thread, by field."""
     domains = thread.allowed_image_domains
     return {
         TITLE: thread.title,
@@ -102,10 +97,10 @@ _STORED = _DEFAULTS.keys() - {TITLE}
 
 
 def thread_of(info: SessionInfo) -> ThreadMetadata:
-    """The thread that a session is.
+    """Reads only the fields that `write_changes` stores.
 
-    Only the fields that `write_changes` stores are read: whoever can write metadata must not make
-    one thread look like another, nor keep others from being listed.
+    A caller who can write metadata must not make one thread look like another, nor prevent others
+    from being listed.
     """
     title, own = info.metadata.get(TITLE), info.metadata.get(CHATKIT)
     given: dict[str, Any] = {
@@ -122,7 +117,6 @@ def thread_of(info: SessionInfo) -> ThreadMetadata:
 
 
 def explicit(thread: ThreadMetadata, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a thread that somebody has set."""
     return {
         name: value
         for name, value in state.items()
@@ -131,7 +125,6 @@ def explicit(thread: ThreadMetadata, state: Mapping[str, Any]) -> dict[str, Any]
 
 
 def write_changes(metadata: Metadata, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Write the fields that have changed into the metadata of a session."""
     for name in after:
         if name in before and after[name] == before[name]:
             continue

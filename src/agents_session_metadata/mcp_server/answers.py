@@ -1,4 +1,4 @@
-"""The answers of tools: JSON of a bounded size, and the way to what did not fit."""
+"""Answers of tools: JSON of a bounded size, with hints on how to read the rest."""
 
 from __future__ import annotations
 
@@ -149,22 +149,21 @@ class DeleteAnswer(TypedDict):
 
 
 def output_schema(answer: type) -> dict[str, Any]:
-    """The JSON schema of an answer."""
     return TypeAdapter(answer).json_schema()
 
 
 def to_text(value: Any) -> str:
-    """Compact JSON text that can be sent: messages may hold lone surrogates."""
+    """Returns compact JSON that can be sent, because messages may contain lone surrogates."""
     return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def size(value: Any) -> int:
-    """The characters that a value takes in an answer: what is sent is its text, in a string."""
+    """Counts the characters in an answer, which is sent as JSON text inside a JSON string."""
     return len(json.dumps(to_text(value), ensure_ascii=False))
 
 
 def room(answer: dict[str, Any] | None = None) -> int:
-    """The characters that an answer begun like this has left, besides hints."""
+    """Returns the characters that are left in an answer, apart from hints."""
     return ANSWER_CHARACTERS - _HINT_CHARACTERS - size(answer)
 
 
@@ -174,20 +173,13 @@ async def cut_page(
     show: Callable[[Record, int], Any],
     limit: int,
 ) -> dict[str, Any]:
-    """A page of records that fits one answer, with the cursor after its last record.
+    """Returns a page of records that fits one answer, with the cursor after its last record.
 
-    If the records of a page do not fit, a shorter page is fetched and answered instead. Records
-    and cursor always come from the same fetch, so the cursor continues after the last record that
-    is sent, whatever is deleted or added meanwhile.
+    If the records of a page do not fit, a shorter page is fetched instead. Records and cursor
+    always come from the same fetch, so the cursor continues after the last record that is sent,
+    even if records are deleted or added in the meantime.
 
-    Args:
-        name: What the records are called in the answer, in the plural.
-        fetch: Fetches a page of at most the given number of records, and the cursor after it.
-        show: Gives a record as JSON in at most the given number of characters, counted by `size`.
-        limit: The most records to answer.
-
-    Returns:
-        The records under `name`, `next_cursor`, and `cut` if the page is shorter than asked for.
+    `show` converts a record to JSON of at most the given number of characters, counted by `size`.
     """
     asked = 0
     while True:
@@ -214,7 +206,7 @@ async def cut_page(
 
 
 def fitting_names(lengths: dict[str, int]) -> list[str]:
-    """The first names, as many as take at most `NAMES_CHARACTERS` with their lengths."""
+    """Returns the first names that fit, with their lengths, in `NAMES_CHARACTERS`."""
     kept = list(lengths)
     while size({key: lengths[key] for key in kept}) > NAMES_CHARACTERS:
         kept.pop()
@@ -222,16 +214,9 @@ def fitting_names(lengths: dict[str, int]) -> list[str]:
 
 
 def keys_from(stored: dict[str, Any], offset: int, whole: int, hint: str) -> dict[str, Any]:
-    """The keys from an offset on that fit, in order of their names.
+    """Returns the keys from `offset` on, in order, that fit in `whole` characters.
 
-    Args:
-        stored: All keys with their values.
-        offset: How many keys come before.
-        whole: The space for keys and values, counted by `size`.
-        hint: How to read a value that no answer can hold; its key is under `left_out`.
-
-    Raises:
-        ValueError: If there are not that many keys.
+    `hint` explains how to read a value that no answer can hold; its key is under `left_out`.
     """
     if offset and offset >= len(stored):
         raise ValueError(f"offset is {offset}, but there are only {len(stored)} keys")
@@ -261,16 +246,12 @@ def keys_from(stored: dict[str, Any], offset: int, whole: int, hint: str) -> dic
 
 
 def beginning(text: str, whole: int) -> str:
-    """As much of a text as fits, counted by `size`."""
+    """Returns as much of a text as fits in `whole` characters, counted by `size`."""
     return text[: bisect_right(range(1, len(text) + 1), whole, key=lambda n: size(text[:n]))]
 
 
 def part_of(value: Any, offset: int, whole: int) -> dict[str, Any]:
-    """A value, or as much of its JSON text from an offset on as fits.
-
-    Raises:
-        ValueError: If the text is not that long.
-    """
+    """Returns the value, or as much of its JSON text from `offset` on as fits."""
     text = to_text(value)
     if offset == 0 and size(value) <= whole:
         return {"value": value}

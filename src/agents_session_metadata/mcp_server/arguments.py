@@ -1,4 +1,4 @@
-"""The arguments of tools: what a model may send, the schema that says so, and errors about it."""
+"""Arguments of tools: their types, their schema, and errors about them."""
 
 from __future__ import annotations
 
@@ -33,12 +33,6 @@ _ANY_VALUE = {"anyOf": [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON text strictly.
-
-    Raises:
-        ValueError: If the text is not JSON, contains NaN or an infinity, repeats a key, or is
-            nested too deeply.
-    """
     try:
         return strict_json.parse_json(text)
     except ValueError as error:
@@ -144,17 +138,10 @@ OrderBy = Annotated[
 
 
 def arguments_model(function: Callable[..., Any], bound_session: str | None) -> type[BaseModel]:
-    """Build the model of a tool's arguments from the parameters after its first.
+    """Builds a strict model that refuses unknown arguments.
 
-    The model is strict and refuses unknown arguments: dropping one, or accepting true for 1, would
-    answer another question.
-
-    Args:
-        function: The tool's function.
-        bound_session: The session that `session` may be left out for.
-
-    Returns:
-        The model.
+    Dropping one, or accepting true for 1, would answer another question. If there is a
+    `bound_session`, the argument `session` is optional.
     """
     _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
     fields: dict[str, Any] = {}
@@ -171,7 +158,7 @@ def arguments_model(function: Callable[..., Any], bound_session: str | None) -> 
 
 
 def input_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a tool's arguments, within what strict mode of OpenAI's API accepts."""
+    """Returns a schema that the strict mode of OpenAI's API accepts."""
     schema = model.model_json_schema()
     del schema["title"]
     schema["properties"] = {name: _published(each) for name, each in schema["properties"].items()}
@@ -186,7 +173,6 @@ def _published(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_problems(error: ValidationError, model: type[BaseModel]) -> str:
-    """One short line about arguments that do not fit their schema."""
     problems = error.errors(include_url=False)
     lines = []
     for each in problems[:_SHOWN_ERRORS]:

@@ -1,4 +1,4 @@
-"""The server: it checks arguments, calls tools, and turns every failure into an answer."""
+"""The MCP server: checks arguments, calls tools, and turns every failure into an answer."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class MetadataServer(Server[Any]):
         return await tool.function(self._view, **self._view.resolve(arguments))
 
     def _describe(self, tool: str, error: Exception) -> str:
-        """What a model may read about an error. What only an operator may read goes to the log."""
+        """Returns the text that a model may read. Details for operators go to the log."""
         cause: BaseException = getattr(error, "orig", None) or error
         from_driver = type(cause).__module__.partition(".")[0] == self._driver
         kind = type(cause).__name__
@@ -234,7 +234,7 @@ _ID = re.compile(r'\s*:\s*(-?\d{1,18}(?![\d.eE])|"(?:[^"\\]|\\.){0,255}")')
 
 
 def _invalid_message(error: Exception) -> JSONRPCError | None:
-    """The answer to a line that is not a JSON-RPC message; None for an empty line."""
+    """Returns None for an empty line."""
     problem, code, line = type(error).__name__, PARSE_ERROR, ""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
@@ -250,9 +250,9 @@ def _invalid_message(error: Exception) -> JSONRPCError | None:
 
 
 def _identifiers(line: str) -> Iterator[int | str]:
-    """The values of `id` at the top level of a JSON object, which need not be valid JSON.
+    """Yields each `id` at the top level of a JSON object, which need not be valid JSON.
 
-    With the id, a client that waits for the answer to its request gets the error.
+    With the id, a client that waits for the answer to its request receives the error.
     """
     depth = 0
     for token in _TOKEN.finditer(line):

@@ -1,4 +1,4 @@
-"""The tools: their names, arguments and docstrings are what a model sees."""
+"""The tools. A model sees their names, arguments and docstrings."""
 
 from __future__ import annotations
 
@@ -61,12 +61,10 @@ ToolFunction = Callable[..., Awaitable[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class View:
-    """What the tools of one server see.
+    """The part of a catalog that the tools of one server see.
 
-    Attributes:
-        catalog: The catalog, restricted to its scope.
-        prefix: What the names of the tools begin with.
-        session: The only session that the tools see; None if they see all of the catalog.
+    The names of the tools begin with `prefix`. `session` is the only session that they see; None if
+    they see all sessions.
     """
 
     catalog: SessionCatalog
@@ -74,11 +72,7 @@ class View:
     session: str | None = None
 
     def resolve(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Give a tool's argument `session` its default, and refuse any other than the one session.
-
-        Raises:
-            ValueError: If the tools see one session, and the argument names another.
-        """
+        """Sets `session` to the only session of the server, and refuses any other."""
         if self.session is None or "session" not in arguments:
             return arguments
         given = arguments["session"]
@@ -90,7 +84,6 @@ class View:
         return {**arguments, "session": self.session}
 
     def restrict(self, where: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Add the restriction to the one session to a filter."""
         if self.session is None:
             return where
         own = {"$session_id": self.session}
@@ -99,12 +92,9 @@ class View:
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool: a function of a `View` and of the arguments that a model sends.
+    """A function of a `View` and of the arguments that a model sends.
 
-    Attributes:
-        function: The function; its name, docstring and parameters after the first describe it.
-        answer: The `TypedDict` of its answers.
-        effect: Whether it reads, or overwrites and deletes.
+    Its name, docstring and parameters after the first describe the tool. `answer` is a `TypedDict`.
     """
 
     function: ToolFunction
@@ -113,24 +103,19 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """The name, without a prefix."""
         return self.function.__name__
 
     @property
     def description(self) -> str:
-        """The description that a model reads."""
         return inspect.getdoc(self.function) or ""
 
 
 TOOLS: list[Tool] = []
-"""Every tool."""
 
 
 def tool(
     answer: type, effect: Literal["read", "write"] = "read"
 ) -> Callable[[ToolFunction], ToolFunction]:
-    """Make a tool of a function."""
-
     def decorate(function: ToolFunction) -> ToolFunction:
         TOOLS.append(Tool(function, answer, effect))
         return function
@@ -331,7 +316,6 @@ WRITE_TOOLS = tuple(each.name for each in TOOLS if each.effect == "write")
 
 
 def _corrupt(errors: list[CorruptMetadataError]) -> dict[str, Any]:
-    """The keys whose stored values cannot be read, as far as their names fit."""
     names = {error.key: 0 for error in errors}
     return {"corrupt": fitting_names(names)} if names else {}
 
@@ -339,7 +323,7 @@ def _corrupt(errors: list[CorruptMetadataError]) -> dict[str, Any]:
 def _listed(
     view: View, info: SessionInfo, whole: int, corrupt: list[CorruptMetadataError]
 ) -> dict[str, Any]:
-    """A session in a list: its values while there is room, shorter ones first."""
+    """Includes shorter values first, while there is room."""
     record: dict[str, Any] = {
         "session": info.session_id,
         "created_at": info.created_at.isoformat(timespec="seconds"),
@@ -377,7 +361,6 @@ def _hint(view: View) -> str:
 
 
 def _waiting(run: PausedRun, whole: int) -> dict[str, Any]:
-    """A paused run in a list, with as many calls as there is room for."""
     record: dict[str, Any] = {
         "session": run.session_id,
         "agent": run.agent,

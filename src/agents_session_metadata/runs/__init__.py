@@ -1,1 +1,1 @@
-"""What agents do with a session: phases, and facts of each run."""
+"""Runs and phases of sessions: tracking, budgets, titles, lifecycles and paused runs."""

@@ -1,8 +1,8 @@
-"""Whose model calls a tracker saw: the usage of its runs by agent and model.
+"""Counts the usage of a tracker's runs by agent and model.
 
 The SDK adds up the usage of a run, and of the agents that it uses as tools, in one object. Hooks
-hear of each model call that the run itself makes. What the object has more was used by agents
-inside tools, whose calls hooks do not hear of.
+are called for each model call of the run itself, but not for those of agents inside tools. Their
+usage is the rest of the object.
 """
 
 from __future__ import annotations
@@ -22,20 +22,16 @@ from .prices import ModelPrice, Prices, Tokens, cost_of, model_name, price_of
 _NOTHING = Tokens()
 _COST_DECIMALS = Decimal("1e-12")
 _TOO_MUCH = Decimal(10**12)
-"""Nobody spends so much: a stored cost beyond is not one."""
+"""A stored cost of this size is not valid."""
 
 
 @dataclass
 class _Run:
-    """A run.
+    """A run, identified by its usage object.
 
-    Attributes:
-        usage: Its usage, which goes on growing; it is kept, so that its identity stays its own.
-        started: What it was when it was first seen.
-        counted: What has been counted of it.
-        calling: Agent and model of a call that has not ended.
-        caller: The agent that last used a tool.
-        is_heard: Whether a hook was called for it.
+    The object is kept so that no other object gets its `id()`. `started` is the usage when the run
+    was first seen, `calling` the agent and model of a call in progress, and `caller` the agent that
+    last used a tool. `is_heard` is true once a hook was called for the run.
     """
 
     usage: Usage
@@ -47,17 +43,11 @@ class _Run:
 
     @property
     def used(self) -> Tokens:
-        """What it has used since it was first seen."""
         return Tokens.of(self.usage).minus(self.started)
 
 
 class Accounts:
-    """The usage of runs, by agent and model.
-
-    Args:
-        prices: The prices.
-        model: The model of all calls, if the application says it.
-    """
+    """Usage of runs by agent and model. If `model` is given, all calls are counted under it."""
 
     def __init__(self, prices: Prices, model: str | None) -> None:
         self._prices = prices
@@ -65,25 +55,23 @@ class Accounts:
         self._runs: dict[int, _Run] = {}
         self._pending: dict[tuple[str | None, str | None], tuple[Tokens, Decimal | None]] = {}
         self.cost: Decimal = Decimal(0)
-        """What the calls cost that were counted and have a price."""
         self.unpriced: dict[str | None, None] = {}
-        """The models of calls that were counted and have no price."""
 
     def __len__(self) -> int:
         # A resumed run may fail before it does anything.
         return sum(run.is_heard or run.used != _NOTHING for run in self._runs.values())
 
     def see(self, usage: Usage) -> bool:
-        """Remember a run; give whether this is its first hook."""
+        """Returns True for the first hook of a run."""
         run = self._remember(usage)
         is_first, run.is_heard = not run.is_heard, True
         return is_first
 
     def resumes(self, usage: Usage, name: str | None) -> None:
-        """A run of an agent is about to go on.
+        """Must be called before a run is resumed.
 
-        The SDK does not tell hooks that a tool goes on. If an agent was interrupted inside one, the
-        first hook comes when the tool has ended, or none comes if it is interrupted again.
+        The SDK does not call a hook when a tool continues. If an agent was interrupted inside one,
+        the first hook comes when the tool has ended, or never if it is interrupted again.
         """
         self._remember(usage).caller = name
 
@@ -92,48 +80,41 @@ class Accounts:
         return self._runs.setdefault(id(usage), _Run(usage, now, now))
 
     def model_of(self, agent: Any) -> str | None:
-        """The model that calls of an agent are counted under."""
         return model_name(agent) if self._model is None else self._model
 
     def price_of(self, model: str | None) -> ModelPrice | None:
-        """The price of a model; None if it has none."""
         return price_of(self._prices, model)
 
     def call_starts(self, usage: Usage, name: str, agent: Any) -> None:
-        """A model call of an agent begins."""
         self._runs[id(usage)].calling = name, self.model_of(agent)
 
     def call_ends(self, usage: Usage, name: str, agent: Any, used: Usage) -> None:
-        """A model call of an agent has ended."""
         run = self._runs[id(usage)]
         run.calling = None
         self._count(run, name, self.model_of(agent), Tokens.of(used))
 
     def tool_starts(self, usage: Usage, name: str) -> None:
-        """An agent uses a tool."""
         self._runs[id(usage)].caller = name
 
     def tool_ends(self, usage: Usage, name: str) -> None:
-        """A tool has ended: what it used is counted."""
         run = self._runs.get(id(usage))
         if run is not None:
             run.caller = name
             self._count_rest(run)
 
     def totals(self) -> tuple[int, Tokens]:
-        """The number of runs, and what they have used."""
         total = _NOTHING
         for run in self._runs.values():
             total = total.plus(run.used)
         return len(self), total
 
     def count_all(self) -> None:
-        """Count what no hook has told of."""
+        """Counts usage that was not reported to hooks."""
         for run in self._runs.values():
             self._count_rest(run)
 
     def take(self) -> list[UsageEntry]:
-        """What was counted since it was last taken."""
+        """Returns the usage that was counted since the last call."""
         self.count_all()
         taken, self._pending = self._pending, {}
         return [
@@ -143,7 +124,6 @@ class Accounts:
         ]
 
     def give_back(self, entries: Iterable[UsageEntry]) -> None:
-        """Take back entries that could not be written."""
         for entry in entries:
             self._add((entry.agent, entry.model), Tokens(*entry.counts), entry.cost)
 
@@ -175,7 +155,11 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """Add a cost to a stored one, as decimals; return the stored one unchanged if it is invalid."""
+    """Adds as decimals.
+
+    A stored cost that is not a number counts as 0. One that is too large, or NaN, is returned
+    unchanged.
+    """
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
     if not abs(before) < _TOO_MUCH:
         return stored
@@ -183,7 +167,7 @@ def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
 
 
 def added_calls(stored: list[Any], calls: list[tuple[str, str, int]]) -> list[list[Any]]:
-    """Stored calls and milliseconds by tool, and others, added."""
+    """Adds calls to `[tool, calls, milliseconds]` entries; drops entries of another shape."""
     totals: dict[str, list[int]] = {}
     for entry in stored:
         if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):

@@ -1,4 +1,4 @@
-"""`Budget`: what a session or an owner may use, held before each model call."""
+"""`Budget`: limits the usage of a session or an owner, checked before each model call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue
 
 Per = Literal["session", "owner_id"]
-"""Whose usage counts towards a budget."""
 
 Window = Literal["day", "month"]
-"""How often a budget begins anew."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +68,12 @@ class Budget:
 
 
 def first_day(window: Window | None, today: date) -> date | None:
-    """The first day of the window; None if all days count."""
     if window == "month":
         return today.replace(day=1)
     return None if window is None else today
 
 
 async def read_owner(store: ScopedStore, session_id: str) -> JSONValue:
-    """The `owner_id` of the scope, or else of the session."""
     owner = store.scope.values.get(OWNER_ID)
     if owner is None:
         owner = (await store.get_metadata(session_id, [OWNER_ID]))[OWNER_ID]
@@ -91,19 +87,10 @@ async def check_budget(
     owner: JSONValue,
     unpriced: Collection[str | None],
 ) -> None:
-    """Refuse a model call if the budget is used up.
+    """Raises `BudgetExceededError` if the budget is used up.
 
-    Args:
-        budget: The budget.
-        store: The store of the session.
-        session_id: The session's id.
-        owner: Its owner when the run began, if it had one.
-        unpriced: Models without a price: that of the call, and those of calls before it.
-
-    Raises:
-        BudgetExceededError: If it is used up, or a model has no price.
-        TablesMissingError: If the ledger is missing and is not to be created.
-        ValueError: If it is per owner, and the session has no `owner_id`.
+    A budget with a cost is also exceeded if there are `unpriced` models: those without a price, of
+    this call and of earlier ones.
     """
     whose: dict[str, Any] = {"session_id": session_id}
     if budget.per == OWNER_ID:
@@ -133,5 +120,5 @@ async def check_budget(
 
 
 def _plain(cost: Decimal) -> Decimal:
-    """The cost without trailing zeros, and without an exponent where it has none."""
+    """Removes trailing zeros and the exponent."""
     return Decimal(f"{cost.normalize():f}")

@@ -1,4 +1,4 @@
-"""The session of a claimed run: it writes only while the lease is held."""
+"""The session of a claimed run, which writes only while the lease is held."""
 
 from __future__ import annotations
 
@@ -35,17 +35,15 @@ class _FencedStore(ScopedStore):
 
     @property
     def is_restricted(self) -> bool:
-        """It is."""
         return True
 
     def admits(self, connection: Connection, session_id: str) -> bool:
-        """As in the plain store, if the lease is still held."""
         if session_id == self._session_id:
             self._check(connection)
         return super().admits(connection, session_id)
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """As in the plain store, if the session is not the claimed one, which was deleted then."""
+        """If the claimed session is new, it was deleted in the meantime, and the check raises."""
         if session_id == self._session_id:
             self._check(connection)
         return super().admits_new(connection, session_id)
@@ -53,11 +51,9 @@ class _FencedStore(ScopedStore):
 
 @dataclass
 class Adding:
-    """Items that are being added.
+    """Items that are being added to the history.
 
-    Attributes:
-        items: The items.
-        after: The newest item of the history before the first attempt, once that is known.
+    `after` is its newest item before the first attempt, once that is known.
     """
 
     items: list[TResponseInputItem]
@@ -65,27 +61,20 @@ class Adding:
 
 
 class ClaimedSession(SQLAlchemyMetadataSession):
-    """The session of a claimed run.
-
-    Attributes:
-        progress: What is told of the items that the run adds.
-        adding: What is being added, or could not be added.
-    """
+    """The session of a claimed run. `adding` are items that are being added, or failed to be."""
 
     progress: Progress
     adding: Adding | None
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """As in the session; what was added is remembered.
+        """Delays a cancellation of the caller to its next wait after the items are added.
 
-        If the caller is cancelled, it first goes on as far as it can without waiting, so that a
-        turn that pauses the run does.
+        A turn that pauses the run then still pauses it.
         """
         if items:
             await self._add(Adding(items))
 
     async def add_failed(self) -> None:
-        """Add what could not be added."""
         if self.adding is not None:
             await self._add(self.adding)
 
@@ -109,10 +98,10 @@ class ClaimedSession(SQLAlchemyMetadataSession):
             asyncio.get_running_loop().call_soon(task.cancel)
 
     def _enter(self, connection: Connection) -> bool:
-        """Lock the session; give whether the items are to be added.
+        """Locks the session and returns True if the items are still to be added.
 
-        A commit can succeed although an error was raised, also after that. What is found under the
-        lock is final.
+        A commit can succeed although an error was raised, and even after that. The history that is
+        found under the lock is final.
         """
         entered, adding = super()._enter(connection), self.adding
         if adding is None:
@@ -128,13 +117,11 @@ class ClaimedSession(SQLAlchemyMetadataSession):
 
 @dataclass(frozen=True)
 class RunSession:
-    """The session of a run that is resumed.
+    """The session of a resumed run, as the SDK gets it.
 
-    Attributes:
-        session: What the SDK gets.
-        own: The same, unless the caller passed a wrapper or a session of another kind.
-        stores: Stores in whose scopes the run has to stay, beside that of the catalog.
-        end: Ends what was done to a session that the caller passed.
+    `own` is None if the caller passed a wrapper or a session of another kind. The run must stay in
+    the scopes of `stores`, besides that of the catalog. `end` restores the session that the caller
+    passed.
     """
 
     session: Any = None
@@ -152,16 +139,7 @@ def claimed_session(
     must_exist: bool = True,
     **arguments: Any,
 ) -> RunSession:
-    """The session of a claimed run.
-
-    Args:
-        store: The store of the catalog or of the session that the caller passed.
-        session_id: Its id.
-        check: Raises if the lease is lost.
-        progress: What is told of the items that the run adds.
-        must_exist: Whether it says that the session was deleted, instead of that the claim is lost.
-        **arguments: The settings of the session.
-    """
+    """With `must_exist`, a deleted session raises `SessionNotFoundError`, not `RunClaimedError`."""
     fenced = _FencedStore(store, session_id, check)
     session = ClaimedSession._in_store(session_id, fenced, must_exist=must_exist, **arguments)
     session.progress, session.adding = progress, None
@@ -176,22 +154,10 @@ def fence(
     check_now: Callable[[], Awaitable[None]],
     progress: Progress,
 ) -> RunSession:
-    """Let a session of the caller's own write only while the lease is held.
+    """Restricts a session that the caller passed to writing while the lease is held.
 
-    A session of this package checks that in the transaction in which it writes. Before any other
-    session writes, it is checked in a transaction of its own.
-
-    Args:
-        session: The session, or a wrapper around it.
-        session_id: The id that it has to have.
-        store: The store of the catalog.
-        check: Raises if the lease is lost.
-        check_now: The same in a transaction of its own.
-        progress: What is told that a wrapped session was used.
-
-    Raises:
-        TypeError: If it is not a session.
-        ValueError: If the session has another id, is in other tables, or is used by another claim.
+    A session of this package calls `check` in the transaction in which it writes. For any other
+    session, `check_now` runs in a transaction of its own before each write.
     """
     is_session = isinstance(getattr(session, "session_id", None), str)
     if not is_session or not callable(getattr(session, "add_items", None)):
@@ -236,7 +202,7 @@ def fence(
 
 
 class _CheckedSession:
-    """A session that is not known to be one of this package, with a check before each write."""
+    """A session of another kind, with a check before each write."""
 
     def __init__(self, session: Any, check: Callable[[], Awaitable[None]]) -> None:
         self._given = session

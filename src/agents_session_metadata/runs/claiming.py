@@ -1,4 +1,4 @@
-"""Claiming a paused run: it is read and restored, and then its lease is taken."""
+"""Claims paused runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .records import Details, Encryption
 from .states import ContextArguments, apply_decisions, context_to_write, deserialize, serialize
 
 _ROUNDS = 10
-"""How often a run may be changed by others while one caller wants to claim it."""
+"""Attempts to claim a run that others keep changing."""
 
 
 async def claim_run(
@@ -32,15 +32,7 @@ async def claim_run(
     after_crash: bool,
     force: bool,
 ) -> ClaimedRun:
-    """Claim a run. Its state is restored before, so that a claim that fails changes nothing.
-
-    Raises:
-        LookupError: If nothing is paused.
-        RunClaimedError: If somebody holds a lease, or one has ended without a result.
-        SessionChangedError: If the history has changed.
-        StateVersionError: If the SDK cannot read the state.
-        UserError: If the SDK cannot restore the state with this agent or context.
-    """
+    """Restores the state before it takes the lease, so that a claim that fails changes nothing."""
     for _ in range(_ROUNDS):
         found = await store.read(session_id, state=True)
         if found is None:

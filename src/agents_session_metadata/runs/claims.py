@@ -1,6 +1,6 @@
-"""A claimed run: its lease, and what becomes of its state.
+"""A claimed run: its lease, and the storage of its state.
 
-One claim resumes the run once. What is stored afterwards follows from how that ended:
+One claim resumes the run once. The outcome decides what is stored:
 
 | the run | the row |
 |---|---|
@@ -54,14 +54,14 @@ from .tracking import SessionTracker
 logger: logging.Logger = logging.getLogger(__name__)
 
 _RENEWALS = 3
-"""Renewals within one lease."""
+"""Renewals per lease."""
 
 
 @dataclass(frozen=True)
 class Claimable:
-    """A paused run as it was read, with what is needed to resume it.
+    """A paused run as it was read, with everything that is needed to resume it.
 
-    The lease is in microseconds; `responses` is how many answers of the model the state has.
+    `lease` is in microseconds. `responses` is the number of model responses in the state.
     """
 
     store: PausedStore
@@ -216,7 +216,7 @@ class ClaimedRun:
     # ---- for `PausedRuns.claim` ----
 
     async def _claim(self, *, after_crash: bool, force: bool) -> bool:
-        """Take the lease; give whether the row was as it had been read."""
+        """Takes the lease. Returns False if the row has changed since it was read."""
         try:
             claimed = await self._store.claim(
                 self._row, self._token, self._lease, after_crash=after_crash, force=force
@@ -230,14 +230,7 @@ class ClaimedRun:
         return claimed
 
     async def _close(self, *, cancelled: bool) -> None:
-        """End the claim.
-
-        Args:
-            cancelled: Whether the caller was cancelled and will raise that. Errors are then logged.
-
-        Raises:
-            RunClaimedError: If the lease was lost while a stream ran.
-        """
+        """Logs errors if `cancelled`, because the caller will raise the cancellation."""
         try:
             if self._stream is not None:
                 await settle(self._close_stream(self._stream))
@@ -261,10 +254,7 @@ class ClaimedRun:
 
     @contextmanager
     def _start(self, session: Any, hooks: RunHooks[Any] | None) -> Iterator[Any]:
-        """Check the session, and that the run may be resumed; give the session.
-
-        If the block raises, the run has not started.
-        """
+        """Checks and yields the session. If the block raises, the run has not started."""
         progress = Progress(hooks)
         details = Details.of(self._row)
         if details.wrapped and not is_encrypted(session):
@@ -313,7 +303,6 @@ class ClaimedRun:
         await self._store.check_held(self.session_id, self._token, self._run_session.stores)
 
     async def _end(self, run: asyncio.Task[RunResult]) -> RunResult:
-        """Wait for the end of a run, and store what follows from it."""
         try:
             result = await run
         except BaseException as error:
@@ -349,7 +338,7 @@ class ClaimedRun:
         return self._progress.continued(serialize(self.state, self._context), self._responses)
 
     async def _keep(self, write: Callable[[], dict[str, Any]]) -> None:
-        """Store the state of a run that raised; the caller raises what the run has raised.
+        """Stores the state of a run that raised; the caller raises the error of the run.
 
         If the session was deleted or its history cleared in the meantime, nothing is stored.
         """
@@ -386,7 +375,7 @@ class ClaimedRun:
             await self._end_lease()
 
     async def _end_lease(self) -> None:
-        """Leave the row claimed: whoever claims it next is told that tools may have run."""
+        """Leaves the row claimed, so that the next claim reports that tools may have run."""
         if self._renewal is not None:
             self._renewal.cancel()
         with suppress(Exception):
@@ -400,7 +389,7 @@ class ClaimedRun:
         *,
         history_is_known: bool = True,
     ) -> bool:
-        """Store a state in place of the claimed one; give whether the run was not deleted."""
+        """Returns False if the run was deleted or has left the scope."""
         calls = pending_as_stored(pending_calls(interruptions), self._encryption)
         encrypted = self._encryption.encrypt is not None
 

@@ -1,4 +1,4 @@
-"""Sessions that callers pass, and what is inside their wrappers."""
+"""Sessions that callers pass, and the sessions inside their wrappers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 
 _STORED = (SQLAlchemySession, SQLiteSession)
-"""Sessions that say where they are stored; those of this package are among them."""
+"""Sessions that show where they are stored, including those of this package."""
 
 
 def underlying(session: Any) -> Iterator[Any]:
-    """A session and those that it is wrapped around, whatever the attribute is called."""
+    """Yields a session and every session inside it, whatever attribute holds it."""
     seen: dict[int, Any] = {}
     waiting = [session]
     while waiting:
@@ -44,7 +44,6 @@ def _attributes(wrapper: Any) -> Iterator[Any]:
 
 
 def is_encrypted(session: Any) -> bool:
-    """Whether a session is wrapped in the SDK's `EncryptedSession`."""
     # Importing it would need the library that it encrypts with.
     module = sys.modules.get("agents.extensions.memory.encrypt_session")
     kind = getattr(module, "EncryptedSession", None)
@@ -52,10 +51,9 @@ def is_encrypted(session: Any) -> bool:
 
 
 def sessions_inside(session: Any, store: ScopedStore) -> list[SQLAlchemyMetadataSession]:
-    """The sessions of this package in the store's tables that a session stands for.
+    """Returns the sessions of this package in the store's tables that are inside a session.
 
-    Raises:
-        ValueError: If what is known of its inside has another id, or is in other tables.
+    Raises `ValueError` if all sessions found inside have another id or are in other tables.
     """
     stored = [each for each in underlying(session) if isinstance(each, _STORED)]
     found = [
@@ -67,11 +65,7 @@ def sessions_inside(session: Any, store: ScopedStore) -> list[SQLAlchemyMetadata
 
 
 async def check_schema(session: Any, store: ScopedStore) -> None:
-    """Refuse a session whose engine finds the tables in another schema than the store's does.
-
-    Raises:
-        ValueError: If it does.
-    """
+    """Raises `ValueError` if the session's engine finds the tables in another schema."""
     own, table = store.database.engine, store.database.tables.sessions
     engines = [each.engine for each in underlying(session) if isinstance(each, SQLAlchemySession)]
 
@@ -107,7 +101,7 @@ def _elsewhere(session: Any) -> ValueError:
 
 
 def _may_be_in(session: SQLAlchemySession | SQLiteSession, store: ScopedStore) -> bool:
-    """Whether a session may be in a store's tables: one server can have several addresses."""
+    """Returns True if in doubt, because one server can have several addresses."""
     names, engine = store.database.names, store.database.engine
     if isinstance(session, SQLAlchemyMetadataSession) and session._store.database.names != names:
         return False

@@ -28,10 +28,10 @@ FINAL_PHASES = ("completed", "failed", "abandoned")
 """The default phases of finished work."""
 
 HISTORY_LENGTH = 50
-"""How many of the newest phase changes are kept; fewer if the limit of a value is too low."""
+"""The number of newest phase changes to keep; fewer if they exceed the value limit."""
 
 KEPT = (HISTORY_LENGTH, 20, 8, 3, 1)
-"""The numbers of moves to try, one after the other."""
+"""Numbers of newest entries to keep, tried in this order until they fit the value limit."""
 
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
@@ -40,8 +40,6 @@ ResumeReason: TypeAlias = Literal[
 
 
 class _Session(Protocol):
-    """What a lifecycle needs of a session."""
-
     @property
     def session_id(self) -> str: ...
 
@@ -392,7 +390,6 @@ class SessionLifecycle:
 def enter_phase(
     stored: Metadata, phase: str, now: datetime, kept: int, *, final: bool = False
 ) -> None:
-    """Record a move into a phase, and keep so many of the newest moves."""
     history = stored.get(keys.PHASE_HISTORY)
     moves = history if isinstance(history, list) else []
     entry = {"phase": phase, "at": now.isoformat()}
@@ -403,7 +400,7 @@ def enter_phase(
 
 
 async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int], None]) -> Metadata:
-    """Edit metadata; keep less under `key` when the limit of a value is too low for it."""
+    """Passes `change` the number of entries to keep; retries with fewer if `key` is too long."""
     for kept in KEPT[:-1]:
         try:
             return await _edit(session, change, kept)
@@ -414,7 +411,7 @@ async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int],
 
 
 def store_of(session: Any) -> ScopedStore | None:
-    """The store of a session, behind wrappers as well; None if it is a session of another kind."""
+    """Looks behind wrappers too. Returns None for a session of another kind."""
     catalog = getattr(session, "catalog", None)
     return catalog._store if isinstance(catalog, SessionCatalog) else None
 
@@ -424,7 +421,7 @@ async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept
 
 
 def count_of(stored: Mapping[str, Any], key: str) -> int:
-    """A counter as it is stored; 0 where there is none, or no counter."""
+    """Returns 0 if the stored value is missing or not a whole number."""
     value = stored.get(key)
     if type(value) is float and value.is_integer():
         return int(value)
@@ -448,7 +445,6 @@ def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
 
 
 def _time_of(value: object) -> datetime | None:
-    """A time that lifecycle stored; None for anything else."""
     try:
         moment = datetime.fromisoformat(value) if isinstance(value, str) else None
     except ValueError:
@@ -457,7 +453,7 @@ def _time_of(value: object) -> datetime | None:
 
 
 def came_from(stored: Mapping[str, Any], phase: str) -> str | None:
-    """The phase before the last move into `phase`; None if the history does not tell."""
+    """Returns the phase before the last move into `phase`, or None if that is not stored."""
     earlier = [each.phase for each in _history_of(stored) if each.phase != phase]
     return earlier[-1] if earlier else None
 

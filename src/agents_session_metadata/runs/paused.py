@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 LEASE = timedelta(minutes=15)
-"""How long a claim lasts, unless it is renewed."""
+"""The duration of a claim that is not renewed."""
 LONGEST_LEASE = timedelta(days=3_650)
 
 
@@ -181,7 +181,7 @@ class PausedRuns:
         return PausedPage(list(map(self._listed, rows)), next_cursor)
 
     def _listed(self, row: PausedRow) -> PausedRun:
-        """A run of a page, without arguments if they cannot be decrypted."""
+        """Returns the run without arguments if they cannot be decrypted."""
         try:
             return paused_run(row, self._encryption)
         except Exception:

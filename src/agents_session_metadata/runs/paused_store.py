@@ -1,4 +1,4 @@
-"""The transactions on paused runs. Each begins by locking the session."""
+"""Transactions on paused runs. Each one that writes begins by locking the session."""
 
 from __future__ import annotations
 
@@ -55,12 +55,9 @@ T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
 
 APPROVAL = "approval"
-"""The phase of a session whose run waits for an approval."""
 
 
 class PausedStore:
-    """Paused runs by session id, within the scope of a store."""
-
     def __init__(self, store: ScopedStore, encryption: Encryption | None = None) -> None:
         database = store.database
         self.store = store
@@ -74,7 +71,7 @@ class PausedStore:
     async def read(
         self, session_id: str, *, state: bool = False
     ) -> tuple[PausedRow, HistoryEnd] | None:
-        """The row of a session, and where its history ends now; None if no run is paused."""
+        """Returns the row and the current end of the history, or None if no run is paused."""
         check_id_type(session_id)
         if id_problem(session_id) is not None:
             return None
@@ -94,11 +91,7 @@ class PausedStore:
     async def page(
         self, condition: Condition, limit: int, cursor: str | None
     ) -> tuple[list[PausedRow], str | None]:
-        """A page of rows, the latest first, and the cursor of the next one.
-
-        Raises:
-            InvalidCursorError: If the cursor is damaged or belongs to another question.
-        """
+        """Returns rows, newest first, and the cursor of the next page."""
         question = ["paused", condition.encoded()]
         after = None if cursor is None else _position(unseal(cursor, question))
 
@@ -122,19 +115,7 @@ class PausedStore:
     async def put(
         self, session_id: str, details: Details, state: str, stores: Sequence[ScopedStore] = ()
     ) -> PausedRun:
-        """Store a paused run, in place of one that nobody holds.
-
-        Args:
-            session_id: The session.
-            details: What the row is to say.
-            state: The serialized state, encrypted if `details` says so.
-            stores: Stores in whose scopes the session has to be as well.
-
-        Raises:
-            RunClaimedError: If somebody holds a lease on the run that is there.
-            SessionNotFoundError: If there is no such session.
-            ValueError: If the history is encrypted, and the state is not.
-        """
+        """Replaces a run that is not claimed. The session must be in the scopes of `stores` too."""
 
         def put(connection: Connection, _: Queries) -> PausedRun:
             found = self.store.lock(connection, session_id)
@@ -176,14 +157,6 @@ class PausedStore:
         by: str | None,
         paused_at: datetime | None,
     ) -> PausedRun:
-        """Store a decision about a call of the run that was paused then, or of any run.
-
-        Raises:
-            LookupError: If nothing is paused, another run is, or it does not wait for this call.
-            RunClaimedError: If somebody holds a lease.
-            ValueError: If several pending calls have this id.
-        """
-
         def decide(connection: Connection, row: PausedRow) -> PausedRun:
             if row.is_claimed:
                 raise RunClaimedError(session_id)
@@ -214,13 +187,7 @@ class PausedStore:
     async def claim(
         self, row: PausedRow, token: str, lease: int, *, after_crash: bool, force: bool
     ) -> bool:
-        """Claim a run; give whether it was as it had been read.
-
-        Raises:
-            LookupError: If nothing is paused.
-            RunClaimedError: If somebody holds a lease, or one has ended without a result.
-            SessionChangedError: If the history has changed.
-        """
+        """Returns False if the row has changed since it was read."""
 
         def claim(connection: Connection, _: PausedRow) -> bool:
             after = self.rows.claim(connection, row, token, lease, after_crash=after_crash)
@@ -237,7 +204,7 @@ class PausedStore:
         return await self._change(row.session_id, claim)
 
     async def renew(self, session_id: str, token: str, lease: int) -> bool:
-        """Prolong a lease; give whether it is still held."""
+        """Returns False if the lease is no longer held."""
 
         def renew(connection: Connection, row: PausedRow) -> bool:
             if row.token != token:
@@ -252,7 +219,7 @@ class PausedStore:
             return False
 
     async def release(self, before: PausedRow, token: str) -> None:
-        """Give back a claim of which no use was made: the row is as it was before."""
+        """Restores the row of a claim that did not resume its run."""
 
         def release(connection: Connection, row: PausedRow) -> None:
             if row.token != token:
@@ -279,13 +246,11 @@ class PausedStore:
         *,
         history_is_known: bool,
     ) -> bool:
-        """Store another state of a run and give back the claim; give whether it was stored.
+        """Stores a new state and ends the claim.
 
-        It is not if the run was deleted, or has left the scope of one of the stores. If the history
-        may have a turn that the state lacks, the next claim finds it changed.
-
-        Raises:
-            RunClaimedError: If the lease is lost.
+        Returns False if the run was deleted or has left the scope of one of the stores. Without
+        `history_is_known`, the history may have a turn that the state lacks, so the next claim
+        finds it changed.
         """
         stored: list[str] = []
 
@@ -316,11 +281,7 @@ class PausedStore:
         return True
 
     async def finish(self, session_id: str, token: str) -> None:
-        """Delete a run that has finished, and restore the phase from before the pause.
-
-        Raises:
-            RunClaimedError: If the lease is lost.
-        """
+        """Deletes the run and restores the phase from before the pause."""
 
         def finish(connection: Connection, row: PausedRow) -> None:
             if row.token != token:
@@ -332,11 +293,7 @@ class PausedStore:
             await insist(lambda: self._change(session_id, finish))
 
     async def discard(self, session_id: str) -> bool:
-        """Delete a paused run that nobody holds; give whether there was one.
-
-        Raises:
-            RunClaimedError: If somebody holds a lease.
-        """
+        """Returns False if no run is paused."""
 
         def discard(connection: Connection, row: PausedRow) -> None:
             if row.is_claimed:
@@ -352,12 +309,7 @@ class PausedStore:
     # ---- parts of transactions ----
 
     def check_token(self, connection: Connection, session_id: str, token: str) -> None:
-        """Refuse to go on for whoever has lost the lease, in a transaction of the session.
-
-        Raises:
-            RunClaimedError: If the run has another token, or is no longer paused.
-            SessionNotFoundError: If the session has left the scope.
-        """
+        """Raises if the lease is lost. Must be called while the session is locked."""
         row = self.rows.locked(connection, session_id)
         if row is None or row.token != token:
             raise RunClaimedError(session_id, lost=True)
@@ -365,12 +317,7 @@ class PausedStore:
             raise SessionNotFoundError(session_id)
 
     async def check_held(self, session_id: str, token: str, stores: Sequence[ScopedStore]) -> None:
-        """As `check_token`, in a transaction of its own and in the scopes of stores as well.
-
-        Raises:
-            RunClaimedError: If the lease is lost.
-            SessionNotFoundError: If the session is outside one of the scopes.
-        """
+        """Calls `check_token` in a transaction of its own; checks the scopes of `stores` too."""
 
         def check(connection: Connection, _: Queries) -> None:
             self.store.rows.lock_session(connection, session_id)
@@ -381,11 +328,7 @@ class PausedStore:
         await self._database.write(check)
 
     async def _change(self, session_id: str, change: Callable[[Connection, PausedRow], T]) -> T:
-        """Run a change of a row in a transaction.
-
-        Raises:
-            LookupError: If nothing is paused.
-        """
+        """Calls `change` with the locked row. Raises `LookupError` if no run is paused."""
         check_id_type(session_id)
 
         def run(connection: Connection, _: Queries) -> T:
@@ -402,7 +345,7 @@ class PausedStore:
         return await self._database.write(run)
 
     def _written(self, connection: Connection, session_id: str) -> PausedRun:
-        """The run as the transaction leaves it; if it cannot be read, nothing is committed."""
+        """Raises if the run cannot be read as it will be stored, so that nothing is committed."""
         row = self.rows.locked(connection, session_id)
         if row is None:
             raise nothing_paused(session_id)
@@ -415,13 +358,15 @@ class PausedStore:
             self._move(connection, row.session_id, before, only_from=APPROVAL)
 
     def _enter_approval(self, connection: Connection, session_id: str) -> str | None:
-        """Enter the phase, if a lifecycle is active; give the phase from before, if it was."""
         return self._move(connection, session_id, APPROVAL)
 
     def _move(
         self, connection: Connection, session_id: str, phase: str, only_from: str | None = None
     ) -> str | None:
-        """Move an active lifecycle into a phase; give the phase from before if it is active."""
+        """Moves an active lifecycle into a phase; with `only_from`, back from that phase.
+
+        Returns the previous phase, or None if no lifecycle is active or the phase cannot be stored.
+        """
         reading = self.store.rows.reading([keys.PHASE, keys.STATUS, keys.PHASE_HISTORY])
         found = connection.execute(reading, {"of_session": session_id})
         try:
@@ -456,21 +401,11 @@ class PausedStore:
 
 
 def check_claim(row: PausedRow, *, after_crash: bool) -> None:
-    """Refuse to claim a run that is not free.
-
-    Raises:
-        RunClaimedError: If somebody holds a lease, or one has ended without a result.
-    """
     if row.is_claimed or (row.is_crashed and not after_crash):
         raise RunClaimedError(row.session_id, crashed=row.is_crashed)
 
 
 def check_history(row: PausedRow, end: HistoryEnd, *, force: bool) -> None:
-    """Refuse to claim a run whose history has changed.
-
-    Raises:
-        SessionChangedError: If it has.
-    """
     if row.history_end != end and not force:
         raise SessionChangedError(
             row.session_id,
@@ -479,7 +414,6 @@ def check_history(row: PausedRow, end: HistoryEnd, *, force: bool) -> None:
 
 
 def nothing_paused(session_id: str) -> LookupError:
-    """The error for a session without a paused run."""
     return LookupError(f"session {quoted(session_id)} has no paused run")
 
 

@@ -1,4 +1,4 @@
-"""`ModelPrice`, and the names by which prices are looked up."""
+"""`ModelPrice`, and the lookup of prices by model name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Tokens(NamedTuple):
 
     @classmethod
     def of(cls, usage: Usage) -> Tokens:
-        """The numbers as they are now; details that a provider left out count as 0."""
+        """Details that a provider left out count as 0."""
         # A provider's object may have been made without checks.
         incoming: Any = usage.input_tokens_details
         outgoing: Any = usage.output_tokens_details
@@ -43,11 +43,9 @@ class Tokens(NamedTuple):
         )
 
     def plus(self, other: Tokens) -> Tokens:
-        """Both together."""
         return Tokens(*map(add, self, other))
 
     def minus(self, other: Tokens) -> Tokens:
-        """What this has more; negative where it has less."""
         return Tokens(*map(sub, self, other))
 
 
@@ -91,7 +89,7 @@ Prices: TypeAlias = "ModelPrice | Mapping[str, ModelPrice] | None"
 
 
 def cost_of(tokens: Tokens, price: ModelPrice) -> Decimal:
-    """What these tokens cost; of a negative number, what it takes back."""
+    """Returns a negative cost for negative tokens."""
     cached_price = price.input if price.cached_input is None else price.cached_input
     fresh = tokens.input - tokens.cached
     if tokens.input >= 0:
@@ -101,11 +99,6 @@ def cost_of(tokens: Tokens, price: ModelPrice) -> Decimal:
 
 
 def check_prices(prices: object) -> None:
-    """Refuse what are no prices.
-
-    Raises:
-        TypeError: If a price is not a `ModelPrice`.
-    """
     each = prices.values() if isinstance(prices, Mapping) else [prices] if prices else []
     for price in each:
         if not isinstance(price, ModelPrice):
@@ -113,16 +106,15 @@ def check_prices(prices: object) -> None:
 
 
 def price_of(prices: Prices, model: str | None) -> ModelPrice | None:
-    """The price of a model; None if it has none."""
     if isinstance(prices, Mapping):
         return None if model is None else prices.get(model)
     return prices
 
 
 def model_name(agent: Any) -> str | None:
-    """The name of an agent's model, or of the SDK's default model; None if the model has no name.
+    """Returns the agent's model or the SDK's default model; None if the model has no name.
 
-    A model that a `RunConfig` sets in their place is not known to hooks.
+    Hooks do not know a model that a `RunConfig` sets instead.
     """
     model = getattr(agent, "model", None)
     if model is None:

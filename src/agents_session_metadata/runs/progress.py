@@ -1,9 +1,9 @@
-"""How far a resumed run has come.
+"""Tracks the progress of a resumed run.
 
-`Runner.run` brings the `RunState` that it was given up to date as far as the turn that was
-interrupted. If a later turn raises, the state lacks the turns in between, while their tools are
-marked as completed, and the SDK refuses to restore it. The turns that the state lacks are in the
-input of the last model call, and the last of them in what was added to the session after it.
+`Runner.run` updates the `RunState` that it was given only up to the turn that was interrupted. If a
+later turn raises, the state lacks the turns in between, while their tools are marked as completed,
+and the SDK refuses to restore it. The missing turns are in the input of the last model call, and
+the last of them in the items that were added to the session after it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,9 @@ from .states import (
 
 
 class Progress(RunHooks[Any]):
-    """Run hooks that remember what the model was asked last, and call the hooks of the caller.
+    """Run hooks that remember the last input of the model, and call the hooks of the caller.
 
-    Args:
-        hooks: The hooks of the caller, if any.
-
-    Attributes:
-        is_answered: Whether the final answer was given.
-        check: Is called before the first tool or model call, until it has succeeded once.
-
-    Raises:
-        TypeError: If `hooks` is something else.
+    `check` is called before the first tool or model call, until it has succeeded once.
     """
 
     def __init__(self, hooks: RunHooks[Any] | None) -> None:
@@ -64,7 +56,7 @@ class Progress(RunHooks[Any]):
                 setattr(self, event, getattr(self._hooks, event))
 
     def observed(self, config: Any) -> Any:
-        """A run configuration with whose filter the input is remembered as it was before it.
+        """Wraps the input filter of a run configuration to remember the unfiltered input.
 
         The SDK also accepts a dict, and rejects values of other types.
         """
@@ -85,22 +77,21 @@ class Progress(RunHooks[Any]):
         return {**config, name: remember} if is_dict else replace(config, **{name: remember})
 
     def use_wrapped(self) -> None:
-        """Note that a wrapped session, whose items are not seen, writes or reads."""
+        """Must be called when a wrapped session, whose items are not seen, reads or writes."""
         self._is_ahead = True
 
     def begin_to_add(self) -> None:
-        """Note that a turn has ended, and that its items are about to be added to the session."""
+        """Must be called before the items of a finished turn are added to the session."""
         self._is_saving = True
 
     def add(self, items: Sequence[Any]) -> None:
-        """Remember items that were added to the session: those of a turn, when it ends."""
         self._added += items
 
     def cancel(self, run: asyncio.Task[Any]) -> None:
-        """Cancel a run, at a moment at which it is known what the history contains.
+        """Cancels a run at a moment at which the content of the history is known.
 
-        Once it has answered, it ends by itself. If it stores a turn, it is cancelled when the model
-        is asked the next time, unless it ends or pauses before.
+        A run that has answered ends by itself. A run that is storing a turn is cancelled before the
+        next model call, unless it ends or pauses first.
         """
         if self.is_answered:
             return
@@ -110,43 +101,37 @@ class Progress(RunHooks[Any]):
             run.cancel()
 
     async def end_checks(self) -> None:
-        """Wait until no check is going on: a run can end before the tools that it has cancelled."""
+        """Waits for running checks: a run can end before the tools that it has cancelled."""
         if self._checks:
             await asyncio.wait(self._checks)
 
     @property
     def refused(self) -> BaseException | None:
-        """What `check` raised before anything was run or added.
+        """Returns the error of `check` if nothing was run or added.
 
-        It may also have succeeded for another tool call of the same turn.
+        The check may also have succeeded for another tool call of the same turn.
         """
         has_run = self.check is None or self._is_saving or self._is_ahead
         return None if has_run else self._refused
 
     @property
     def has_asked(self) -> bool:
-        """Whether the model was called."""
         return self._model_calls > 0
 
     @property
     def is_history_ahead(self) -> bool:
-        """Whether a wrapped session may have stored a turn that the state lacks."""
+        """Returns True if a wrapped session may have stored a turn that the state lacks."""
         return self._is_ahead and self.has_asked
 
     @property
     def is_stored(self) -> bool:
-        """Whether the final answer was given and added to the session."""
         return self.is_answered and bool(self._added)
 
     def continued(self, written: dict[str, Any], responses: int) -> dict[str, Any]:
-        """The state of a run that raised, with the turns that it lacks.
+        """Adds to the state of a run that raised the turns that it lacks.
 
-        Args:
-            written: The state as JSON.
-            responses: How many answers of the model the state had when the run was resumed.
-
-        Raises:
-            UserError: If the run was about to pause.
+        `responses` is the number of model responses in the state when the run was resumed. Raises
+        `UserError` if the run was about to pause.
         """
         calls, outputs = calls_and_outputs(self._added)
         if calls - outputs:

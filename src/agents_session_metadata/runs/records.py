@@ -1,4 +1,4 @@
-"""Paused runs as values: what a caller sees of them, and how they are written into a row."""
+"""Paused runs as callers see them, and as they are stored in a row."""
 
 from __future__ import annotations
 
@@ -96,24 +96,18 @@ class PausedPage:
 
 @dataclass(frozen=True)
 class Encryption:
-    """How texts are encrypted: not at all without the functions."""
+    """Texts are not encrypted without the functions."""
 
     encrypt: Cipher | None = None
     decrypt: Cipher | None = None
 
     def encrypted(self, text: str) -> str:
-        """A text as it is stored."""
         if self.encrypt is None:
             return text
         secret = self.encrypt(text.encode())
         return base64.b64encode(secret.encode() if isinstance(secret, str) else secret).decode()
 
     def decrypted(self, text: str) -> str:
-        """A text that was stored encrypted.
-
-        Raises:
-            ValueError: If there is no function to decrypt with.
-        """
         if self.decrypt is None:
             raise ValueError("the paused run is stored encrypted; pass decrypt= to PausedRuns")
         plain = self.decrypt(base64.b64decode(text))
@@ -122,14 +116,10 @@ class Encryption:
 
 @dataclass(frozen=True)
 class Details:
-    """What a row says about its state.
+    """The JSON object in the `details` of a row.
 
-    Attributes:
-        agent: The name of the agent that was running.
-        pending: The calls that the state waits for, as JSON objects.
-        encrypted: Whether the state and the arguments of the calls are encrypted.
-        wrapped: Whether the history is encrypted by the SDK's `EncryptedSession`.
-        phase: The phase of the session before the pause, if that has changed it.
+    `encrypted` applies to the state and the arguments of calls, `wrapped` to a history in the SDK's
+    `EncryptedSession`. `phase` is that before the pause, if the pause has changed it.
     """
 
     agent: str | None
@@ -140,16 +130,13 @@ class Details:
 
     @classmethod
     def of(cls, row: PausedRow) -> Details:
-        """The details of a row."""
         return cls(**json.loads(row.details))
 
     def text(self) -> str:
-        """The details as they are stored."""
         return json.dumps(vars(self))
 
 
 def pending_as_stored(calls: Iterable[Mapping[str, Any]], encryption: Encryption) -> Any:
-    """Pending calls with their arguments encrypted, if the state is."""
     return [
         {
             **call,
@@ -160,18 +147,13 @@ def pending_as_stored(calls: Iterable[Mapping[str, Any]], encryption: Encryption
 
 
 def decisions_left(row: PausedRow, calls: Iterable[Mapping[str, Any]]) -> str:
-    """The decisions about calls that are still pending, as they are stored."""
     waiting = {call["call_id"] for call in calls}
     decided = json.loads(row.decisions)
     return json.dumps({call_id: each for call_id, each in decided.items() if call_id in waiting})
 
 
 def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
-    """A row as a caller sees it.
-
-    Raises:
-        Exception: What `decrypt` raises.
-    """
+    """Raises any error that `decrypt` raises."""
     details = Details.of(row)
     decided = {
         call_id: Decision(**{**decision, "at": moment(decision["at"])})
@@ -197,12 +179,10 @@ def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
 
 
 def encryption_missing() -> ValueError:
-    """The error for a run in an encrypted history whose state would not be encrypted."""
     return ValueError(
         "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
     )
 
 
 def moment(microseconds: int) -> datetime:
-    """A time of a row."""
     return _EPOCH + timedelta(microseconds=microseconds)

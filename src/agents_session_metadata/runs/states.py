@@ -1,4 +1,4 @@
-"""The state of a run as text, and out of text: the SDK's `RunState`, JSON and encryption."""
+"""Serializes, restores and repairs the state of a run, the SDK's `RunState`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
 from agents_session_metadata.storage.database import settle
 
 _TOLD = ("name", "namespace", "arguments", "input", "action", "operation")
-"""By what the SDK tells two calls of one id apart."""
+"""Fields by which the SDK distinguishes two calls with the same id."""
 
 
 @dataclass(frozen=True)
 class ContextArguments:
-    """How the context of a run is written and read; the arguments are the SDK's."""
+    """The SDK's arguments for writing and reading the context of a run."""
 
     serializer: Callable[[Any], Mapping[str, Any]] | None = None
     override: Any = None
@@ -31,11 +31,9 @@ class ContextArguments:
 
 
 def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str, Any]:
-    """A state as JSON.
+    """Raises `UserError` if the state is not JSON.
 
-    Raises:
-        UserError: If, in strict mode and without a serializer, the context is neither None nor a
-            mapping; or if the state cannot be written as JSON.
+    In strict mode and without a serializer, the context must be None or a mapping.
     """
     written = state.to_json(context_serializer=context.serializer, strict_context=context.strict)
     try:
@@ -49,9 +47,9 @@ def serialize(state: RunState[Any, Any], context: ContextArguments) -> dict[str,
 
 
 def restorable(written: dict[str, Any]) -> dict[str, Any]:
-    """A state that the SDK restores although a handoff has left out items.
+    """Returns a state that the SDK restores although a handoff has left out items.
 
-    It refuses a finished call whose output is not in the state, or whose id was used again.
+    The SDK refuses a finished call whose output is not in the state, or whose id was used again.
     """
     items = _items(written)
     calls, outputs = calls_and_outputs(items)
@@ -60,16 +58,15 @@ def restorable(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_ids_used_again(written: dict[str, Any]) -> dict[str, Any]:
-    """A state that the SDK restores although a model has used the id of a call again.
+    """Returns a state that the SDK restores although a model has used a call id again.
 
-    It refuses a finished call if another one of its id has another tool or other arguments.
+    The SDK refuses a finished call if another one with its id has another tool or other arguments.
     """
     again = _used_again(_items(written))
     return _with_finished(written, lambda call: call not in again)
 
 
 def _used_again(items: Iterable[Any]) -> set[Call]:
-    """The calls whose id another tool or other arguments have as well."""
     seen: dict[Call, set[str]] = {}
     for item in items:
         for call in calls_and_outputs([item])[0]:
@@ -79,7 +76,7 @@ def _used_again(items: Iterable[Any]) -> set[Call]:
 
 
 def _with_finished(written: dict[str, Any], condition: Callable[[Call], bool]) -> dict[str, Any]:
-    """A state of whose finished calls only some are."""
+    """Leaves only calls that meet the condition marked as completed."""
     return _with_invocations(
         written,
         lambda call, each: {**each, "completed": each["completed"] and condition(call)},
@@ -87,15 +84,15 @@ def _with_finished(written: dict[str, Any], condition: Callable[[Call], bool]) -
 
 
 def without_lost_calls(written: dict[str, Any]) -> dict[str, Any]:
-    """A state that knows nothing of calls that are not in it; their ids can be used again."""
+    """Removes the records of calls that are not in the state, so their ids can be reused."""
     calls, _ = _calls_and_outputs(written)
     return _with_invocations(written, lambda call, each: each if call in calls else None)
 
 
 def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
-    """A state that does not wait for an agent that was used as a tool and has finished.
+    """Returns a state that does not wait for an agent that was used as a tool and has finished.
 
-    The SDK would wait for ever for calls of that agent. It finds the items of the last turn by the
+    The SDK would wait forever for calls of that agent. It finds the items of the last turn by the
     calls that waited, so those of the turn itself stay.
     """
     calls, asked = _calls_of_turn(written)
@@ -107,13 +104,13 @@ def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
 
 
 def waits_inside(written: dict[str, Any]) -> bool:
-    """Whether a state waits for a call of an agent that is used as a tool."""
+    """Returns True if the state waits for a call of an agent that is used as a tool."""
     calls, asked = _calls_of_turn(written)
     return not asked <= calls
 
 
 def _calls_of_turn(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
-    """The calls of the turn that was interrupted, and those that wait."""
+    """Returns the calls of the interrupted turn, and the calls that wait."""
     step, processed = written["current_step"], written["last_processed_response"]
     if step is None or step["type"] != "next_step_interruption" or processed is None:
         return set(), set()
@@ -126,7 +123,7 @@ def _with_invocations(
     written: dict[str, Any],
     change: Callable[[Call, dict[str, Any]], dict[str, Any] | None],
 ) -> dict[str, Any]:
-    """A state with other records of its calls, or without some of them."""
+    """Changes the records of calls; removes a record if `change` returns None."""
     context = written["context"]
     changed = {
         call_id: change((each["type"], call_id), each)
@@ -137,12 +134,10 @@ def _with_invocations(
 
 
 def _calls_and_outputs(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
-    """The calls of a state, and the calls whose outputs are in it."""
     return calls_and_outputs(_items(written))
 
 
 def _items(written: dict[str, Any]) -> list[Any]:
-    """The items of a state."""
     items = list(written["original_input"]) if type(written["original_input"]) is list else []
     responses = [item for each in written["model_responses"] for item in each["output"]]
     kept = [
@@ -152,11 +147,7 @@ def _items(written: dict[str, Any]) -> list[Any]:
 
 
 def check_context(original: object, context: ContextArguments, written: Mapping[str, Any]) -> None:
-    """Refuse, in strict mode, a context that would come back as something else.
-
-    Raises:
-        UserError: If it is a mapping other than a dict, or contains values that JSON changes.
-    """
+    """Raises `UserError` in strict mode if the context would not be restored unchanged."""
     if original is None or not context.strict or context.serializer is not None:
         return
     stored = json.loads(json.dumps(written["context"]["context"]))
@@ -171,12 +162,6 @@ def check_context(original: object, context: ContextArguments, written: Mapping[
 async def deserialize(
     session_id: str, agent: Agent[Any], text: str, context: ContextArguments
 ) -> RunState[Any, Agent[Any]]:
-    """The state of a stored text.
-
-    Raises:
-        StateVersionError: If the SDK cannot read states of its version.
-        UserError: If the SDK cannot restore it with this agent or context.
-    """
     stored = json.loads(text)
     version = stored.get("$schemaVersion")
     if version not in SUPPORTED_SCHEMA_VERSIONS:
@@ -200,7 +185,6 @@ async def deserialize(
 
 
 def pending_calls(items: Iterable[Any]) -> list[dict[str, Any]]:
-    """What a state waits for, as JSON: the call, its tool and arguments, and its agent."""
     return [
         {
             "call_id": item.call_id,
@@ -213,7 +197,6 @@ def pending_calls(items: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def apply_decisions(state: RunState[Any, Any], decisions: Mapping[str, Any]) -> None:
-    """Approve and reject the calls that a state waits for, by their ids."""
     for item in state.get_interruptions():
         decision = decisions.get(item.call_id or "")
         if decision is None:
@@ -225,10 +208,10 @@ def apply_decisions(state: RunState[Any, Any], decisions: Mapping[str, Any]) -> 
 
 
 def context_to_write(context: ContextArguments, text: str) -> ContextArguments:
-    """How the context is written when the run pauses again.
+    """Returns the arguments for when the run pauses again.
 
-    A context that was made by the caller's own means, but not with a serializer, is written as it
-    was before.
+    Without a serializer, the context that a deserializer made, or an override that is not a dict,
+    is written as it was stored before.
     """
     made = context.override is not None and type(context.override) is not dict
     if context.serializer is not None or not (made or context.deserializer is not None):

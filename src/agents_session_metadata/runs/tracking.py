@@ -41,10 +41,9 @@ if TYPE_CHECKING:
 logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_TRACE_IDS = 20
-"""How many of the newest trace ids are kept."""
 
 _warned: set[str] = set()
-"""What was warned of in this process and is not warned of again."""
+"""Warnings that were logged in this process and are not repeated."""
 
 
 class _Session(Protocol):
@@ -233,14 +232,14 @@ class SessionTracker(RunHooks[Any]):
             await self._hooks.on_tool_end(context, agent, tool, result)
 
     def _resumes(self, usage: Usage, agent: str | None) -> None:
-        """A paused run of an agent is about to go on with these hooks."""
+        """Must be called before a paused run of an agent is resumed with these hooks."""
         if self._open_blocks:
             self._accounts.resumes(usage, None if agent is None else _storable(agent))
         if isinstance(self._hooks, SessionTracker):
             self._hooks._resumes(usage, agent)
 
     def _sees(self, context: Any) -> bool:
-        """Remember a run by its usage, which nested runs share; give whether it is recorded."""
+        """Remembers a run by its usage, which nested runs share. Returns True if it is recorded."""
         if not self._open_blocks:
             if not self._has_warned:
                 self._has_warned = True
@@ -257,7 +256,7 @@ class SessionTracker(RunHooks[Any]):
         return True
 
     def _milliseconds_of(self, call: _ToolCall) -> int:
-        """How long a call took; or has taken: the SDK does not tell when one fails."""
+        """Returns the time until now for an open call: no hook is called if one fails."""
         if call.milliseconds is not None:
             return call.milliseconds
         return round((self._clock() - call.started) * 1000)
@@ -268,7 +267,7 @@ class SessionTracker(RunHooks[Any]):
             self._owner = await read_owner(self._store, self.session.session_id)
 
     async def _check_budget(self, budget: Budget, agent: Any) -> None:
-        """Write what was used so far, for others to see, and then refuse a call beyond a budget."""
+        """Writes the usage so far before the check, so that other runs count it."""
         assert self._store is not None  # noqa: S101  # the constructor has checked it
         await settle(self._flush(self._store))
         unpriced = dict(self._accounts.unpriced)
@@ -279,9 +278,10 @@ class SessionTracker(RunHooks[Any]):
         await check_budget(budget, self._store, self.session.session_id, self._owner, unpriced)
 
     async def _flush(self, store: ScopedStore) -> None:
-        """Write the entries that are not in the ledger yet; keep them if they are not written.
+        """Writes the counted usage to the ledger; keeps it for later if it was not written.
 
-        If a commit fails, they may be written: they are not kept, lest they count twice.
+        If the commit fails, the usage may have been written. It is then dropped, lest it count
+        twice.
         """
         entries, added = self._accounts.take(), list[bool]()
         if not entries:
@@ -297,7 +297,7 @@ class SessionTracker(RunHooks[Any]):
             raise
 
     async def _write(self) -> None:
-        """Write what was recorded; log what goes wrong."""
+        """Logs errors instead of raising them."""
         failures, answered = self._failures, self._has_answer
         if not len(self._accounts) and not failures:
             return
@@ -329,7 +329,6 @@ class SessionTracker(RunHooks[Any]):
             self._titler.start(self.session, stored)
 
     def _change(self) -> Callable[..., None]:
-        """The change of the metadata that records what was seen."""
         runs, used = self._accounts.totals()
         self._accounts.count_all()
         cost, failures = self._accounts.cost, self._failures
@@ -372,9 +371,9 @@ class SessionTracker(RunHooks[Any]):
     async def _with_ledger(
         self, entries: list[UsageEntry], owner: JSONValue
     ) -> tuple[Any, TablesMissingError | None]:
-        """What edits the session's metadata and adds to the ledger in the same transaction.
+        """Returns an object whose edits add to the ledger in the same transaction.
 
-        If the ledger is missing, it is the session itself, beside the error.
+        If the ledger is missing, returns the session itself and the error.
         """
         store = self._store
         if store is None or not entries:
@@ -406,7 +405,7 @@ class SessionTracker(RunHooks[Any]):
     async def _write_ledger(
         self, store: ScopedStore, entries: list[UsageEntry], owner: JSONValue
     ) -> None:
-        """Write the ledger alone, when the metadata could not be written."""
+        """Writes only the ledger, after the metadata could not be written."""
         if owner is None:
             owner = store.scope.values.get(keys.OWNER_ID)
         try:
@@ -425,13 +424,11 @@ class SessionTracker(RunHooks[Any]):
 
 @dataclass(frozen=True)
 class _Ledgered:
-    """A session whose edits add to the ledger."""
-
     edit_metadata: Callable[[Callable[[Metadata], object]], Any]
 
 
 def _change_nothing(_: Metadata) -> None:
-    """A change for a transaction that writes something else."""
+    """Edits no metadata in a transaction that writes something else."""
 
 
 def _add(
@@ -469,12 +466,12 @@ def _message_of(error: Exception) -> str:
 
 
 def _call_id(context: Any, tool: Any) -> str:
-    """What the start and the end of one tool call have in common."""
+    """Returns an id that is the same at the start and the end of a tool call."""
     return _storable(getattr(context, "tool_call_id", None) or f"{tool.name}-{id(context):x}")
 
 
 def _storable(text: object) -> str:
-    """A name or message, which may come from outside, without what a database cannot add up."""
+    """Replaces characters that a database cannot store: the text may come from outside."""
     return storable_text(str(text))
 
 
