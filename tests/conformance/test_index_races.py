@@ -203,8 +203,12 @@ import random
 async def work(engine):
     catalog = SessionCatalog(engine)
     rnd = random.Random(arguments[0])
+    keys = ["owner_id", "tags"]
+    if engine.dialect.name != "mysql":
+        # There, DDL on a table that others write to ends some of their transactions by a deadlock.
+        keys.append("$updated_at")
     for _ in range(int(arguments[1])):
-        key = rnd.choice(["owner_id", "tags", "$updated_at"])
+        key = rnd.choice(keys)
         await (catalog.drop_index(key) if rnd.randrange(3) == 0 else catalog.create_index(key))
 
 run()

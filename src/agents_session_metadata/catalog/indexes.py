@@ -36,8 +36,9 @@ class Indexes(CatalogPart):
         one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
         steps. It is not used until it is complete; call this again to continue it. On MariaDB and
         MySQL, the user requires the privilege TRIGGER, every process that writes must run version
-        0.2 or later, and creating the triggers can block other writers for up to five seconds per
-        attempt.
+        0.2 or later, and creating the triggers or `"$updated_at"` can block other writers for up to
+        five seconds per attempt. A transaction of another writer can also end with a deadlock then,
+        which this package retries and the plain SDK raises.
 
         Args:
             key: A metadata key or `"$updated_at"`.

@@ -253,10 +253,6 @@ class Dialect:
         time = {} if stored is None else {"after_time": self.stored_time_value(stored)}
         return {"after_id": session_id, **time}
 
-    def local_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Converts a time of the package's tables to the form of the SDK's tables."""
-        return column
-
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         """A time of the SDK's tables in the form that `to_datetime` requires."""
         raise NotImplementedError

@@ -147,8 +147,7 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     def create(self, trigger: RowTrigger) -> list[str]:
         function = f"{trigger.schema}{trigger.name}()"
         when = f" WHEN ({trigger.condition})" if trigger.condition else ""
-        returned = "NEW" if trigger.event.startswith("BEFORE") else "NULL"
-        body = _quoted_block(*trigger.statements, f"RETURN {returned}")
+        body = _quoted_block(*trigger.statements, "RETURN NULL")
         # Users that write history need no privileges on the package's tables. The fixed search
         # path keeps them from replacing the objects that the function names.
         rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"

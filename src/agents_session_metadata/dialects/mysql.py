@@ -59,6 +59,8 @@ In `gbk` and others, the byte of a backslash can be a part of another character.
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 _LAST_TIMESTAMP = datetime(2038, 1, 19, 3, 14, 7, tzinfo=timezone.utc)
+_NEAR = 10_800
+"""Seconds around a change of a clock."""
 
 
 class _MySQLLocks(Locks):
@@ -219,12 +221,14 @@ class MySQL(Dialect):
         return self.stored_time(column)
 
     def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
-        # The column compares with local times only. The end of summer time repeats an hour: there,
-        # a local time may be read as one before or after the time that it was made of.
-        time = bindparam("after_time", type_=self.stored_time_type())
-        read: Any = func.unix_timestamp(func.from_unixtime(time), type_=Numeric(20, 6))
-        outer = (func.greatest if descending else func.least)(time, time + time - read)
-        limit = func.from_unixtime(outer)
+        # The column compares with local times only, which may differ from UTC in order where a
+        # clock is changed. Within three hours of that, the limit is wider.
+        time: Any = bindparam("after_time", type_=self.stored_time_type())
+        earlier, later = func.from_unixtime(time - _NEAR), func.from_unixtime(time + _NEAR)
+        span = func.timestampdiff(literal_column("SECOND"), earlier, later)
+        wider = time + _NEAR if descending else time - _NEAR
+        inside = func.least(func.greatest(wider, 0), _LAST_TIMESTAMP.timestamp())
+        limit = func.from_unixtime(case((span == 2 * _NEAR, time), else_=inside))
         reaches: ColumnElement[bool] = column <= limit if descending else column >= limit
         return reaches
 

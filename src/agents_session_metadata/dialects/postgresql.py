@@ -159,10 +159,6 @@ class PostgreSQL(Dialect):
             raise ValueError(session_id)
         return parameters
 
-    def local_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        zone = func.current_setting("TimeZone")
-        return func.timezone(zone, column, type_=TIMESTAMP(timezone=False))
-
     def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         zone = func.current_setting("TimeZone")
         return func.timezone(zone, column, type_=TIMESTAMP(timezone=True))
