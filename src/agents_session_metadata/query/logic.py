@@ -54,7 +54,7 @@ class Driver(NamedTuple):
 class Condition(ABC):
     @property
     def rank(self) -> int:
-        """The lower the rank, the better the condition can drive. It depends on the kind only."""
+        """A lower rank drives a statement better."""
         return NO_DRIVER
 
     @property
