@@ -112,17 +112,7 @@ class MetadataSizeError(ValueError):
 
 @dataclass(frozen=True)
 class MetadataLimits:
-    """How much metadata one session may have.
-
-    Attributes:
-        max_keys: Keys per session.
-        max_key_length: Characters per key; at most 255, the width of the column.
-        max_value_bytes: Bytes per value, counted as compact JSON text in UTF-8 with non-ASCII
-            characters unescaped.
-
-    Raises:
-        ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
-    """
+    """Limits for the metadata of one session. Sizes are bytes of compact JSON text in UTF-8."""
 
     max_keys: int = 100
     max_key_length: int = MAX_KEY_LENGTH
