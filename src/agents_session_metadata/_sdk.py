@@ -7,7 +7,7 @@
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
 | `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
-| `_clear_session` | `on_clear="keep"`, and the session's row is checked to be gone |
+| `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
 
 and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
@@ -78,7 +78,7 @@ HOOKS = (
     "_lock_session",
     "_run_sqlite_write_with_retry",
 )
-"""What `StoredSession` defines for the SDK to call. If the SDK stopped, nothing would fail."""
+"""Members that `StoredSession` defines. If the SDK stopped calling them, nothing would fail."""
 
 STATE = {
     "session_id",
@@ -93,7 +93,7 @@ STATE = {
     "_session_factory",
     "_create_tables",
 }
-"""What the constructor of `SQLAlchemySession` sets."""
+"""The attributes that the constructor of `SQLAlchemySession` sets."""
 
 
 def sdk_store(
@@ -103,12 +103,7 @@ def sdk_store(
     create_tables: bool,
     limits: MetadataLimits | None = None,
 ) -> ScopedStore:
-    """The store of an engine's sessions, on connections configured and guarded as the SDK's are.
-
-    Raises:
-        TypeError: If the engine is not an async engine, or the limits are not `MetadataLimits`.
-        UnsupportedDialectError: If the engine is for another database.
-    """
+    """Configures and guards connections as the SDK does."""
     check_engine(engine)
     SQLAlchemySession._configure_sqlite_engine(owner_of(engine))
     lock = _turns_on(engine)
@@ -125,16 +120,16 @@ def sdk_store(
 
 
 def usage_of(state: RunState[Any, Any]) -> Usage | None:
-    """The usage of a run that is about to be resumed, which grows with it.
+    """Returns the usage of a run that is about to be resumed; the run adds to it.
 
-    If a release of the SDK keeps it elsewhere, it is unknown, and nothing else fails.
+    Returns None if a release of the SDK keeps it elsewhere.
     """
     return getattr(getattr(state, "_context", None), "usage", None)
 
 
 @asynccontextmanager
 async def _holding(lock: threading.Lock) -> AsyncIterator[None]:
-    """The turn that users of an in-memory SQLite's one connection take with the SDK."""
+    """Takes the SDK's turn on the only connection of an in-memory SQLite database."""
     while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops
         await asyncio.sleep(0.001)
     try:
@@ -185,7 +180,6 @@ def _other_parameters(name: str, known: tuple[str, ...]) -> Iterator[str]:
 
 
 def _names(code: object) -> Iterator[str]:
-    """The names and strings in a function, and in the functions within it."""
     if isinstance(code, CodeType):
         yield from code.co_names
         for constant in code.co_consts:
@@ -200,7 +194,7 @@ _refuse(_problems())
 
 @dataclass(frozen=True)
 class NothingToCompact:
-    """What `_get_compaction_snapshot` answers for a history that is to stay as it is.
+    """The answer of `_get_compaction_snapshot` if the history must not change.
 
     Automatic compaction finds nothing in it that the model has seen, and is skipped.
     """
@@ -209,12 +203,11 @@ class NothingToCompact:
     complete: bool = True
 
     async def replace_suffix(self, start: int, output: list[Any]) -> bool:  # noqa: ARG002  # all
-        """Replace nothing."""
         return False
 
 
 class _CheckedSession(Session):
-    """An ORM session of the SDK that checks its connection and begins, as `Database` does."""
+    """An ORM session of the SDK that checks and begins its connection as `Database` does."""
 
 
 @event.listens_for(_CheckedSession, "after_begin")
@@ -225,35 +218,22 @@ def _begin(session: Session, transaction: object, connection: Connection) -> Non
 
 
 def _turns_on(engine: AsyncEngine) -> threading.Lock | None:
-    """The SDK's lock for the one connection of an engine, if it has only one."""
+    """Returns the SDK's lock for the connection of an engine, if it has only one."""
     return SQLAlchemySession._sqlite_connection_locks.get(id(owner_of(engine).sync_engine))
 
 
 def _writing(engine: AsyncEngine) -> dict[str, Any]:
-    """The execution options of a connection that writes history.
+    """Returns execution options with the isolation level of the dialect for writing.
 
-    What is read after a lock must be current, as when metadata is written. A snapshot from before
-    the lock would show a former owner of the session, so the level of the engine does not count
-    where the dialect has one for writing.
+    The level of the engine does not count: a snapshot from before the lock would show a former
+    owner of the session.
     """
     level = dialect_of(engine.dialect).write_isolation
     return {} if level is None else {"isolation_level": level}
 
 
 class StoredSession(SQLAlchemySession):
-    """The SDK's session on a store: shared tables, retries, scope, atomic replacement of history.
-
-    Args:
-        session_id: The conversation's id.
-        store: Where sessions are read and written.
-        session_settings: As in the SDK.
-        ensure_ascii: As in the SDK.
-        on_clear: Whether `clear_session()` deletes the session or empties its history.
-        **kwargs: Passed on to `SQLAlchemySession`.
-
-    Raises:
-        ImportError: If the constructor of `SQLAlchemySession` does not set what is needed here.
-    """
+    """The SDK's session on a store: shared tables, retries, scope, atomic replacement of items."""
 
     def __init__(
         self,
@@ -306,7 +286,6 @@ class StoredSession(SQLAlchemySession):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What a session of the same catalog is made with."""
         return {
             "on_clear": self._on_clear,
             "session_settings": self.session_settings,
@@ -334,16 +313,16 @@ class StoredSession(SQLAlchemySession):
         return await (await sess.connection()).run_sync(replaced)
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Run a read of the SDK. A cancelled one closes the connection of a database in memory."""
+        """Finishes a read: a cancelled one would close the connection of a database in memory."""
         return await (read() if self._connection_lock is None else settle(read()))
 
     async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
-        """Run work that begins with a lock, at the beginning of a transaction."""
+        """Must begin a transaction, and `work` must begin with a lock."""
         connection = await sess.connection(execution_options=_writing(self._engine))
         return await connection.run_sync(work)
 
     def _enter(self, connection: Connection) -> bool:
-        """Lock the session, and create it unless it must exist; return True."""
+        """Locks the session, and creates it unless it must exist. Always returns True."""
 
         def has_tables() -> bool:
             names = self._store.database.names
@@ -357,7 +336,6 @@ class StoredSession(SQLAlchemySession):
         return True
 
     async def _items_in_scope(self, limit: int | None) -> list[TResponseInputItem]:
-        """What `get_items` returns, if the session is in the scope when it is read."""
         most = resolve_session_limit(limit, self.session_settings)
         messages, window = self._messages, most
 
@@ -383,14 +361,13 @@ class StoredSession(SQLAlchemySession):
             window *= 2  # Rows that are not JSON do not count.
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
-        """Append items in one transaction."""
         if items:
             await self._write_items(items, self._enter)
 
     async def _write_items(
         self, items: list[TResponseInputItem], begin: Callable[[Connection], bool]
     ) -> None:
-        """Append items in one transaction, if `begin`, which locks the session, returns True."""
+        """Writes nothing if `begin`, which must lock the session, returns False."""
         await self._ensure_tables()
         texts = [await self._serialize_item(item) for item in items]
 
@@ -418,13 +395,7 @@ class StoredSession(SQLAlchemySession):
             self._delete_history(connection, delete_paused_run)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """Replace the history in one transaction, keeping the row, its `created_at` and metadata.
-
-        Never returns False: compaction would then clear the session and add the items again.
-
-        Raises:
-            SessionPausedError: If the session has a paused run.
-        """
+        """Never returns False: compaction would then clear the session and add the items again."""
 
         def begin(connection: Connection) -> bool:
             if items:
@@ -440,7 +411,6 @@ class StoredSession(SQLAlchemySession):
     def _delete_history(
         self, connection: Connection, before: Callable[[Connection, SessionTables, str], None]
     ) -> None:
-        """Delete the items, after what is done about a paused run."""
         before(connection, self._store.database.tables, self.session_id)
         self._store.rows.delete_history(connection, self.session_id)
 
@@ -479,11 +449,7 @@ _known_constructors: dict[type, bool] = {}
 
 
 def _constructor_is_known(engine: AsyncEngine) -> bool:
-    """Whether the SDK's constructor sets what is known, and nothing else, and need not be called.
-
-    Raises:
-        ImportError: If it does not set what is needed here.
-    """
+    """True if the SDK's constructor sets exactly `STATE`, so that it need not be called."""
     kind = SQLAlchemySession
     if kind not in _known_constructors:
         found = set(vars(kind("", engine=engine)))

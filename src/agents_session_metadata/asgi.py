@@ -1,4 +1,4 @@
-"""What the ASGI applications have in common: their arguments, and the scope of a request."""
+"""The arguments of the ASGI applications, and the scope of a request."""
 
 from __future__ import annotations
 
@@ -15,15 +15,10 @@ from .errors import InvalidFilterError
 GetScope: TypeAlias = (
     "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
 )
-"""Gives the metadata values that every session of a request has; plain or async."""
+"""Returns the metadata values that every session of a request has; plain or async."""
 
 
 def check_arguments(catalog: object, get_scope: object) -> None:
-    """Refuse an argument of the wrong type.
-
-    Raises:
-        TypeError: If one has it.
-    """
     if not isinstance(catalog, SessionCatalog):
         raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
     if get_scope is not None and not callable(get_scope):
@@ -33,13 +28,7 @@ def check_arguments(catalog: object, get_scope: object) -> None:
 async def scoped_catalog(
     catalog: SessionCatalog, get_scope: GetScope | None, request: Request
 ) -> SessionCatalog | None:
-    """The catalog, restricted to the scope of a request; None if the request has no scope.
-
-    Without a function that gives scopes, every request gets the whole catalog.
-
-    Raises:
-        TypeError: If the scope is not one of JSON values.
-    """
+    """Returns None if the request has no scope; without `get_scope`, the whole catalog."""
     if get_scope is None:
         return catalog
     values = get_scope(request)
@@ -54,7 +43,6 @@ async def scoped_catalog(
 
 
 async def accept_lifespan(receive: Receive, send: Send) -> None:
-    """Answer the server's messages about start and shutdown."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -9,7 +9,7 @@ NAME = "agents-session-metadata"
 
 
 def install_advice(extra: str) -> str:
-    """What to install and how, from where this package was installed.
+    """Returns a command that installs the extra from the origin of this package.
 
     pip records the origin of a package that it did not get from an index: a checkout, an archive or
     a repository. The index might not have this package, or have another version of it.

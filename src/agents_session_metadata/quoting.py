@@ -1,4 +1,4 @@
-"""How messages show text that somebody else wrote: readable, and harmless to terminals and logs."""
+"""Makes text from outside readable in messages, and harmless to terminals and logs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ _UNSAFE = re.compile(
 
 
 def escaped(text: str, kept: str = "") -> str:
-    """Text with its control characters escaped; other non-ASCII characters stay as they are.
-
-    Args:
-        text: The text.
-        kept: Control characters that stay, too.
-    """
+    """Escapes control characters except those in `kept`. Other non-ASCII characters stay."""
 
     def escape(found: re.Match[str]) -> str:
         unsafe = found[0]
@@ -29,7 +24,7 @@ def escaped(text: str, kept: str = "") -> str:
 
 
 def quoted(value: object, longest: int = _LONGEST) -> str:
-    """A value as a message shows it: quoted if it is a string, escaped, and cut if it is long."""
+    """Quotes strings, escapes control characters and shortens long values, for messages."""
     if isinstance(value, str):
         text = escaped(value[: longest + 1])
         quote = '"' if "'" in text and '"' not in text else "'"

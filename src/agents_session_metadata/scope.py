@@ -1,7 +1,7 @@
 """A scope: the metadata values that every session seen through it has.
 
-It is put around a store: `ScopedStore` adds a condition to each question, and a check after each
-lock. What lies below knows nothing of it.
+`ScopedStore` adds a condition to each query, and a check after each lock. The storage below knows
+nothing of scopes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MISSING: Final[Any] = object()
 
 
 class Scope:
-    """Fixed values under some keys; without any, everything is inside."""
+    """Fixed values under some keys. An empty scope contains every session."""
 
     def __init__(self, values: Mapping[str, JSONValue] | None = None) -> None:
         self.values: dict[str, JSONValue] = {
@@ -45,13 +45,6 @@ class Scope:
 
     @classmethod
     def of(cls, values: Mapping[str, JSONValue]) -> Scope:
-        """Check the values of a scope.
-
-        Raises:
-            TypeError: If they are not a mapping.
-            ValueError: If there is none, or one is `None`.
-            InvalidFilterError: If a key cannot exist, or a value is not plain.
-        """
         checked = parse_values(values, "a scope")
         for key, value in checked.items():
             if value is None:
@@ -62,37 +55,21 @@ class Scope:
         return bool(self.values)
 
     def narrowed(self, other: Scope) -> Scope:
-        """Both scopes at once.
-
-        Raises:
-            ScopeError: If they fix a key to different values.
-        """
         self.check(other.values)
         return Scope({**other.values, **self.values})
 
     def restrict(self, condition: Condition) -> Condition:
-        """A condition that holds only inside."""
         return All((self.condition, condition)) if self else condition
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse values that would lead out.
-
-        Raises:
-            ScopeError: If a scope key has another value.
-        """
+        """Raises `ScopeError` if a key of the scope has another value."""
         for key, value in self.values.items():
             if key in values and search_key(values[key]) != search_key(value):
                 raise ScopeError(key)
 
 
 class ScopedStore(SessionStore[Queries]):
-    """Sessions by their ids and by filters, within a scope: questions get its condition.
-
-    Args:
-        database: The database.
-        limits: How much metadata a session may carry.
-        scope: The scope; an empty one restricts nothing.
-    """
+    """Sessions by id and by filter, within a scope. An empty scope restricts nothing."""
 
     def __init__(self, database: Database[Queries], limits: MetadataLimits, scope: Scope) -> None:
         super().__init__(database, limits)
@@ -101,55 +78,41 @@ class ScopedStore(SessionStore[Queries]):
 
     @property
     def fixed(self) -> Mapping[str, EncodedValue]:  # type: ignore[override]  # not written to
-        """The values of the scope."""
         return encode_metadata(self.scope.values, self.limits) if self.scope else {}
 
     def within(self, scope: Scope) -> ScopedStore:
-        """The same store within a scope."""
         return ScopedStore(self.database, self.limits, scope)
 
     @property
     def is_restricted(self) -> bool:
-        """Whether `admits` has to be asked after each lock."""
+        """If true, `admits` must be called after each lock."""
         return bool(self.scope)
 
     def condition(self, where: Where | None) -> Condition:
-        """A filter, within the scope.
-
-        Raises:
-            InvalidFilterError: If the filter is not understood.
-        """
         return self.scope.restrict(parse_filter(where))
 
     def admits(self, connection: Connection, session_id: str) -> bool:
-        """Whether a session that is locked is within the scope."""
+        """Must be called while the session is locked."""
         if not self.scope:
             return True
         return self.rows.search_keys(connection, session_id, self._searched) == self._searched
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """Whether a session that was just created has no history yet.
+        """Rejects a session that was just created and has a history.
 
-        A history whose session row is missing may be anybody's: in a scope, the id is taken.
+        A history whose session row is missing can belong to another user: in a scope, the id is
+        taken.
         """
         return not self.scope or not has_items(connection, self.database.tables, session_id)
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
-        """Refuse what would lead out of the scope.
-
-        Raises:
-            ScopeError: If a scope key gets another value, or is removed.
-        """
+        """Raises `ScopeError` if a key of the scope gets another value or is removed."""
         for key, search in self._searched.items():
             if key in removed or (key in encoded and encoded[key].search != search):
                 raise ScopeError(key)
 
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
-        """As in the plain store; the scope's values are added.
-
-        Raises:
-            ScopeError: If the metadata contradicts the scope.
-        """
+        """Adds the values of the scope, or raises `ScopeError` if the metadata contradicts them."""
         encoded = super().encode_new(metadata)
         if self.scope:
             self.check_written(encoded, ())
@@ -159,7 +122,7 @@ class ScopedStore(SessionStore[Queries]):
     def question(
         self, queries: Queries, statement: Any, session_id: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """The statement, for a session within the scope."""
+        """Restricts a statement to sessions within the scope."""
         if not self.scope:
             return statement, {}
         return queries.where(statement, self.scope.condition, session_id)
@@ -167,7 +130,6 @@ class ScopedStore(SessionStore[Queries]):
     async def find_sessions(
         self, key_or_filter: str | Where, value: JSONValue = MISSING, limit: int | None = None
     ) -> list[str]:
-        """Ids of the sessions that match, most recently active first."""
         where: Any = key_or_filter
         if isinstance(key_or_filter, str):
             if value is MISSING:
@@ -190,7 +152,6 @@ def open_store(
     guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
     init_lock: Callable[[], threading.Lock],
 ) -> ScopedStore:
-    """The store of all sessions in a database; the arguments are those of `Database`."""
     database = Database(
         engine,
         names,
@@ -203,7 +164,7 @@ def open_store(
 
 
 def own_store(engine: AsyncEngine, names: TableNames, *, create_tables: bool) -> ScopedStore:
-    """The store of an engine that no session of the SDK uses, configured without importing it."""
+    """Opens the store of an engine that no session of the SDK uses, without importing the SDK."""
     turn, lock = asyncio.Lock(), threading.Lock()
     guard = (lambda: turn) if isinstance(engine.pool, StaticPool) else None
     store = open_store(

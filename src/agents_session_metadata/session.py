@@ -1,6 +1,6 @@
 """`SQLAlchemyMetadataSession`: the SDK's session, with metadata.
 
-What it overrides of the SDK's private methods is in `_sdk`.
+Its base class in `_sdk` overrides the private methods of the SDK.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ class SQLAlchemyMetadataSession(StoredSession):
     def _in_store(
         cls, session_id: str, store: ScopedStore, *, must_exist: bool, **settings: Any
     ) -> Self:
-        """A session of a catalog's store, bound to its scope."""
         names, database = store.database.names, store.database
         session = cls(
             session_id,
@@ -405,5 +404,5 @@ class SQLAlchemyMetadataSession(StoredSession):
 
     @property
     def _checks_id(self) -> bool:
-        """Whether the session must be one that can have metadata."""
+        """If true, the id must be one that can have metadata."""
         return self._store.database.dialect.bounded_ids or bool(self._store.scope)

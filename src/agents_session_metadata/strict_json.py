@@ -10,16 +10,10 @@ from .quoting import quoted
 
 
 def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:
-    """Parses JSON strictly.
+    """Raises `ValueError` for NaN, infinities, too long integers, deep nesting and duplicate keys.
 
-    Args:
-        text: The JSON text.
-        duplicates: Whether an object may repeat a key. The last value is then used.
-        hooks: Further arguments of `json.loads`.
-
-    Raises:
-        ValueError: If it is not JSON, contains NaN, an infinity or an integer with too many digits,
-            repeats a key, or is nested too deeply.
+    With `duplicates`, an object can repeat a key, and the last value is used. `hooks` are further
+    arguments of `json.loads`.
     """
     if not duplicates:
         hooks["object_pairs_hook"] = _without_duplicates
@@ -37,7 +31,7 @@ def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Rejects NaN and the infinities, which are not JSON. For `parse_constant` of `json.loads`."""
+    """Rejects NaN and infinities, as `parse_constant` of `json.loads`."""
     raise ValueError(f"{name} is not a JSON value")
 
 

@@ -11,7 +11,7 @@ This module imports only the standard library and knows nothing of sessions or d
 | value | encoding after the tag |
 |---|---|
 | None, False, True | nothing |
-| number | sign, decimal exponent, digits in pairs; complemented where negative |
+| number | sign, decimal exponent, digits in pairs; complemented if negative |
 | string | UTF-8 |
 | list, object | SHA-256 of a canonical form: only equality is asked of them |
 """
@@ -54,7 +54,7 @@ _HEX = bytes.fromhex("".join(f"{pair:02}" for pair in range(100)))
 _PAIRS = bytes(range(1, 101))
 _FROM_HEX = bytes.maketrans(_HEX, _PAIRS)
 _TO_HEX = bytes.maketrans(_PAIRS, _HEX)
-"""Two decimal digits are one byte, 1 to 100; those digits read as hexadecimal, 0x00 to 0x99."""
+"""Two decimal digits are one byte, 1 to 100; read as hexadecimal, they are 0x00 to 0x99."""
 _COMPLEMENT = bytes(255 - byte for byte in range(256))
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -67,11 +67,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def finite(text: str) -> float:
-    """The number of a JSON text, for `parse_float` and `parse_constant` of `json.loads`.
-
-    Raises:
-        ValueError: If it is infinite or NaN.
-    """
+    """Raises `ValueError` for infinity and NaN. For the hooks of `json.loads`."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -116,17 +112,7 @@ class MetadataSizeError(ValueError):
 
 @dataclass(frozen=True)
 class MetadataLimits:
-    """How much metadata one session may have.
-
-    Attributes:
-        max_keys: Keys per session.
-        max_key_length: Characters per key; at most 255, the width of the column.
-        max_value_bytes: Bytes per value, counted as compact JSON text in UTF-8 with non-ASCII
-            characters unescaped.
-
-    Raises:
-        ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
-    """
+    """Limits for the metadata of one session. Sizes are bytes of compact JSON text in UTF-8."""
 
     max_keys: int = 100
     max_key_length: int = MAX_KEY_LENGTH
@@ -148,20 +134,18 @@ class MetadataLimits:
 
 
 class SearchKey(NamedTuple):
-    """A search key as it is stored: the indexed part, and what is longer."""
+    """A search key as it is stored: the indexed beginning, and the rest."""
 
     indexed: bytes
     rest: bytes
 
     @property
     def is_whole(self) -> bool:
-        """Whether the indexed part alone tells this value from every other."""
+        """True if the indexed part alone distinguishes this value from every other."""
         return len(self.indexed) < SEARCH_KEY_BYTES
 
 
 class EncodedValue(NamedTuple):
-    """A value as its row stores it."""
-
     text: str
     search: SearchKey
     elements: tuple[SearchKey, ...]
@@ -170,13 +154,7 @@ class EncodedValue(NamedTuple):
 def encode_metadata(
     values: Mapping[str, JSONValue], limits: MetadataLimits
 ) -> dict[str, EncodedValue]:
-    """Check metadata and encode it, key by key, in the order of the keys.
-
-    Raises:
-        MetadataValueError: If a key or value cannot be stored.
-        MetadataSizeError: If a limit is exceeded.
-        TypeError: If `values` is not a mapping.
-    """
+    """Checks and encodes metadata, in the order of the keys."""
     if not isinstance(values, Mapping):
         raise TypeError(f"metadata must be a mapping, got {type(values).__name__}")
     encoded = {}
@@ -192,7 +170,7 @@ def encode_metadata(
 
 
 def check_key(key: object, limits: MetadataLimits) -> str:
-    """Return a metadata key as a plain string, or raise what is wrong with it."""
+    """Returns the key as a plain `str`, also if it is an instance of a subclass."""
     problem = key_problem(key)
     if problem is not None or not isinstance(key, str):
         raise limits.value_error(problem or "", key=key)
@@ -204,7 +182,7 @@ def check_key(key: object, limits: MetadataLimits) -> str:
 
 
 def key_problem(key: object) -> str | None:
-    """Say why no metadata can be stored under a key, limits aside; None when it can."""
+    """Returns why no metadata can be stored under a key, limits aside, or None."""
     if not isinstance(key, str):
         return f"a key must be a string, got {type(key).__name__}"
     if not key:
@@ -219,21 +197,10 @@ def key_problem(key: object) -> str | None:
 
 
 def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedValue:
-    """Check one value and encode it.
-
-    Raises:
-        MetadataValueError: If it is not a JSON value.
-        MetadataSizeError: If its JSON text is longer than allowed.
-    """
     return encode_text(key, value, json_text(key, value, limits), limits)
 
 
 def json_text(key: str, value: JSONValue, limits: MetadataLimits) -> str:
-    """Check one value and give its JSON text, which is the same for the same value.
-
-    Raises:
-        MetadataValueError: If it is not a JSON value.
-    """
     problem = value_problem(value)
     if problem is not None:
         raise limits.value_error(problem[1], key=key, path=problem[0])
@@ -241,11 +208,7 @@ def json_text(key: str, value: JSONValue, limits: MetadataLimits) -> str:
 
 
 def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -> EncodedValue:
-    """Encode a value that has been checked and has this text.
-
-    Raises:
-        MetadataSizeError: If the text is longer than allowed.
-    """
+    """The value must have been checked and have this text."""
     size = len(text.encode())
     if size > limits.max_value_bytes:
         raise limits.size_error(
@@ -255,11 +218,7 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
 
 
 def decode_value(text: str) -> Any:
-    """The value of a stored JSON text.
-
-    Raises:
-        ValueError: If it is not valid JSON.
-    """
+    """Raises `ValueError` if the text is not valid JSON."""
     text = text.strip(" \t\n\r")
     try:
         value, end = _from_text(text)
@@ -271,7 +230,7 @@ def decode_value(text: str) -> Any:
 
 
 def decode_elements(text: str) -> tuple[SearchKey, ...]:
-    """The search keys of a stored list's elements; none where the text is no list."""
+    """Returns nothing if the text is not a list or not valid JSON."""
     if not text.lstrip().startswith("["):
         return ()
     try:
@@ -281,29 +240,29 @@ def decode_elements(text: str) -> tuple[SearchKey, ...]:
 
 
 def value_problem(value: object) -> tuple[str, str] | None:
-    """Find the first thing in a value that is not JSON: its path and what is wrong, or None."""
+    """Returns the path and the problem of the first part that is not JSON, or None."""
     found = _problem(value, 0)
     return None if found is None else ("$" + found[0], found[1])
 
 
 def search_key(value: JSONValue) -> SearchKey:
-    """The search key of a value that has no problem."""
+    """The value must not have a `value_problem`."""
     return split_search_key(_search_bytes(value))
 
 
 def prefix_key(text: str) -> SearchKey:
-    """The beginning that the search keys of all strings with this prefix share."""
+    """Returns the beginning that the search keys of all strings with this prefix share."""
     return split_search_key(STRING + text.encode())
 
 
 def upper_bound(prefix: bytes) -> bytes:
-    """The smallest byte string above every one that begins with `prefix`."""
+    """Returns the smallest byte string above every one that begins with `prefix`."""
     # Neither a type tag nor a byte of UTF-8 is 0xFF, so the last byte can always be raised.
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
-    """The scalar that a search key stands for; whole numbers come as int."""
+    """Returns whole numbers as int, also if they were stored as float."""
     encoded = search.indexed + search.rest
     tag, body = encoded[:1], encoded[1:]
     if tag == STRING:
@@ -314,7 +273,7 @@ def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
 
 
 def shown(name: object) -> str:
-    """A name as an error message shows it: quoted, escaped, and shortened if it is long."""
+    """Quotes, escapes and shortens a name for an error message."""
     try:
         text = ascii(name)
     except ValueError:  # an integer of more digits than Python writes
@@ -323,7 +282,6 @@ def shown(name: object) -> str:
 
 
 def _problem(value: object, depth: int) -> tuple[str, str] | None:
-    """The first problem in a value: its path below the value, and what is wrong."""
     if isinstance(value, str):
         return None if _is_utf8(value) else ("", "a string must not contain lone surrogates")
     if value is None or isinstance(value, bool):
@@ -368,7 +326,6 @@ def _is_utf8(text: str) -> bool:
 
 
 def split_search_key(encoded: bytes) -> SearchKey:
-    """A whole search key as it is stored."""
     return SearchKey(encoded[:SEARCH_KEY_BYTES], encoded[SEARCH_KEY_BYTES:])
 
 
@@ -389,7 +346,7 @@ def _search_bytes(value: JSONValue) -> bytes:
 
 
 def _canonical(value: JSONValue) -> bytes:
-    """A byte string that two lists or objects share exactly when they are equal."""
+    """Two lists or objects have the same bytes exactly if they are equal."""
     if isinstance(value, list):
         return LIST + _framed([_canonical(item) for item in value])
     if isinstance(value, dict):
@@ -399,19 +356,18 @@ def _canonical(value: JSONValue) -> bytes:
 
 
 def _framed(parts: Iterable[bytes]) -> bytes:
-    """Join byte strings so that no other strings join to the same."""
+    """Joins byte strings so that no other strings join to the same."""
     return b"".join([len(part).to_bytes(8, "big") + part for part in parts])
 
 
 def _elements(value: JSONValue) -> Iterator[SearchKey]:
-    """The search keys of a list's distinct scalar elements."""
     if isinstance(value, list):
         scalars = (item for item in value if not isinstance(item, (list, dict)))
         yield from map(split_search_key, dict.fromkeys(map(_search_bytes, scalars)))
 
 
 def _encode_number(text: str) -> bytes:
-    """Encode a JSON number so that byte order is numeric order, exactly."""
+    """Encodes a JSON number so that byte order is numeric order, exactly."""
     mantissa, _, power = text.lower().partition("e")
     negative = mantissa.startswith("-")
     whole, _, fraction = mantissa.lstrip("-").partition(".")
@@ -445,20 +401,20 @@ def _decode_number(encoded: bytes) -> int | float:
 
 
 def is_text(text: str) -> bool:
-    """Whether every driver takes a string as a parameter: UTF-8 without NUL."""
+    """True if every driver accepts the string as a parameter: UTF-8 without NUL."""
     return "\x00" not in text and _is_utf8(text)
 
 
 def utf8_text(text: str) -> str:
-    """A string with U+FFFD for its lone surrogates, which have no UTF-8."""
+    """Replaces lone surrogates, which have no UTF-8, with U+FFFD."""
     return text if _is_utf8(text) else _SURROGATE.sub("\ufffd", text)
 
 
 def storable_text(text: str) -> str:
-    """A string with U+FFFD for what not every driver takes: `is_text` holds for it."""
+    """Replaces characters that not every driver accepts with U+FFFD."""
     return utf8_text(text).replace("\x00", "\ufffd")
 
 
 def plain(value: Any) -> Any:
-    """A deep copy of a stored value, in plain types, as reading it back would give it."""
+    """Returns a deep copy in plain types, equal to the value read from the database."""
     return decode_value(_to_text(value))

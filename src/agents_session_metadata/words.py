@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _LONGEST_PART = 64
-"""Characters that are normalized together; marks that follow are ignored.
+"""Characters that are normalized together; further marks are ignored.
 
-Putting marks in their canonical order takes a time that grows with the square of their number.
-Text of any language has a few; the stream-safe format of UAX #15 allows 30.
+Putting marks in their canonical order takes a time that grows with the square of their number. Text
+of any language has a few; the stream-safe format of UAX #15 allows 30.
 """
 
 # Compiled at first use: compiling these takes longer than importing the rest of the module.
@@ -36,14 +36,10 @@ _UNSPACED = (
 
 
 class Token(NamedTuple):
-    """A word, or a character of a run of Han, Kana and Hangul.
+    """A word, or one character of a run of Han, Kana and Hangul (`unspaced`).
 
-    Attributes:
-        word: The normalized text.
-        start: Where it begins in the original text.
-        end: Where it ends there.
-        unspaced: Whether it is a character of such a run.
-        joined: Whether it follows another character in the same run.
+    `start` and `end` are places in the original text. A token is `joined` if it follows another
+    character of the same run.
     """
 
     word: str
@@ -55,7 +51,7 @@ class Token(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def _extends(character: str) -> bool:
-    """Whether a character is normalized together with the one before it."""
+    """True if the character is normalized together with the one before it."""
     if re.match(_DROPPED, character):
         return True
     # Vowels and final consonants of Hangul compose with what is before them.
@@ -67,12 +63,11 @@ def _extends(character: str) -> bool:
 
 @lru_cache(maxsize=65_536)
 def _has_accents(character: str) -> bool:
-    """Whether a character is a letter of a script whose accents are removed."""
+    """True for a letter of a script whose accents are removed."""
     return unicodedata.name(character, "").startswith(_ACCENTED_SCRIPTS)
 
 
 def normalize(text: str) -> str:
-    """Text in the form in which it is compared."""
     if text.isascii():
         return text.lower()
     text = re.sub(_DROPPED, "", text)
@@ -91,7 +86,7 @@ def normalize(text: str) -> str:
 
 
 class _Character(NamedTuple):
-    """A normalized character: whether it belongs to a word, is a mark, or is in an unspaced run."""
+    """A normalized character. `word` is true if it is part of a word."""
 
     text: str
     word: bool
@@ -110,12 +105,11 @@ def _classified(character: str) -> _Character:
 
 @lru_cache(maxsize=65_536)
 def _characters(part: str) -> tuple[_Character, ...]:
-    """A character and its marks, normalized."""
     return tuple(map(_classified, normalize(part)))
 
 
 def _end_of_part(text: str, start: int) -> int:
-    """Where the part ends that is normalized by itself: a character and its marks."""
+    """Returns where a character and its marks end; they are normalized by themselves."""
     end, length = start + 1, len(text)
     while end < length and text[end] >= "\x80" and _extends(text[end]):
         end += 1
@@ -123,7 +117,6 @@ def _end_of_part(text: str, start: int) -> int:
 
 
 def tokenize(text: str) -> Iterator[Token]:
-    """The tokens of a text, in its order, with their places in the original."""
     if text.isascii():
         for found in _ASCII_WORD.finditer(text):
             yield Token(found[0].lower(), *found.span())

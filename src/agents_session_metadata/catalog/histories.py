@@ -11,8 +11,6 @@ from .questions import LONGEST_PAGE
 
 
 class Histories(CatalogPart):
-    """Reads and cuts the histories of sessions."""
-
     async def list_items(
         self,
         session_id: str,

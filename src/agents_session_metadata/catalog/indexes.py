@@ -18,8 +18,6 @@ from .part import CatalogPart
 
 
 class Indexes(CatalogPart):
-    """The methods about indexes."""
-
     async def create_index(
         self, key: str, *, progress: Callable[[int], object] | None = None
     ) -> bool:
@@ -93,11 +91,6 @@ class Indexes(CatalogPart):
 
 
 def check_no_scope(store: ScopedStore, method: str) -> None:
-    """Refuse to handle indexes within a scope.
-
-    Raises:
-        ScopeError: If there is one.
-    """
     if store.scope:
         raise ScopeError(
             next(iter(store.scope.values)),

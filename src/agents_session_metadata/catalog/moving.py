@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 class Moving(CatalogPart):
-    """Deletes, copies, exports and imports sessions."""
-
     async def delete_sessions(
         self,
         where: Where | None = None,

@@ -1,4 +1,4 @@
-"""What every part of the catalog has."""
+"""The base class of the parts of the catalog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CatalogPart:
-    """A part of the catalog: methods on one store, in its scope."""
+    """Methods on one store, in its scope."""
 
     _store: ScopedStore
     _session_arguments: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Questions about many sessions of a catalog."""
+"""Lists, counts and totals of the sessions that match a filter."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ _WALK_PAGE = 500
 
 
 class Questions(CatalogPart):
-    """Lists, counts and totals of the sessions that match a filter."""
-
     async def list_sessions(
         self,
         where: Where | None = None,

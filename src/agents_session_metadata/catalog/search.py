@@ -12,8 +12,6 @@ from .part import CatalogPart
 
 
 class Searching(CatalogPart):
-    """Searches what was said."""
-
     async def search(
         self,
         query: str,

@@ -1,4 +1,4 @@
-"""Single sessions of a catalog."""
+"""Single sessions of a catalog, by id or by the values that identify them."""
 
 from __future__ import annotations
 
@@ -37,8 +37,6 @@ _DERIVED_IDS = 1000
 
 
 class SingleSessions(CatalogPart):
-    """One session at a time, by its id or by what identifies it."""
-
     async def create_session(
         self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
     ) -> SQLAlchemyMetadataSession:

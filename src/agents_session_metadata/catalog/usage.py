@@ -12,8 +12,6 @@ from .part import CatalogPart
 
 
 class UsageLedger(CatalogPart):
-    """What tracked runs used."""
-
     async def usage(
         self,
         *,

@@ -1,1 +1,1 @@
-"""Retention, transfer and forks."""
+"""Retention, transfer, forks, histories and indexes."""

@@ -33,11 +33,10 @@ from agents_session_metadata.values import is_text
 from .pairs import is_user_message, separated_pair
 
 ItemOrder: TypeAlias = Literal["item_id", "-item_id"]
-"""What a history is ordered by: the ids of its items, with `-` for the newest first."""
 
 LONGEST_PAGE = 1000
 PAGE_BYTES = 8 * 2**20
-"""The size of a page of items, unless it has one item only."""
+"""The maximum size of a page of items, unless it has only one item."""
 
 
 # ---- pages ----
@@ -46,12 +45,7 @@ PAGE_BYTES = 8 * 2**20
 async def read_page(
     store: ScopedStore, session_id: str, order_by: ItemOrder, limit: int, cursor: str | None
 ) -> ItemPage:
-    """A page of a history, which ends early rather than exceed `PAGE_BYTES`.
-
-    Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another query.
-        ValueError: If `order_by` is not one of those allowed.
-    """
+    """Ends a page early if it would exceed `PAGE_BYTES`."""
     check_id_type(session_id)
     if order_by not in get_args(ItemOrder):
         raise ValueError(f"order_by must be 'item_id' or '-item_id', got {order_by!r}")
@@ -75,7 +69,7 @@ class _PageReader:
     def read(
         self, connection: Connection, queries: Queries, after: int | None, limit: int
     ) -> tuple[list[ItemInfo], int | None]:
-        """Read a page; give its items, and where it ends unless it is the last one."""
+        """Returns the items, and the id where the page ends unless it is the last one."""
         found: list[ItemInfo] = []
         size = 0
         while len(found) <= limit:
@@ -130,16 +124,9 @@ class _PageReader:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where a history is to end.
+    """Removes the last `turns`, or the items from the id `before` on.
 
-    Attributes:
-        turns: How many turns to remove.
-        before: The id of the first item to remove.
-        expect_last: The id that the newest item must have.
-
-    Raises:
-        TypeError: If one of them is not a whole number.
-        ValueError: If not exactly one of `turns` and `before` is given, or `turns` is less than 1.
+    `expect_last` is the id that the newest item must have.
     """
 
     turns: int | None = None
@@ -157,12 +144,10 @@ class Cut:
             raise ValueError(f"turns must be at least 1, got {self.turns}")
 
     def position(self, session_id: str, history: Sequence[ItemInfo]) -> int:
-        """How many rows of a history come before the cut.
+        """Returns how many rows of a history come before the cut.
 
-        Raises:
-            SessionChangedError: If the newest item is not the expected one.
-            ValueError: If items are encrypted, the history does not have the item `before`, or the
-                cut would separate items that belong together.
+        Raises `ValueError` if items are encrypted or the cut would separate items that belong
+        together.
         """
         readable = [each for each in history if each.item is not UNREADABLE]
         if self.expect_last is not None:
@@ -199,13 +184,7 @@ class Cut:
 def lock_history(
     store: ScopedStore, connection: Connection, session_id: str, cut: Cut
 ) -> tuple[list[ItemInfo], list[ItemInfo]]:
-    """Lock a session and divide its history in what a cut keeps and what it removes.
-
-    Raises:
-        SessionNotFoundError: If there is no such session.
-        SessionChangedError: As `Cut.position`.
-        ValueError: As `Cut.position`.
-    """
+    """Locks a session, and returns the items that a cut keeps and the items that it removes."""
     lock_to_change(store, connection, session_id)
     database = store.database
     history = read_history(connection, database.tables, database.dialect, session_id)
@@ -214,12 +193,7 @@ def lock_history(
 
 
 def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) -> None:
-    """Lock a session whose history is about to be cut or copied.
-
-    Raises:
-        SessionNotFoundError: If there is no such session.
-        SessionPausedError: If it has a paused run.
-    """
+    """Locks a session whose history is about to change; raises if a run is paused."""
     if not store.lock(connection, session_id):
         raise SessionNotFoundError(session_id)
     check_not_paused(connection, store.database.tables, session_id)
@@ -228,7 +202,7 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
 def rewinding(
     store: ScopedStore, session_id: str, cut: Cut
 ) -> Callable[[Connection, Queries], list[ItemInfo]]:
-    """Work that removes the end of a history and gives what it removed, oldest first."""
+    """Returns work that removes the end of a history, and returns it, oldest first."""
     database = store.database
     sessions = database.tables.sessions
 
@@ -246,13 +220,6 @@ def rewinding(
 
 
 async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo]:
-    """Remove the end of a history; give what was removed, oldest first.
-
-    Raises:
-        SessionNotFoundError: If there is no such session.
-        SessionChangedError: As `Cut.position`.
-        ValueError: As `Cut.position`.
-    """
     check_id_type(session_id)
     if not is_text(session_id):
         raise SessionNotFoundError(session_id)
@@ -260,11 +227,6 @@ async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo
 
 
 def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
-    """Refuse to cut a history with encrypted items.
-
-    Raises:
-        ValueError: If an item is encrypted.
-    """
     if any(_is_encrypted(each.item) for each in items):
         raise ValueError(
             "the history is encrypted, so its turns and pairs of items cannot be recognized"
@@ -272,7 +234,7 @@ def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
 
 
 def is_item_encrypted(store: ScopedStore, connection: Connection, session: str, item: int) -> bool:
-    """Whether an item of a session that is locked is there and encrypted."""
+    """Must be called while the session is locked."""
     found = read_items(
         connection,
         store.database.tables,
@@ -286,7 +248,7 @@ def is_item_encrypted(store: ScopedStore, connection: Connection, session: str, 
 
 
 def _is_encrypted(item: Any) -> bool:
-    """Whether an item was written through the SDK's `EncryptedSession`."""
+    """Recognizes an item that was written through the SDK's `EncryptedSession`."""
     return isinstance(item, dict) and item.get("__enc__") == 1
 
 

@@ -1,4 +1,4 @@
-"""Creating the triggers that maintain an index, also in place of those that do something else.
+"""Creates the triggers that maintain an index, and replaces altered ones.
 
 SQLite rewrites a trigger when a table that it writes to is renamed: from then on it fills the table
 of the new name.
@@ -18,7 +18,7 @@ from agents_session_metadata.storage.tables import SessionTables
 def lacking_triggers(
     connection: Connection, tables: SessionTables, triggers: Collection[RowTrigger]
 ) -> dict[RowTrigger, bool]:
-    """Those of some triggers that are missing or do something else; true for the latter."""
+    """Returns the triggers that are missing, with False, or have another body, with True."""
     dialect = dialect_of(connection.dialect)
     existing = dialect.existing_triggers(connection, *tables.tables)
     found = {each: existing.get(each.plain) for each in triggers}
@@ -30,7 +30,7 @@ def lacking_triggers(
 
 
 def create_triggers(connection: Connection, lacking: dict[RowTrigger, bool]) -> None:
-    """Create triggers, given with whether one of that name is to be replaced."""
+    """Creates triggers. Each is given with True if it replaces one of the same name."""
     dialect = dialect_of(connection.dialect)
     sql = dialect.triggers
     for each, exists in lacking.items():

@@ -1,12 +1,11 @@
-"""Creating and dropping indexes while others read and write.
+"""Creates and drops indexes while others read and write.
 
 An index on a key is a row in the table of indexes, with a state, and entries that triggers
-maintain. Where
-DDL is transactional and writers can be kept out (PostgreSQL), an index appears and disappears in
-one transaction. Elsewhere it is announced first, so that triggers add entries from then on; then
-the entries of the sessions that exist are added in steps; then it is declared complete.
+maintain. If DDL is transactional and writers can be kept out (PostgreSQL), an index appears and
+disappears in one transaction. Elsewhere it is announced first, so that triggers add entries from
+then on; then the entries of the existing sessions are added in steps; then it is declared complete.
 
-Whoever changes the state leaves a token, by which the others see that they are no longer wanted.
+Every process that changes the state stores a token. A process that finds another token stops.
 """
 
 from __future__ import annotations
@@ -52,18 +51,13 @@ T = TypeVar("T")
 Progress = Callable[[int], object]
 
 UPDATED_AT = "$updated_at"
-"""The key of the index of all sessions."""
+"""The key of the SQL index of all sessions."""
 NO_TEXT_INDEX = "search requires the text index, which is not available in this version"
 _SESSIONS_AT_ONCE = 1_000
 
 
 def check_index_key(key: object) -> str:
-    """Refuse a key that cannot have an index.
-
-    Raises:
-        InvalidMetadataError: If it is neither a metadata key nor `$updated_at`.
-        TablesMissingError: If it is `$text`.
-    """
+    """Raises `InvalidMetadataError` for an invalid key, `TablesMissingError` for `$text`."""
     if key == UPDATED_AT:
         return UPDATED_AT
     if key == "$text":
@@ -77,15 +71,7 @@ def check_index_key(key: object) -> str:
 
 
 async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
-    """Create an index, or continue one that is not complete.
-
-    Returns:
-        False if it was complete already.
-
-    Raises:
-        TablesMissingError: If its tables are missing and are not to be created.
-        TriggersNotAllowedError: If the database user may not create triggers.
-    """
+    """Creates an index, or continues an incomplete one. Returns False if it was complete."""
     if key == UPDATED_AT:
         return await _create_updated(database, progress)
     await database.ensure(ACTIVITY)
@@ -120,11 +106,6 @@ async def _fill(database: Database[Any], index: _Index, progress: Progress | Non
 
 
 async def drop_index(database: Database[Any], key: str) -> bool:
-    """Drop an index.
-
-    Returns:
-        Whether there was one.
-    """
     if key == UPDATED_AT:
         return await database.write(_work(partial(_drop_updated, database)))
     if not await database.read(_work(partial(_has_indexes, database))):
@@ -140,8 +121,6 @@ async def drop_index(database: Database[Any], key: str) -> bool:
 
 
 async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
-    """All indexes by key, with the number of their entries if wanted."""
-
     def read(connection: Connection) -> list[IndexInfo]:
         found = [*_read_updated(database, connection, count=count), *read_keys(connection)]
         return sorted(found, key=lambda info: info.key)
@@ -166,10 +145,7 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
 
 
 def _updated_index(database: Database[Any]) -> Index:
-    """The SQL index by time of activity.
-
-    It is on a copy of the sessions table, because `session_tables()` does not contain it.
-    """
+    """Uses a copy of the sessions table: the table in `session_tables()` has no such index."""
     sessions = database.tables.sessions.to_metadata(MetaData())
     columns = [sessions.c.updated_at]
     if database.dialect.single_writer:
@@ -241,7 +217,7 @@ def _look(database: Database[Any], connection: Connection) -> None:
 
 
 class _Index:
-    """The statements about one index; each method is work for one transaction."""
+    """The statements about one index. Each method is work for one transaction."""
 
     def __init__(self, database: Database[Any], key: str) -> None:
         self.key = key
@@ -254,10 +230,10 @@ class _Index:
         self._of_key = self._entries.c.key == key
 
     def begin(self, connection: Connection) -> tuple[str | None, bool]:
-        """Announce the index.
+        """Announces the index.
 
-        Returns:
-            The token, or None if the index is complete already; and whether it is complete now.
+        Returns the token, or None if the index was complete already; and whether it is complete
+        now.
         """
         state = connection.scalar(select(self._indexes.c.state).where(self._own))
         if state == COMPLETE:
@@ -290,7 +266,7 @@ class _Index:
         return token, in_one
 
     def create_triggers(self, connection: Connection) -> None:
-        """Create the triggers that are lacking; replace what has the keys of the indexes in it."""
+        """Creates missing triggers and replaces altered ones, which make the index incomplete."""
         self._dialect.begin_ddl(connection)
         triggers = self._triggers(connection)
         with self._dialect.brief_waits(connection):
@@ -305,11 +281,7 @@ class _Index:
             create_triggers(connection, lacking)
 
     def fill_step(self, after: str | None, connection: Connection) -> tuple[int, str | None]:
-        """Add the entries of the next sessions.
-
-        Returns:
-            The number of the sessions, and the id of the last if there may be more.
-        """
+        """Returns the number of sessions, and the id of the last one if there can be more."""
         session_id = self._tables.sessions.c.session_id
         further = [] if after is None else [session_id > after]
         ids = connection.scalars(
@@ -330,7 +302,7 @@ class _Index:
         return len(ids), ids[-1] if len(ids) == _SESSIONS_AT_ONCE else None
 
     def finish(self, token: str, connection: Connection) -> bool:
-        """Declare the index complete, if it is still the one that was begun."""
+        """Declares the index complete, if it still has the token."""
         # Not from the number of rows, which triggers of the application may change.
         row = lock_state(connection, self._indexes, self.key)
         if row is None or (row.token, row.state) != (token, FILLING):
@@ -339,7 +311,7 @@ class _Index:
         return True
 
     def leave(self, connection: Connection) -> str | None:
-        """End the use of the index; a token if there is one."""
+        """Drops the index. Returns its token, "" if no entries are left, None if there was none."""
         in_one = self._dialect.lock_tables(connection, [self._indexes])
         if lock_state(connection, self._indexes, self.key) is None:
             return None
@@ -355,7 +327,7 @@ class _Index:
         return token
 
     def empty_step(self, token: str, connection: Connection) -> bool:
-        """Delete some entries of an index that is dropped; say whether there may be more."""
+        """Deletes some entries of a dropped index. Returns True if there can be more."""
         session_id = self._entries.c.session_id
         ids = list(
             connection.scalars(
@@ -376,7 +348,6 @@ class _Index:
         return True
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:
-        """Statements that add the entries that are missing."""
         columns = list(ENTRY_COLUMNS)
         for statement in expected_entries(self._tables.tables, self._dialect, self.key):
             selected = statement.where(*conditions)

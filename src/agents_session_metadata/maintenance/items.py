@@ -1,4 +1,4 @@
-"""Single items of a history: append some and give them back, find one, delete one."""
+"""Single items of a history: append, find and delete them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ from agents_session_metadata.storage.rows import check_id, id_problem
 from agents_session_metadata.types import ItemInfo, JSONValue
 
 _AT_ONCE = 10
-"""Rows that are read at a time while one is looked for."""
+"""Rows that a search reads at a time."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """An item that is looked for. Of several that match, the newest one is meant.
+    """An item to find. If several match, it is the newest one.
 
-    Attributes:
-        matches: Whether an item is the one.
-        item_id: The id of its row, if it is known.
-        text: What its stored text contains, if the id of the row is not known.
+    Only rows whose stored text contains `text` are read, unless `item_id` is known.
     """
 
     matches: Callable[[ItemInfo], bool]
@@ -39,7 +36,7 @@ class Wanted:
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
-    """Look for an item in the history of a session; there is none outside the scope."""
+    """Returns nothing outside the scope."""
     if id_problem(session_id) is not None:
         return None
     return await store.database.read(
@@ -54,11 +51,7 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
 
 
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
-    """Delete an item; give whether there was one. As `pop_item`, it does not move `updated_at`.
-
-    Raises:
-        SessionNotFoundError: If there is no such session.
-    """
+    """Does not change `updated_at`, like `pop_item`."""
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
     database = store.database
@@ -77,11 +70,7 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
 
 
 async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
-    """Append items to a session that exists, and give them back as they are stored.
-
-    Raises:
-        SessionNotFoundError: If there is no such session.
-    """
+    """Returns the items as they are stored. The session must exist."""
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
 
@@ -100,14 +89,6 @@ async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]
 async def create_with_items(
     store: ScopedStore, session_id: str, metadata: Mapping[str, JSONValue], texts: Sequence[str]
 ) -> None:
-    """Create a session with metadata and a history, in one transaction.
-
-    Raises:
-        InvalidMetadataError: If a key or value cannot be stored.
-        MetadataLimitError: If a limit is exceeded.
-        ScopeError: If the metadata contradicts the scope.
-        SessionExistsError: If the id is taken.
-    """
     check_id(session_id)
     encoded = store.encode_new(metadata)
 
@@ -123,7 +104,7 @@ async def create_with_items(
 def _insert(
     store: ScopedStore, connection: Connection, session_id: str, texts: Sequence[str]
 ) -> list[ItemInfo]:
-    """Insert items into a session that is locked, so that they are its newest ones."""
+    """Inserts items as the newest ones. The session must be locked."""
     messages = store.database.tables.messages
     store.rows.insert_items(connection, session_id, texts)
     newest: Any = (
@@ -157,7 +138,7 @@ def _candidates(
     wanted: Wanted,
     restrict: Restriction,
 ) -> Iterator[list[int]]:
-    """Ids of rows that may be the one, the newest first, some at a time."""
+    """Yields batches of the ids of rows that can match, newest first."""
     if wanted.item_id is not None:
         yield [wanted.item_id]
         return

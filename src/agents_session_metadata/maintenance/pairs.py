@@ -1,4 +1,4 @@
-"""Which items of a history belong together, so that a cut must not come between them.
+"""Pairs of items of a history that a cut must not separate.
 
 | pair | by |
 |---|---|
@@ -28,7 +28,6 @@ OUTPUT_OF = {
     "shell_call": "shell_call_output",
     "tool_search_call": "tool_search_output",
 }
-"""By the type of a call, that of its output."""
 _CALL_OF = {output: call for call, output in OUTPUT_OF.items()}
 _OUTPUTS = frozenset(_CALL_OF)
 
@@ -54,20 +53,14 @@ Pair: TypeAlias = "tuple[int, int]"
 
 
 def separated_pair(items: Sequence[object], cut: int) -> Pair | None:
-    """A pair that would be separated if only the items before a cut were kept.
+    """Returns a pair that would be separated if only the first `cut` items were kept, or None.
 
-    Args:
-        items: The whole history, oldest first. What is not an object belongs to no pair.
-        cut: How many items are kept.
-
-    Returns:
-        The pair, or None if the cut separates none.
+    `items` is the whole history, oldest first. An item that is not an object belongs to no pair.
     """
     return next((pair for pair in _pairs(items) if pair[0] < cut <= pair[1]), None)
 
 
 def is_user_message(item: object) -> bool:
-    """Whether a turn begins with this item."""
     return (
         isinstance(item, Mapping)
         and item.get("role") == "user"
@@ -76,7 +69,7 @@ def is_user_message(item: object) -> bool:
 
 
 def calls_and_outputs(items: Sequence[object]) -> tuple[set[Call], set[Call]]:
-    """The calls among items, and the calls whose outputs are among them."""
+    """Returns the calls among items, and the calls whose outputs are among them."""
     calls, outputs = _positions(_found(items))
     return {*calls}, {*outputs}
 
@@ -118,7 +111,6 @@ def _calls_with_outputs(found: _Found) -> Iterator[Pair]:
 
 
 def _positions(found: _Found) -> tuple[dict[Call, list[int]], dict[Call, list[int]]]:
-    """Where calls are, and their outputs."""
     calls: dict[Call, list[int]] = {}
     outputs: dict[Call, list[int]] = {}
     for position, item, kind in found:
@@ -133,7 +125,6 @@ def _positions(found: _Found) -> tuple[dict[Call, list[int]], dict[Call, list[in
 
 
 def _identity(item: Item, kind: str) -> str | None:
-    """What a call and its output have in common."""
     name = {"mcp_approval_request": "id", "mcp_approval_response": "approval_request_id"}.get(
         kind, "call_id"
     )
@@ -144,7 +135,7 @@ def _identity(item: Item, kind: str) -> str | None:
 
 
 def _anonymous_searches(found: _Found) -> Iterator[Pair]:
-    """Tool searches without ids: like brackets, the last one first."""
+    """Pairs tool searches without ids like brackets: the last one first."""
     waiting: list[int] = []
     for position, item, kind in reversed(found):
         if _identity(item, kind) is not None:

@@ -36,7 +36,6 @@ from agents_session_metadata.storage.thread_rows import ThreadItem
 from agents_session_metadata.values import finite
 
 FORMAT = 1
-"""The version of the records that this package writes and reads."""
 
 _MISSING: Any = object()
 
@@ -49,7 +48,6 @@ def _iso_time(value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Any mapping as a dict."""
     return dict(value) if isinstance(value, Mapping) else value
 
 
@@ -57,8 +55,6 @@ Time = Annotated[AwareDatetime, BeforeValidator(_iso_time), Field(strict=False)]
 
 
 class Item(BaseModel):
-    """One item of a history."""
-
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     created_at: Time
@@ -66,11 +62,6 @@ class Item(BaseModel):
     text: str | None = None
 
     def stored_text(self, path: str, *, ensure_ascii: bool) -> str:
-        """The item as the text of a row.
-
-        Raises:
-            InvalidMetadataError: If the item is not JSON.
-        """
         if (self.item is _MISSING) == (self.text is None):
             raise invalid(path, "must have either `item` or `text`")
         if self.text is not None:
@@ -84,8 +75,6 @@ class Item(BaseModel):
 
 
 class ThreadRecord(BaseModel):
-    """One item of a thread."""
-
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     item_id: str
@@ -94,11 +83,6 @@ class ThreadRecord(BaseModel):
     history_end: Annotated[int, Field(ge=0)] | None = None
 
     def stored(self, position: int, path: str) -> ThreadItem:
-        """The item as a row.
-
-        Raises:
-            InvalidMetadataError: If it cannot be one.
-        """
         for name, text in (("item_id", self.item_id), ("kind", self.kind)):
             if id_problem(text) is not None:
                 raise invalid(f"{path}.{name}", f"{id_problem(text)}")
@@ -110,8 +94,6 @@ class ThreadRecord(BaseModel):
 
 
 class Record(BaseModel):
-    """One session."""
-
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
     format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
@@ -123,11 +105,6 @@ class Record(BaseModel):
     thread_items: list[Annotated[ThreadRecord, BeforeValidator(_plain)]] = []
 
     def thread(self) -> list[ThreadItem]:
-        """The items of the thread, as rows.
-
-        Raises:
-            InvalidMetadataError: If one of them cannot be a row, or two have one id.
-        """
         found: dict[str, ThreadItem] = {}
         for index, item in enumerate(self.thread_items):
             path = f"$.thread_items[{index}]"
@@ -138,11 +115,7 @@ class Record(BaseModel):
 
 
 def parse_record(record: object) -> Record:
-    """Check the form of a record.
-
-    Raises:
-        InvalidMetadataError: If it is not one, naming the first field that is wrong.
-    """
+    """Raises `InvalidMetadataError` that names the first wrong field."""
     fields = _plain(record)
     if isinstance(fields, dict) and "format" not in fields and {"role", "type"} & fields.keys():
         raise invalid("$", "is an item of a history; import records that `export` has written")
@@ -154,7 +127,6 @@ def parse_record(record: object) -> Record:
 
 
 def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
-    """One row of a history as an item of a record."""
     # The SDK skips rows that are not JSON; a copy of the database keeps them.
     try:
         item = {"item": json.loads(text, parse_constant=finite, parse_float=finite)}
@@ -164,13 +136,12 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
 
 
 def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
-    """One item of a thread as part of a record."""
     end = {} if item.history_end is None else {"history_end": item.history_end}
     return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
 
 
 def invalid(path: str, problem: str) -> InvalidMetadataError:
-    """The error of a record that is wrong at a path, such as `$.items[2].created_at`."""
+    """Returns the error for a path in the record, such as `$.items[2].created_at`."""
     error = InvalidMetadataError(problem, key="record", path=path)
     error.args = (f"{'the record' if path == '$' else escaped(path)} {problem}",)
     return error
@@ -181,7 +152,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _problem(error: Any) -> str:
-    """What Pydantic found, in the words of this package."""
+    """Describes an error of Pydantic in the words of this package."""
     kind, given = error["type"], type(error["input"]).__name__
     if error["loc"] == ("format",) and kind != "missing":
         return f"must be {FORMAT}, got {quoted(error['input'])}"

@@ -1,4 +1,4 @@
-"""Deleting many sessions: in short transactions, and only what still matches."""
+"""Deletes many sessions in short transactions, if they still match."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ from agents_session_metadata.storage.paused import PAUSED
 
 
 def check_age(name: str, age: object) -> None:
-    """Refuse an argument that is not an age.
-
-    Raises:
-        TypeError: If it is no timedelta.
-        ValueError: If it is negative.
-    """
     if not isinstance(age, timedelta):
         raise TypeError(f"{name} must be a timedelta, got {type(age).__name__}")
     if age < timedelta(0):
@@ -31,7 +25,7 @@ def check_age(name: str, age: object) -> None:
 
 
 def moment_before(age: timedelta) -> datetime | None:
-    """When something of this age began; None if that is longer ago than there are times."""
+    """Returns None if the age goes back further than the first datetime."""
     try:
         return datetime.now(timezone.utc) - age
     except OverflowError:
@@ -39,12 +33,7 @@ def moment_before(age: timedelta) -> datetime | None:
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
-    """A condition, and that the session has been inactive for so long.
-
-    Raises:
-        TypeError: If `inactive_for` is no timedelta.
-        ValueError: If it is negative.
-    """
+    """Adds the condition that the session has been inactive for this time."""
     if inactive_for is None:
         return condition
     check_age("inactive_for", inactive_for)
@@ -57,12 +46,7 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
 async def sparing_paused(
     store: ScopedStore, condition: Condition, paused_for: timedelta
 ) -> Condition:
-    """A condition, and that no run of the session is claimed or was paused within so long a time.
-
-    Raises:
-        TypeError: If `paused_for` is no timedelta.
-        ValueError: If it is negative.
-    """
+    """Adds the condition that no run is claimed, or was paused within this time."""
     check_age("paused_for", paused_for)
     if not paused_for or not await store.database.has_group(PAUSED):
         return condition
@@ -76,10 +60,9 @@ async def delete_matching(
     batch_size: int,
     progress: Callable[[int], object] | None,
 ) -> int:
-    """Delete the sessions that match, batch by batch.
+    """Deletes the sessions that match, batch by batch.
 
-    With an index that can tell them, it begins with those that were active longest ago; otherwise
-    it goes by their ids.
+    With a suitable index, it deletes the longest inactive sessions first; otherwise it goes by id.
     """
     database = store.database
     deleted, after = 0, None
@@ -122,7 +105,7 @@ async def delete_matching(
 def _deletion(
     store: ScopedStore, condition: Condition, ids: list[str]
 ) -> Callable[[Connection, Queries], int]:
-    """Work that deletes those of some sessions that still match."""
+    """Returns work that deletes the given sessions if they still match."""
     database = store.database
     tables, dialect = database.tables, database.dialect
 

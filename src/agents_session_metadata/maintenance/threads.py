@@ -28,14 +28,13 @@ _ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USE
 
 
 def rows_of(store: ScopedStore) -> ThreadRows:
-    """The rows of threads in a store's database."""
     return ThreadRows(store.database.tables, store.database.dialect)
 
 
 def read_items(
     store: ScopedStore, session_id: str, after: int | None, limit: int, *, descending: bool
 ) -> Callable[[Connection, Queries], list[ThreadItem] | None]:
-    """Work that reads items of a thread; it gives None if there is no such session."""
+    """Returns work that reads items. Its result is None if there is no such session."""
 
     def read(connection: Connection, queries: Queries) -> list[ThreadItem] | None:
         found = rows_of(store).read_page(
@@ -54,7 +53,6 @@ def read_items(
 def read_item(
     store: ScopedStore, session_id: str, item_id: str
 ) -> Callable[[Connection, Queries], ThreadItem | None]:
-    """Work that reads one item of a thread."""
     return lambda connection, queries: rows_of(store).read_item(
         connection,
         session_id,
@@ -66,15 +64,9 @@ def read_item(
 def writing_item(
     store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, activity: bool
 ) -> Callable[[Connection, Queries], None]:
-    """Work that appends an item to a thread, or replaces the one with its id.
+    """Returns work that appends an item to a thread, or replaces the one with its id.
 
-    Args:
-        store: The store.
-        session_id: The session.
-        item_id: The item's id.
-        kind: What it is.
-        data: Its JSON text.
-        activity: Whether this makes the session the most recently active one.
+    With `activity`, the session becomes the most recently active one.
     """
     rows = rows_of(store)
 
@@ -90,26 +82,17 @@ def writing_item(
 def deleting_item(
     store: ScopedStore, session_id: str, item_id: str, *, is_own: bool
 ) -> Callable[[Connection, Queries], None]:
-    """Work that deletes an item, and rewinds the history when an answer has gone.
+    """Returns work that deletes an item, and rewinds the history if that removes an answer.
 
     The last item of an answer that is deleted takes the answer, and the message that it answers,
-    out of the history. An application may also remove a sign of progress while an agent runs. So it
-    takes an item that ends an answer, which may have been deleted before the others, or an answer
-    in the history that somebody else has written.
+    out of the history. An application can also remove a sign of progress while an agent runs. So it
+    takes an item that ends an answer, which can have been deleted before the others, or an answer
+    in the history that was written elsewhere.
 
-    A retry deletes items one by one, the newest first. If the history cannot be rewound, the first
-    of them is refused, so that all stay.
+    A retry deletes items one by one, the newest first. If the history cannot be rewound, because a
+    run is paused or the answer is encrypted, the first of them is refused, so that all stay.
 
-    Args:
-        store: The store.
-        session_id: The session.
-        item_id: The item's id.
-        is_own: Whether whoever deletes the item has added it, or loaded it by its id, in the same
-            request. Whoever retries has not.
-
-    Raises:
-        SessionPausedError: If the item is the newest one, and the session has a paused run.
-        ValueError: If the item is the newest one, and the answer in the history is encrypted.
+    `is_own` means that the same request has added the item or loaded it by its id. A retry has not.
     """
     rows = rows_of(store)
 
@@ -154,18 +137,12 @@ def deleting_item(
 def rewinding_before(
     store: ScopedStore, session_id: str, item_id: str
 ) -> Callable[[Connection, Queries], list[ItemInfo]]:
-    """Work that removes a user message, and what follows it, from the history.
+    """Returns work that removes a user message, and the items after it, from the history.
 
     It removes nothing if the thread has an item after the message, or if it is not certain where
-    the message is. After the same message twice in a row, as from a double click, it may be that
-    only the first of them is in the history, with an answer on its way. Where a message is in an
-    encrypted history is never certain: another run may have added what is behind its end.
-
-    Raises:
-        LookupError: If the thread has no such user message.
-        SessionPausedError: If the session has a paused run, which needs what would be removed.
-        ValueError: If the history is partly encrypted, or the cut would separate items that belong
-            together.
+    the message is. After the same message twice in a row, as from a double click, it can be that
+    only the first of them is in the history, with an answer on its way. In an encrypted history the
+    place is never certain: another run can have added the items behind its end.
     """
     rows = rows_of(store)
 
@@ -189,18 +166,15 @@ def rewinding_before(
 
 
 def _are_alike(one: ThreadItem, other: ThreadItem) -> bool:
-    """Whether a message of the history could be either of two user messages."""
+    """True if a message of the history could be either of two user messages."""
     return one.history_end == other.history_end and _asked(one) == _asked(other)
 
 
 def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False) -> int | None:
-    """The item of the history that a user message is; None if that is not certain.
+    """Returns the item of the history that a user message is; None if that is not certain.
 
-    Args:
-        question: The user message.
-        history: The history.
-        guess: Whether the last message since then is meant if none has the text of the question,
-            because an application passes another text to the agent.
+    With `guess`, it is the last message since then if none has the text of the question, because an
+    application can pass another text to the agent.
     """
     end = question.history_end
     if end is None or end not in (0, *(each.item_id for each in history)):
@@ -221,12 +195,10 @@ def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False)
 
 
 def _asked(question: ThreadItem) -> str | None:
-    """The text of a user message in a thread."""
     return _text(json.loads(question.data).get("content"))
 
 
 def _text(content: object) -> str | None:
-    """The text of a user message in a thread or a history."""
     if isinstance(content, str):
         return content
     texts: list[str] = [
@@ -238,7 +210,6 @@ def _text(content: object) -> str | None:
 
 
 def _has_answer(history: list[ItemInfo], first: int) -> bool:
-    """Whether a model has answered since an item."""
     return any(
         each.item_id >= first and _field(each.item, "role") == "assistant" for each in history
     )
@@ -262,7 +233,6 @@ def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:
 
 
 def exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
-    """Whether a session exists in the scope."""
     own_id = store.database.tables.sessions.c.session_id
     statement, parameters = store.question(queries, store.rows.looking, own_id)
     parameters["of_session"] = session_id
@@ -279,17 +249,10 @@ def copy_thread(
     new_id: str,
     kept: list[int] | None,
 ) -> None:
-    """Copy the items of a thread to a session whose history was copied.
+    """Copies the items of a thread to a session whose history was copied.
 
-    If only the beginning of the history was, the copy ends before the first user message of which
-    nothing was copied.
-
-    Args:
-        store: The store.
-        connection: The connection; the session is locked.
-        session_id: The session.
-        new_id: The session with the copied history.
-        kept: The ids of the rows of the history that were copied; None if all were.
+    The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
+    ends before the first user message of which nothing was copied.
     """
     rows = rows_of(store)
     if not rows.exist(connection):
@@ -308,7 +271,7 @@ def copy_thread(
 
 
 def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Items whose `history_end` is a number of rows, instead of the id of the last one."""
+    """Converts `history_end` from the id of the last row to a number of rows."""
 
     def count(end: int) -> int | None:
         before = sum(each <= end for each in history)
@@ -322,7 +285,7 @@ def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
 
 
 def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Items whose `history_end` is the id of a row, instead of a number of rows."""
+    """Converts `history_end` from a number of rows to the id of the last row."""
 
     def end(count: int) -> int:
         return history[min(count, len(history)) - 1] if count and history else 0
@@ -336,7 +299,7 @@ def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
 def read_threads(
     store: ScopedStore, connection: Connection, ids: list[str]
 ) -> dict[str, list[ThreadItem]]:
-    """The items of some threads, with `history_end` as a number of rows of the history."""
+    """Returns items whose `history_end` is a number of rows of the history."""
     rows = rows_of(store)
     if not ids or not rows.exist(connection):
         return {}
@@ -349,7 +312,7 @@ def read_threads(
 def insert_threads(
     store: ScopedStore, connection: Connection, threads: Mapping[str, list[ThreadItem]]
 ) -> None:
-    """Insert the items of sessions that were just created, `history_end` as a number of rows."""
+    """Inserts items of new sessions. Their `history_end` is a number of rows."""
     rows = rows_of(store)
     for session_id, items in threads.items():
         if items:

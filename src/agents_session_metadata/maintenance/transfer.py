@@ -1,4 +1,4 @@
-"""Sessions as JSON records, out of one database and into another, and copies within one."""
+"""Exports sessions as JSON records, imports records, and copies sessions."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
 
 BATCH = 250
-"""Sessions that are written in one transaction, or read as of one moment, at most.
+"""The maximum number of sessions that are written or read in one transaction.
 
-Batches begin with one session and grow: what is wrong with all of them shows at once, and large
+Batches begin with one session and grow: an error that all of them have shows at once, and large
 sessions are not read by the hundred.
 """
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
 _PAUSE = 0.05
-"""Seconds to wait at most before a session is written again."""
+"""The maximum number of seconds to wait before a session is written again."""
 _BATCH_ITEMS = 2_500
 """Items that are read at a time, unless one session has more."""
 
@@ -68,7 +68,7 @@ def read_records(
     connection: Connection,
     queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]] | None]:
-    """Read the next sessions, and their records unless that is too much at a time."""
+    """Returns None instead of the records if they have too many items to read at a time."""
     from .records import FORMAT, dump_item, dump_thread_item  # pydantic takes long to import
 
     found = read_page(connection, queries, condition, WALK, limit=size, after=after)
@@ -98,19 +98,15 @@ def read_records(
 
 
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
-"""The keys by which a copy names what it was copied from."""
+"""The keys by which a copy names its original."""
 
 
 class Import:
     """Writes records, many in one transaction, as if each had one of its own.
 
-    Args:
-        store: Where to.
-        on_conflict: What to do about a session that exists.
-        ensure_ascii: Whether items are stored as ASCII.
-        on_invalid: Called with the error of each record that cannot be written, which is then
-            skipped; None raises the error.
-        progress: Called after each transaction with the number of records done.
+    `on_invalid` is called with the error of each record that cannot be written, which is then
+    skipped; without it, the error is raised. `progress` is called after each transaction with the
+    number of records done.
     """
 
     def __init__(
@@ -134,7 +130,7 @@ class Import:
     async def run(
         self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> int:
-        """Write all records; return how many were written."""
+        """Returns the number of written records."""
         position = 0
         try:
             async for record in _each(records):
@@ -190,7 +186,7 @@ class Import:
             raise
 
     async def _write_again(self, session: NewSession) -> int:
-        """Write a session, also if others create and delete it at the same time."""
+        """Repeats the write if others create and delete the session at the same time."""
         # Another writer was first; next time the session is seen, if it is still there.
         passing = (IntegrityError, SessionExistsError)[: 1 if self._on_conflict == "error" else 2]
         for _ in range(ROUNDS - 1):
@@ -263,7 +259,6 @@ class Import:
         )
 
     def _time(self, moment: datetime, path: str) -> Any:
-        """A time as the database stores it."""
         from .records import invalid
 
         try:
@@ -297,14 +292,7 @@ def fork(
     metadata: Mapping[str, JSONValue],
     cut: Cut | None,
 ) -> Callable[[Connection, Queries], None]:
-    """Work that copies a session's history up to a cut, and its metadata with some keys changed.
-
-    Raises:
-        InvalidMetadataError: If a key or value cannot be stored.
-        MetadataLimitError: If a limit is exceeded.
-        ScopeError: If the metadata contradicts the scope.
-        ValueError: If the new id cannot carry metadata, or the metadata names another origin.
-    """
+    """Returns work that copies a history up to a cut, and the metadata with some keys changed."""
     check_id(new_id)
     origin = {FORKED_FROM: session_id, **({} if cut is None else {FORKED_BEFORE: cut.before})}
     for key in _ORIGIN:
@@ -346,9 +334,9 @@ def fork(
 def _in_order(
     messages: Table, copied: list[Any], own: ColumnElement[bool], end: int | None
 ) -> Select[Any]:
-    """The messages of a session before an id, in an order in which they can be inserted.
+    """Selects the messages of a session before an id in an order in which they can be inserted.
 
-    MariaDB first puts rows of the table that it inserts into in a temporary table, which may lose
+    MariaDB first puts rows of the table that it inserts into in a temporary table, which can lose
     their order. Rows of a subquery with a limit are in that table before they are sorted.
     """
     found = select(messages.c.id, *copied).where(own)

@@ -1,1 +1,1 @@
-"""Questions about many sessions."""
+"""Filters, orders and pages of sessions, as SQL."""

@@ -1,9 +1,8 @@
-"""From the shape of a condition to a statement.
+"""Builds SQL statements for the shapes of conditions.
 
 One condition drives: the most selective one by its kind, read through the covering index. The
 others are looked up by primary key, one correlated subquery each, which no planner turns into a
-join. So the plan is the same with and without statistics, and when PostgreSQL settles on a generic
-one.
+join. So the plan is the same with and without statistics, and when PostgreSQL uses a generic plan.
 """
 
 from __future__ import annotations
@@ -42,21 +41,14 @@ from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
 from .ordering import Ordering
 
 MISSING = {False: b"\xff", True: b""}
-"""What stands for the search key of a session without the key, by whether the order descends."""
+"""The search key of a session without the key, by `descending`. Both sort last."""
 NAME = "c"
-"""The name of the whole condition, from which those of its parts and parameters are made."""
+"""The root name of a condition. The names of its parts and parameters begin with it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ids of matching sessions come from: one row per session, under conditions.
-
-    Attributes:
-        rows: The rows.
-        session_id: The id in them.
-        conditions: What must hold for them.
-        selective: Whether they are assumed to be few.
-    """
+    """The rows to read, one per session. If `selective`, few sessions are expected to match."""
 
     rows: FromClause
     session_id: ColumnElement[str]
@@ -64,20 +56,15 @@ class Source:
     selective: bool
 
     def select(self, *columns: Any) -> Statement:
-        """A SELECT from these rows."""
         return select(*columns).select_from(self.rows).where(*self.conditions)
 
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that an order goes by.
+    """A sort criterion, selected as `label`.
 
-    Attributes:
-        label: The name under which the statement returns it.
-        column: Its value.
-        descending: Its direction.
-        after: The parameter for the value at a position.
-        sorted_by: What to sort by, if the database cannot sort by the whole value.
+    `after` is the parameter for the value at a position. Not every database can sort by a whole
+    long value, so ORDER BY uses `sorted_by`.
     """
 
     label: str
@@ -87,13 +74,12 @@ class Term:
     sorted_by: Sequence[ColumnElement[Any]]
 
     def compared(self, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
-        """The value, compared with that of the position."""
         compared: ColumnElement[bool] = compare(self.column, self.after)
         return compared
 
 
 class Builder:
-    """Builds one statement for the shape of a condition; its values are left as parameters."""
+    """Builds statements for the shape of a condition. Keys and values stay parameters."""
 
     def __init__(self, context: Context, condition: Condition) -> None:
         self._context = context
@@ -103,22 +89,19 @@ class Builder:
         self._condition = condition
 
     def parameters(self) -> dict[str, Any]:
-        """The parameters of the condition, for every statement that is built for its shape."""
         return self._condition.parameters(NAME, self._dialect)
 
     def find(self, *, limited: bool) -> Statement:
-        """Ids, most recently active first."""
         source = self.source(sessions=True)
         own_id, (_, order) = self._context.sorted_id(source.session_id), self._time("updated_at")
         statement = source.select(source.session_id).order_by(order.desc(), own_id.desc())
         return statement.limit(limit_of_call()) if limited else statement
 
     def count(self) -> Statement:
-        """The number of sessions; rows of metadata without a session do not count."""
+        """Reads the sessions table, because rows of metadata can lack a session."""
         return self.source(sessions=True).select(func.count())
 
     def ids(self, *, walk: bool) -> Statement:
-        """A page of ids."""
         source = self.source(walk=walk)
         statement = source.select(source.session_id).order_by(source.session_id)
         if walk:
@@ -134,7 +117,6 @@ class Builder:
         some_keys: int | None,
         details: Details,
     ) -> Statement:
-        """A page of sessions with their metadata."""
         source = self.source(sessions=True, walk=ordering.native and beyond)
         columns = self._info_columns(source.session_id, details)
         if ordering.key is not None:
@@ -152,7 +134,6 @@ class Builder:
         return self._with_metadata(inner, terms, some_keys, details, native=ordering.native)
 
     def last(self, *, some_keys: int | None, details: Details) -> Statement:
-        """The session that was active last."""
         source = self.source(sessions=True)
         if self._is_of_all:
             times = self._sessions.alias("times").c.updated_at
@@ -183,7 +164,6 @@ class Builder:
         )
 
     def count_values(self, pieces: int) -> Statement:
-        """Sessions by scalar under a key."""
         counts = [
             counted
             for table in (self._tables.metadata, self._tables.elements)
@@ -246,11 +226,11 @@ class Builder:
         native: bool = False,
         beside: FromClause | None = None,
     ) -> Statement:
-        """Add the metadata of each session, read by primary key.
+        """Adds the metadata of each session, read by primary key.
 
-        With a preview, each session has one more row, which has the beginning of its first user
-        message. The columns of the one row of `beside` are added to every row. If there is no
-        session, that row is the only one.
+        With a preview, each session has a second row with the beginning of its first user message.
+        The columns of `beside`, which has one row, are added to every row. Without a session, only
+        that row is returned.
         """
         if some_keys == 0 and beside is None and not details.preview:
             return inner
@@ -289,14 +269,13 @@ class Builder:
 
     @property
     def _is_of_all(self) -> bool:
-        """Whether there is no condition."""
         return not any(self._condition.conjunction(NAME))
 
     def _time(self, name: str) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """A time of the sessions, and what to sort by.
+        """Returns a time of the sessions, and the expression to sort by.
 
-        An SQL index serves pages of all sessions only: to find the few that a condition matches, a
-        planner could read all sessions in its order.
+        An SQL index serves only pages of all sessions. To find the few that a condition matches, a
+        planner could read all sessions in the order of the index.
         """
         column = self._sessions.c[name]
         if self._is_of_all:
@@ -317,7 +296,6 @@ class Builder:
     def _ordered_by_key(
         self, source: Source, pieces: int, *, descending: bool
     ) -> tuple[Source, list[Term]]:
-        """Join the rows of the key that the sessions are ordered by, each by primary key."""
         rows = self._tables.metadata.alias("ordered")
         same = and_(
             self._by_key(rows.c.session_id, source.session_id, selective=source.selective),
@@ -352,12 +330,10 @@ class Builder:
         walk: bool = False,
         default: FromClause | None = None,
     ) -> Source:
-        """Choose what drives, and turn everything else into a condition on its ids.
+        """Chooses the rows that drive, and turns every other condition into one on their ids.
 
-        Args:
-            sessions: Whether columns of the sessions table are needed.
-            walk: Whether rows must come in the order of their ids.
-            default: What to read if no condition is worth driving; the sessions by default.
+        With `walk`, rows come in the order of their ids. `default` is read if no condition is worth
+        driving. Without it, that is the sessions table.
         """
         parts = dict(self._condition.conjunction(NAME))
         sessions = sessions or any(part.uses_times for part in parts.values())
@@ -377,10 +353,7 @@ class Builder:
         return Source(rows, session_id, tuple(truths), selective=selective)
 
     def truth(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
-        """The condition as SQL that is true or false for the session with this id.
-
-        The statement need not read the sessions table.
-        """
+        """Returns a condition for statements that need not read the sessions table."""
         if not self._condition.uses_times:
             return self._condition.truth(NAME, self._context, session_id)
         own_id = self._sessions.c.session_id
@@ -401,7 +374,7 @@ class Builder:
 
 
 def _twice(page: FromClause) -> FromClause:
-    """Every row with 0 as `again`, and with 1."""
+    """Returns each row twice: with 0 and with 1 as `again`."""
     both = union_all(select(constant(0).label("again")), select(constant(1))).subquery("both")
     rows = select(*page.c, both.c.again).select_from(page.join(both, true()))
     # Without a limit, MariaDB merges it into the statement, and sorts in a temporary table.
@@ -409,7 +382,6 @@ def _twice(page: FromClause) -> FromClause:
 
 
 def directed(terms: Sequence[Term]) -> list[Any]:
-    """What to order by."""
     return [
         column.desc() if term.descending else column.asc()
         for term in terms
@@ -418,7 +390,7 @@ def directed(terms: Sequence[Term]) -> list[Any]:
 
 
 def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
-    """What comes after a position: `a >= x AND (a > x OR …)`, which every index can follow."""
+    """Returns `a >= x AND (a > x OR …)`, which every index can follow."""
     *before, last = terms
     beyond: ColumnElement[bool] = last.compared(op.lt if last.descending else op.gt)
     for term in reversed(before):
@@ -429,5 +401,5 @@ def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
 
 
 def limit_of_call() -> BindParameter[int]:
-    """A limit of a call: in the text of the statement, because a planner needs to know it."""
+    """Puts the limit in the text of the statement, because a planner needs to know it."""
     return bindparam("limit", type_=Integer, literal_execute=True)

@@ -1,7 +1,6 @@
-"""The conditions on one value, id or time: a class for each kind of test.
+"""Conditions on one value, id or time, with a class per kind of test.
 
-Each knows its SQL, its shape, its parameters and its encoding. A new operator of the filter
-language is a new class here and an entry in the table of operators in `filters`.
+A new operator of the filter language is a new class here and an entry in `filters.OPERATORS`.
 """
 
 from __future__ import annotations
@@ -61,25 +60,21 @@ TimeOperator: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
 
 @dataclass(frozen=True)
 class MetadataCondition(Condition):
-    """A condition on the value under a key."""
-
     key: str
 
     def table(self, tables: SessionTables) -> Table:
-        """The table whose index answers the condition."""
         return tables.metadata
 
     @abstractmethod
     def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
-        """The condition on a row of this key."""
+        """Returns the condition on a row of this key."""
 
     def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        """The parameters besides the key."""
         return {}
 
     @property
     def reads_one_key(self) -> bool:
-        """Whether the condition compares one indexed search key, and nothing else."""
+        """True if the condition compares one whole indexed search key, and nothing else."""
         return False
 
     def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
@@ -162,7 +157,6 @@ class Equals(MetadataCondition):
         return ["equals", self.key, sorted(map(_hex, self.values))]
 
     def _split(self) -> tuple[list[bytes], list[SearchKey]]:
-        """The values that their indexed part tells apart, and those that need the rest as well."""
         whole = [value.indexed for value in self.values if value.is_whole]
         return whole, [value for value in self.values if not value.is_whole]
 
@@ -182,8 +176,6 @@ class Contains(Equals):
 
 
 class Bound(NamedTuple):
-    """One end of a range of values."""
-
     value: SearchKey
     inclusive: bool
 
@@ -227,8 +219,6 @@ class Between(MetadataCondition):
 
 @dataclass(frozen=True)
 class HasPrefix(MetadataCondition):
-    """The value under a key is a string with this prefix."""
-
     prefix: SearchKey
 
     @property
@@ -257,8 +247,6 @@ class HasPrefix(MetadataCondition):
 
 @dataclass(frozen=True)
 class Exists(MetadataCondition):
-    """A value is stored under a key."""
-
     @property
     def rank(self) -> int:
         return 10
@@ -274,8 +262,6 @@ class Exists(MetadataCondition):
 
 
 class _IdCondition(Condition):
-    """A condition on the session's id, answered by the primary key."""
-
     def driver(self, name: str, context: Context) -> Driver:
         sessions = context.tables.sessions
         return Driver(sessions, (self.truth(name, context, sessions.c.session_id),))
@@ -283,8 +269,6 @@ class _IdCondition(Condition):
 
 @dataclass(frozen=True)
 class IdIn(_IdCondition):
-    """The session's id is one of these."""
-
     ids: tuple[str, ...]
 
     @property
@@ -308,8 +292,6 @@ class IdIn(_IdCondition):
 
 @dataclass(frozen=True)
 class IdHasPrefix(_IdCondition):
-    """The session's id has this prefix."""
-
     prefix: str
 
     @property
@@ -346,8 +328,6 @@ _TIME_OPERATORS: dict[TimeOperator, Any] = {
 
 @dataclass(frozen=True)
 class TimeBound(Condition):
-    """One end of a range of times."""
-
     column: TimeColumn
     operator: TimeOperator
     moment: datetime
@@ -401,17 +381,16 @@ class NotPausedSince(Condition):
 
 
 def equality(values: Mapping[str, Any]) -> All:
-    """The condition that each of these keys has its value."""
     return All(tuple(Equals(key, (search_key(value),)) for key, value in values.items()))
 
 
 def count_shape(count: int) -> int:
-    """A count as far as it changes a statement: none, one, some, or (from hundreds) many."""
+    """Returns 0, 1, 2 for some or 3 for many: counts that need different statements."""
     return count if count < 2 else 2 + (count > Dialect.many)
 
 
 def string_above(prefix: str) -> str | None:
-    """The smallest string above all that begin with `prefix`; None if there is none."""
+    """Returns the smallest string above all that begin with `prefix`, or None."""
     while prefix:
         last = ord(prefix[-1]) + 1
         if last == 0xD800:
@@ -423,7 +402,7 @@ def string_above(prefix: str) -> str | None:
 
 
 def constant(number: int) -> ColumnElement[int]:
-    """A number in the text of the statement: a planner needs to know a limit."""
+    """Puts a number in the text of the statement, because a planner needs to know a limit."""
     return bindparam(None, number, Integer, literal_execute=True)
 
 
@@ -436,7 +415,6 @@ def _hex(value: SearchKey) -> str:
 
 
 def bytes_of_call(name: str) -> BindParameter[bytes]:
-    """A parameter of bytes, such as a search key or a word."""
     return bindparam(name, type_=PlainBytes)
 
 
@@ -448,16 +426,9 @@ def _of_key(name: str, rows: FromClause) -> ColumnElement[bool]:
 def _bounds(
     end: Bound | None, name: str, limit: bytes, search: Any, rest: Any, beyond: Any, within: Any
 ) -> list[ColumnElement[bool]]:
-    """One end of a range of search keys; without one, the limit of their type.
+    """Compares search keys with one end of a range; without one, with the limit of their type.
 
-    Args:
-        end: The end.
-        name: Its name.
-        limit: The limit of the type.
-        search: The indexed part of the search keys.
-        rest: Their rest.
-        beyond: Compares with an end that is not in the range.
-        within: Compares with one that is.
+    `beyond` excludes the end, `within` includes it.
     """
     if end is None:
         # The tag of a type is its first search key; the bound above it belongs to the next type.

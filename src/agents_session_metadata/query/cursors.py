@@ -11,7 +11,7 @@ Version 1 is base64url, without padding, of these bytes:
 | 16 | the beginning of SHA-256 of the SHA-256 of the question and of the position |
 | rest | the position: JSON, ASCII, without spaces |
 
-The question is the JSON text of `[condition, ordering]`, each as its `encoded()` gives it. The
+The question is the JSON text of `[condition, ordering]`, each as its `encoded()` returns it. The
 position is `[session_id]`, `[session_id, time]` or, in orders by a metadata key,
 `[session_id, time, value]`: the search key in base64, or null for a session without the key.
 """
@@ -32,12 +32,11 @@ from .logic import Condition
 from .ordering import Ordering, Position
 
 VERSION = b"\x01"
-"""To be raised with every change of a cursor, or of what its digest covers."""
+"""Must be raised with every change of a cursor, or of the data that its digest covers."""
 _DIGEST_BYTES = 16
 
 
 def encode_cursor(position: Position, condition: Condition, ordering: Ordering) -> str:
-    """Make a cursor of a position in the answer to a question."""
     body: list[Any] = [position.session_id]
     if ordering.time is not None:
         body.append(position.time)
@@ -50,13 +49,10 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
 def decode_cursor(
     cursor: str, condition: Condition, ordering: Ordering, dialect: Dialect
 ) -> Position:
-    """Read the position out of a cursor.
+    """Raises `InvalidCursorError` if the cursor is damaged or belongs to another query.
 
-    The digest contains no secret: whoever knows the question can make a cursor for it. It then
-    only says where to begin in the answer to that question.
-
-    Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another query.
+    The digest contains no secret: anyone who knows the query can construct a cursor for it. Such a
+    cursor only sets where to begin in the result of that query.
     """
     body = unseal(cursor, _question(condition, ordering))
     try:
@@ -85,18 +81,14 @@ def _question(condition: Condition, ordering: Ordering) -> list[Any]:
 
 
 def seal(body: bytes, question: Any) -> str:
-    """Make a cursor of a position and of the question, as JSON, that it belongs to."""
+    """Returns a cursor for a position and the question, a JSON value, that it belongs to."""
     asked = hashlib.sha256(_json(question)).digest()
     digest = hashlib.sha256(asked + body).digest()[:_DIGEST_BYTES]
     return base64.urlsafe_b64encode(VERSION + digest + body).decode().rstrip("=")
 
 
 def unseal(cursor: object, question: Any) -> bytes:
-    """The position in a cursor.
-
-    Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another query.
-    """
+    """Returns the position, or raises `InvalidCursorError` if the question is another one."""
     if not isinstance(cursor, str):
         raise InvalidCursorError
     try:

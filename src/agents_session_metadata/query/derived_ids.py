@@ -9,19 +9,14 @@ from collections.abc import Mapping
 from agents_session_metadata.values import EncodedValue
 
 _VERSION = 1
-"""To be raised with every change: callers of two versions then create one session each."""
+"""Must be raised with every change. Callers of two versions then create one session each."""
 
 
 def derived_id(values: Mapping[str, EncodedValue], attempt: int) -> str:
-    """The id of the session with these values.
+    """Returns the first half of the SHA-256, in hexadecimal, of a JSON text.
 
-    It is the first half of SHA-256, in hexadecimal, of the JSON text
-    `[version, attempt, [[key, search key in hexadecimal], …]]`, ASCII, without spaces, in the order
-    of the keys' code points.
-
-    Args:
-        values: The values, by key.
-        attempt: The number of ids before it that are taken.
+    The text is `[version, attempt, [[key, search key in hexadecimal], …]]`, ASCII, without spaces,
+    in the order of the keys' code points. `attempt` is the number of earlier ids that are taken.
     """
     keys = [
         [key, (value.search.indexed + value.search.rest).hex()]

@@ -1,4 +1,4 @@
-"""What is read of sessions besides their columns and metadata."""
+"""The optional details of sessions that a statement reads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import NamedTuple
 
 
 class Details(NamedTuple):
-    """What a statement reads of each session.
-
-    Attributes:
-        count_items: Whether to count its items.
-        preview: Whether to read the beginning of its first user message.
-    """
+    """With `preview`, the beginning of the first user message is read."""
 
     count_items: bool = False
     preview: bool = False

@@ -1,6 +1,6 @@
-"""The filter language: from plain JSON to a tree of conditions.
+"""Parses filters, which are plain JSON, into trees of conditions.
 
-One parser serves the library, the command line and MCP. It refuses everything that it does not
+One parser serves the library, the command line and MCP. It rejects everything that it does not
 know.
 """
 
@@ -44,24 +44,14 @@ Where: TypeAlias = Mapping[str, Any]
 
 
 def parse_filter(where: Where | None) -> Condition:
-    """Read a filter; `None` and `{}` mean every session.
-
-    Raises:
-        InvalidFilterError: If any part of it is invalid; the error names the place.
-    """
+    """Parses a filter. `None` and `{}` mean every session. Errors contain the path."""
     if where is None:
         return EVERYTHING
     return _Parser().filter(where, "$", 0)
 
 
 def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Check a mapping of plain values, as a scope or a business key is, and copy it.
-
-    Raises:
-        TypeError: If it is not a mapping.
-        ValueError: If it is empty.
-        InvalidFilterError: If a key cannot exist, or a value is not plain.
-    """
+    """Checks and copies plain values, such as a scope; errors call them `what`."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{what} must be a mapping, got {type(values).__name__}")
     if not values:
@@ -76,7 +66,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
 
 
 class _Parser:
-    """One pass over one filter, counting its conditions."""
+    """Parses one filter. It counts conditions, so it cannot be used again."""
 
     def __init__(self) -> None:
         self._conditions = 0
@@ -121,7 +111,7 @@ class _Parser:
         )
 
     def _operators(self, operand: object, path: str) -> Iterator[tuple[str, object, str]]:
-        """The operators on a key, with their operands and places; a bare value is an `$eq`."""
+        """Yields operators with their operands and paths. A bare value is an `$eq`."""
         operators: list[tuple[str, object, str]] = [("$eq", operand, path)]
         if isinstance(operand, Mapping):
             special = [isinstance(name, str) and name.startswith("$") for name in operand]
@@ -208,9 +198,9 @@ OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
 
 
 def _paired(conditions: list[Condition]) -> list[Condition]:
-    """Join the ranges of one type, so that one look at an index answers all of them.
+    """Joins the ranges of one type, so that one look at an index answers all of them.
 
-    The narrowest bound of each side remains, in whatever order they were written.
+    The narrowest bound of each side remains.
     """
     ranges = [part for part in conditions if isinstance(part, Between)]
     joined: list[Condition] = []

@@ -15,16 +15,10 @@ from .logic import Condition
 
 
 def encode_item_cursor(item_id: int, session_id: str, order_by: str, within: Condition) -> str:
-    """Make a cursor of the last item of a page."""
     return seal(str(item_id).encode(), ["items", session_id, order_by, within.encoded()])
 
 
 def decode_item_cursor(cursor: str, session_id: str, order_by: str, within: Condition) -> int:
-    """Read the id of the last item out of a cursor.
-
-    Raises:
-        InvalidCursorError: If the cursor is damaged or belongs to another query.
-    """
     body = unseal(cursor, ["items", session_id, order_by, within.encoded()])
     # No id has more digits.
     if not re.fullmatch(rb"-?[0-9]{1,18}", body):

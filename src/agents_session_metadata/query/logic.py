@@ -1,9 +1,9 @@
-"""What a condition on sessions is, and how conditions combine.
+"""Conditions on sessions, and their combinations.
 
 A statement is built once per shape and run with the parameters of each call. Everything that
 changes the text of a statement is part of the shape; keys and values never are. Conditions are
-plain values without names: the name that prefixes the parameters of a condition is its place in
-the whole, and is passed down.
+plain values without names: the name that prefixes the parameters of a condition is its place in the
+whole, and is passed down.
 """
 
 from __future__ import annotations
@@ -28,13 +28,7 @@ NO_DRIVER = 11
 
 
 class Context(NamedTuple):
-    """What SQL is built for.
-
-    Attributes:
-        dialect: The database.
-        tables: The tables.
-        native_ids: Whether ids compare by code point in the sessions table as it is.
-    """
+    """With `native_ids`, ids in the sessions table compare by code point without conversion."""
 
     dialect: Dialect
     tables: SessionTables
@@ -43,17 +37,13 @@ class Context(NamedTuple):
     def sorted_id(
         self, session_id: ColumnElement[str], *, native: bool = False
     ) -> ColumnElement[str]:
-        """A session id as it sorts by code point."""
         return self.dialect.by_code_point(session_id, native=native or self.native_ids)
 
 
 class Driver(NamedTuple):
     """The rows of an index from which the ids of matching sessions are read.
 
-    Attributes:
-        rows: The rows.
-        conditions: What must hold for them.
-        exact: Whether the condition holds for all of these sessions. If not, it is checked again.
+    If not `exact`, the condition does not hold for all of them and is checked again.
     """
 
     rows: FromClause
@@ -62,52 +52,50 @@ class Driver(NamedTuple):
 
 
 class Condition(ABC):
-    """A condition on a session."""
-
     @property
     def rank(self) -> int:
-        """How well the condition can drive a statement, by its kind; the lowest is the best."""
+        """A lower rank drives a statement better."""
         return NO_DRIVER
 
     @property
     def uses_times(self) -> bool:
-        """Whether the condition reads columns of the sessions table other than the id."""
+        """True if the condition reads columns of the sessions table other than the id."""
         return False
 
     @property
     def constant(self) -> bool | None:
-        """Whether the condition holds, if that is the same for every session. None if not."""
+        """The result, if it is the same for every session; otherwise None."""
         return None
 
     def conjunction(self, name: str) -> Iterator[tuple[str, Condition]]:
-        """The conditions that must all hold, each with its name."""
+        """Yields the conditions that must all hold, each with its name."""
         yield name, self
 
     def shape(self) -> Hashable:
-        """A value that two conditions share if one statement serves both."""
+        """Conditions of the same shape share one statement."""
         return type(self), self.rank, self.variant()
 
     def variant(self) -> Hashable:
-        """What changes the SQL besides class and rank."""
+        """Returns everything besides class and rank that changes the SQL."""
         return None
 
     @abstractmethod
     def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        """The parameters that a statement of this shape takes."""
+        """Returns the parameters that a statement of this shape takes."""
 
     @abstractmethod
     def truth(
         self, name: str, context: Context, session_id: ColumnElement[str]
     ) -> ColumnElement[bool]:
-        """SQL that is true or false, never unknown, for the session with this id."""
+        """Returns SQL that is true or false, never unknown, for the session with this id."""
 
     def driver(self, name: str, context: Context) -> Driver:
-        """The rows to read, if the rank is below `NO_DRIVER`."""
+        """Returns the rows to read. Called only if the rank is below `NO_DRIVER`."""
         raise NotImplementedError
 
     @abstractmethod
     def encoded(self) -> list[Any]:
-        """The condition as JSON, for formats that outlive a process.
+        """Returns the condition as JSON, for formats that outlive a process.
 
         Version 1. Two conditions that differ only in the order of their parts or values have the
         same encoding. A change invalidates the cursors that users hold: see `cursors.VERSION`.
@@ -115,14 +103,11 @@ class Condition(ABC):
 
 
 class _Combination(Condition):
-    """A condition made of others."""
-
     @abstractmethod
     def inner(self) -> tuple[Condition, ...]:
-        """The others."""
+        """Returns the conditions that this one combines."""
 
     def named(self, name: str) -> Iterator[tuple[str, Condition]]:
-        """The others, with their names."""
         return ((f"{name}_{place}", part) for place, part in enumerate(self.inner()))
 
     @property
@@ -141,11 +126,10 @@ class _Combination(Condition):
     def truths(
         self, name: str, context: Context, session_id: ColumnElement[str]
     ) -> Iterator[ColumnElement[bool]]:
-        """The SQL of the others."""
         return (part.truth(inner, context, session_id) for inner, part in self.named(name))
 
     def unordered(self) -> list[Any]:
-        """The encodings of the others, in an order of their own."""
+        """Sorts the encodings, so that the order of the parts does not matter."""
         return sorted((part.encoded() for part in self.inner()), key=json.dumps)
 
 
@@ -196,7 +180,7 @@ class AnyOf(_Combination):
         return True if True in found else None if None in found else False
 
     def driver(self, name: str, context: Context) -> Driver:
-        """The ids of sessions for which the best condition of some part holds."""
+        """Reads sessions for which the best condition of some part holds, so it is not exact."""
         selects = []
         for inner, part in self.named(name):
             best_name, best = best_of(part.conjunction(inner))
@@ -215,8 +199,6 @@ class AnyOf(_Combination):
 
 @dataclass(frozen=True)
 class Not(_Combination):
-    """The part does not hold."""
-
     part: Condition
 
     def inner(self) -> tuple[Condition, ...]:
@@ -241,5 +223,5 @@ NOTHING = AnyOf(())
 
 
 def best_of(parts: Iterable[tuple[str, Condition]]) -> tuple[str, Condition]:
-    """The condition that drives best, with its name; one that cannot drive if there is none."""
+    """Returns `NOTHING`, which cannot drive, if there are no parts."""
     return min(parts, key=lambda named: named[1].rank, default=("", NOTHING))

@@ -16,12 +16,9 @@ COLUMNS = ("updated_at", "created_at", "session_id")
 
 
 class Position(NamedTuple):
-    """Where a page ended.
+    """The last session of a page.
 
-    Attributes:
-        session_id: The id of its last session.
-        time: The stored form of its time, if the order uses one.
-        value: Its search key, if the order uses a metadata key and the session has it.
+    `time` is in its stored form. `value` is None also if the session does not have the key.
     """
 
     session_id: str
@@ -31,16 +28,11 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Ordering:
-    """An order of sessions.
+    """An order of sessions, by a column or by a metadata key.
 
-    By a column: then by id, in the same direction. By a metadata key: sessions without it come
-    last in both directions; then by most recent activity, then by id ascending.
-
-    Attributes:
-        column: The column, or None for a metadata key.
-        descending: Whether the greatest comes first.
-        key: The metadata key, or None for a column.
-        native: Whether ids may sort as in the primary key, instead of by code point.
+    By a column: then by id, in the same direction. By a metadata key: sessions without it come last
+    in both directions; then by most recent activity, then by id ascending. If `native`, ids can
+    sort as in the primary key instead of by code point.
     """
 
     column: str | None
@@ -50,12 +42,6 @@ class Ordering:
 
     @classmethod
     def parse(cls, order_by: str) -> Ordering:
-        """Read an `order_by`.
-
-        Raises:
-            TypeError: If it is not a string.
-            ValueError: If it is neither a column nor a key that can be stored.
-        """
         if not isinstance(order_by, str):
             raise TypeError(f"order_by must be a string, got {type(order_by).__name__}")
         descending, name = order_by.startswith("-"), order_by.removeprefix("-")
@@ -75,18 +61,17 @@ class Ordering:
 
     @property
     def time(self) -> str | None:
-        """The column of the time that the order uses."""
         if self.key is not None:
             return "updated_at"
         return None if self.column == "session_id" else self.column
 
     @property
     def shape(self) -> Any:
-        """What of the order changes a statement: not the key."""
+        """The key is not part of the shape: it is a parameter."""
         return self.column, self.descending, self.native
 
     def encoded(self) -> list[Any]:
-        """The order as JSON, for cursors; version 1."""
+        """Returns the order as JSON, for cursors; version 1."""
         kind, name = ("column", self.column) if self.key is None else ("key", self.key)
         return [kind, name, "descending" if self.descending else "ascending"]
 

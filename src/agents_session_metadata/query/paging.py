@@ -1,4 +1,4 @@
-"""From the rows of a statement to sessions."""
+"""Runs statements that read sessions, and converts their rows."""
 
 from __future__ import annotations
 
@@ -27,24 +27,14 @@ OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
 
 
 class Found(NamedTuple):
-    """A session that was read.
-
-    Attributes:
-        info: The session, without the keys whose values are corrupt.
-        position: Its place in the order of the statement.
-        errors: One for each corrupt value.
-    """
+    """A session without the keys whose values are corrupt, and an error for each of them."""
 
     info: SessionInfo
     position: Position
     errors: tuple[CorruptMetadataError, ...]
 
     def checked(self, on_corrupt: OnCorrupt | None = None) -> SessionInfo:
-        """The session, after its corrupt values have been reported.
-
-        Raises:
-            CorruptMetadataError: If a value is corrupt and there is nothing to call.
-        """
+        """Raises the first error, or passes every error to `on_corrupt`."""
         for error in self.errors:
             if on_corrupt is None:
                 raise error
@@ -63,7 +53,6 @@ def read_page(
     keys: Sequence[str] | None = None,
     details: Details = NOTHING_ELSE,
 ) -> list[Found]:
-    """Read a page of sessions."""
     ask = partial(
         queries.page,
         condition,
@@ -94,7 +83,6 @@ def read_last(
     keys: Sequence[str] | None = None,
     details: Details = NOTHING_ELSE,
 ) -> Found | None:
-    """Read the session that was active last."""
     query = queries.last(condition, keys=keys, details=details)
     found = collect(connection.execute(*query), queries.dialect)
     return found[0] if found else None
@@ -103,7 +91,6 @@ def read_last(
 def read_counts(
     connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
 ) -> list[tuple[Any, int]]:
-    """Read how many sessions carry each scalar under a key, the most frequent ones first."""
     pieces = 1
     while True:
         # One more than the limit shows whether the last one is tied with what comes after it.
@@ -119,12 +106,11 @@ def read_counts(
 
 
 def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
-    """Put the rows of each session together, one for each of its keys."""
     return collected(list(result.keys()), result.all(), dialect)
 
 
 def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) -> list[Found]:
-    """The same, of the names of the columns and the rows."""
+    """Combines the rows of each session, which has one row per key."""
     place = {name: index for index, name in enumerate(names)}
     has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")
     to_datetime = dialect.to_datetime
@@ -173,13 +159,11 @@ def _position(session_id: str, row: Any, place: dict[str, int]) -> Position:
 
 
 def _longest_tie(values: Iterable[SearchKey | None], compared: int) -> int:
-    """The bytes needed to sort values that are the same as far as they were compared; or 0.
+    """Returns the bytes needed to sort values whose compared beginnings are equal, or 0.
 
-    Equal values count too, if they are as long: others between them may not be in the page.
-
-    Args:
-        values: The search keys, in the order of the page.
-        compared: The bytes of their rests that were compared.
+    `values` are in the order of the page; `compared` is the number of bytes of their rests that
+    were compared. Equal values count too if they are as long, because others between them may not
+    be in the page.
     """
     longest = 0
     for one, other in pairwise(values):

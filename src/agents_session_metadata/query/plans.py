@@ -1,4 +1,4 @@
-"""Which index can answer a question: one that has the sessions of one value."""
+"""Chooses the index that can answer a query: that of a key for which one value is required."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .logic import All, Condition, Context, Driver
 _BY_ID = frozenset({0, 2})
 """The ranks of conditions on the id, which need no index."""
 LEADER = "leader"
-"""The name of the condition that walked entries fulfill, among the parameters of a statement."""
+"""Prefixes the parameters of the condition that the walked entries fulfill."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,13 @@ class Leading(Condition):
 
 @dataclass(frozen=True)
 class Plan:
-    """A walk that can answer a question.
-
-    Attributes:
-        leader: The condition that the walked entries fulfill.
-        others: What else must hold.
-    """
+    """A walk of the entries that fulfill `leader`. The other conditions are checked."""
 
     leader: Equals
     others: tuple[Condition, ...]
 
     @classmethod
     def of(cls, condition: Condition, keys: Collection[str]) -> Plan | None:
-        """The plan for a question, with indexes of these keys; None if there is none."""
         if not keys:
             return None
         parts = [part for _, part in condition.conjunction(NAME)]
@@ -75,7 +69,6 @@ class Plan:
 
     @property
     def condition(self) -> Condition:
-        """What else must hold, as one condition."""
         return All(self.others)
 
     @property
@@ -84,17 +77,15 @@ class Plan:
         return [part for part in self.others if isinstance(part, MetadataCondition)]
 
     def led_by(self, rival: MetadataCondition) -> Condition:
-        """The whole condition, driven by one part."""
         rest = (part for part in (self.leader, *self.others) if part is not rival)
         return All((Leading(rival), *rest))
 
     @property
     def shape(self) -> Hashable:
-        """What the text of the walk depends on, beside the other conditions."""
+        """Everything besides the other conditions that changes the SQL of the walk."""
         return self.leader.shape()
 
     def parameters(self, dialect: Dialect) -> dict[str, Any]:
-        """The parameters of the walk."""
         return {
             **self.leader.parameters(LEADER, dialect),
             "walk_key": self.leader.key,
@@ -104,10 +95,10 @@ class Plan:
 
 
 def is_of_activity(part: Condition) -> bool:
-    """Whether a condition limits the time of activity, by which the entries are sorted."""
+    """True if the condition limits the time of activity, by which entries are sorted."""
     return isinstance(part, TimeBound) and part.column == "updated_at"
 
 
 def is_single(part: Condition) -> bool:
-    """Whether a condition requires one value, which the index tells from all others."""
+    """True if the condition requires one value that the index distinguishes from all others."""
     return isinstance(part, Equals) and part.reads_one_key

@@ -1,4 +1,4 @@
-"""Questions about sessions as statements with parameters: find, page, count.
+"""Statements with parameters that find, page and count sessions.
 
 A statement is built once for all conditions of one shape, and cached.
 """
@@ -23,15 +23,11 @@ B = TypeVar("B", bound=Builder)
 
 
 class Query(NamedTuple):
-    """A statement and its parameters."""
-
     statement: Statement
     parameters: dict[str, Any]
 
 
 class Queries:
-    """The queries of one set of tables in one database, each statement built once per shape."""
-
     _CACHED = 1000
 
     def __init__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> None:
@@ -42,7 +38,7 @@ class Queries:
         self._lock = threading.Lock()
 
     def find(self, condition: Condition, limit: int | None) -> Query:
-        """Ids of matching sessions, most recently active first."""
+        """Returns the most recently active sessions first."""
         return self._query(
             ("find", limit is None),
             condition,
@@ -51,11 +47,9 @@ class Queries:
         )
 
     def count(self, condition: Condition) -> Query:
-        """The number of matching sessions."""
         return self._query(("count",), condition, lambda build: build.count())
 
     def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
-        """A page of ids of matching sessions, in the order of the walk."""
         return self._query(
             ("ids", after is None),
             condition,
@@ -74,10 +68,10 @@ class Queries:
         details: Details = NOTHING_ELSE,
         pieces: int = 1,
     ) -> Query:
-        """A page of sessions with their metadata: a row per session and key, in one statement.
+        """Returns a row per session and key, in one statement.
 
-        `pieces` is the number of parts by which long values are sorted, where a database cannot
-        sort by the whole.
+        `pieces` is the number of parts by which long values are sorted if the database cannot sort
+        by the whole value.
         """
         parameters: dict[str, Any] = {"limit": limit}
         if ordering.key is not None:
@@ -105,7 +99,7 @@ class Queries:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> Query:
-        """The session that was active last: by time, and within one tick by its newest message."""
+        """Within one tick of the clock, the session with the newest message is the last one."""
         parameters: dict[str, Any] = {}
         some_keys = self.some_keys(keys, parameters)
         return self._query(
@@ -116,7 +110,7 @@ class Queries:
         )
 
     def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:
-        """How many sessions carry each scalar under a key, list elements one by one."""
+        """Counts the elements of lists one by one."""
         return self._query(
             ("count_values", pieces),
             condition,
@@ -125,18 +119,17 @@ class Queries:
         )
 
     def statistics(self, condition: Condition, build: Callable[[Builder], Statement]) -> Query:
-        """A statement of totals over matching sessions, as `build` makes it."""
         return self._query(("statistics",), condition, build)
 
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
     ) -> Query:
-        """A statement, for the session with this id only if a condition holds for it."""
+        """Restricts a statement to the session with this id, if the condition holds for it."""
         builder = Builder(self._context, condition)
         return Query(statement.where(builder.truth(session_id)), builder.parameters())
 
     def some_keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
-        """What `keys` change in a statement; their parameters are added."""
+        """Adds the parameters of `keys`; returns how their number changes the statement."""
         if not keys:
             return None if keys is None else 0
         parameters.update(self.dialect.list_parameters("keys", keys))
@@ -166,7 +159,10 @@ class Queries:
         build: Callable[[B], Statement],
         parameters: dict[str, Any] | None = None,
     ) -> Query:
-        """A statement of some kind, as `build` makes it with a builder of some class."""
+        """Builds a statement, or takes it from the cache.
+
+        `kind` must contain everything besides the shape of the condition that changes its text.
+        """
         shape = kind, condition.shape()
         builder = make(self._context, condition)
         statement = self._statements.get(shape)

@@ -52,11 +52,11 @@ from .queries import Queries
 T = TypeVar("T")
 
 FEW = 500
-"""A condition that holds for so many sessions at most leads, instead of the index."""
+"""A condition that holds for at most this many sessions leads, instead of the index."""
 MOST_WALKED = 1_000
-"""Entries that a walk passes at most, if there are further conditions."""
+"""The maximum number of entries that a walk reads if there are further conditions."""
 _FIRST_WALKED = 200
-"""Entries that the first attempt passes at least."""
+"""The minimum number of entries that the first attempt reads."""
 
 NEWEST_FIRST = Ordering("updated_at", descending=True)
 OLDEST_FIRST = Ordering("updated_at", descending=False)
@@ -65,7 +65,7 @@ OLDEST_FIRST = Ordering("updated_at", descending=False)
 class WalkBuilder(Builder):
     """Builds statements that read the entries of one value in the order of their times.
 
-    The condition is what else must hold for the sessions.
+    The condition contains the other conditions, without the leader.
     """
 
     def walk(
@@ -78,10 +78,10 @@ class WalkBuilder(Builder):
         some_keys: int | None,
         details: Details,
     ) -> Statement:
-        """A page of sessions with their metadata, or one row without a session.
+        """Returns a page of sessions with their metadata, or one row without a session.
 
         Every row has the state of the index as `usable`, and the number of entries as `walked` if
-        that is bounded. `holds` tells whether the session of the row is as its entry says.
+        that is bounded. `holds` is 1 if the session matches its entry.
         """
         entries = self._entries()
         by_time, by_id = self._in_order(entries, ordering)
@@ -113,10 +113,9 @@ class WalkBuilder(Builder):
     def candidates(
         self, ordering: Ordering, *, leader: Equals, beyond: bool, existing: bool
     ) -> Statement:
-        """The ids and times of entries, and the state of the index, or one row with only that.
+        """Returns the ids and times of entries, or one row with only the state of the index.
 
-        Whether their sessions exist is checked only if that is wanted: their rows may be all over
-        the table.
+        Checks only with `existing` that their sessions exist: their rows can be all over the table.
         """
         entries = self._entries()
         terms = self._in_order(entries, ordering)
@@ -138,7 +137,7 @@ class WalkBuilder(Builder):
         return rows.order_by(*directed(self._in_order(found, ordering)))
 
     def last_walked(self, *, leader: Equals, some_keys: int | None, details: Details) -> Statement:
-        """The session that was active last, or one row without a session."""
+        """Returns the session that was active last, or one row without a session."""
         entries = self._entries()
         of_value = self._of_value(entries)
         newest = entries.alias("newest")
@@ -159,7 +158,7 @@ class WalkBuilder(Builder):
         return self._with_metadata(inner, (), some_keys, details, beside=state)
 
     def probe(self, parts: Sequence[tuple[str, MetadataCondition]]) -> Statement:
-        """For how many sessions each of some conditions holds, as far as that is few."""
+        """Counts the sessions of each condition, up to `FEW` + 1."""
         counts = []
         for name, part in parts:
             rows, conditions, _ = part.driver(name, self._context)
@@ -189,7 +188,7 @@ class WalkBuilder(Builder):
         ]
 
     def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:
-        """What the conditions on the time of activity mean for entries; they are checked again."""
+        """Yields rough limits of the time. The exact conditions are checked again."""
         for name, part in self._condition.conjunction(NAME):
             if isinstance(part, TimeBound) and is_of_activity(part):
                 high = part.operator in ("$lt", "$lte")
@@ -197,7 +196,7 @@ class WalkBuilder(Builder):
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
 
     def _of_sessions(self, walked: FromClause) -> Source:
-        """The entries with their sessions; one that a lost foreign key has left behind has none."""
+        """Joins the sessions. An entry that a lost foreign key has left behind has none."""
         session_id: ColumnElement[str] = walked.c.session_id
         by_key = self._by_key(self._sessions.c.session_id, session_id, selective=True)
         rows = walked.outerjoin(self._sessions, by_key)
@@ -210,15 +209,11 @@ class WalkBuilder(Builder):
     def _holds(
         self, leader: Equals, session_id: ColumnElement[str], is_current: ColumnElement[bool]
     ) -> Any:
-        """Whether the session is as its entry says.
+        """Returns 1 if the session matches its entry.
 
-        Entries that a lost trigger or foreign key has left behind would otherwise reach out of a
-        scope, end a page early, or repeat it for ever.
-
-        Args:
-            leader: The condition of the entries.
-            session_id: The id of the session.
-            is_current: Whether the session exists, at the time of the entry if that is known.
+        Otherwise, entries that a lost trigger or foreign key has left behind would reach out of a
+        scope, end a page early, or repeat it forever. `is_current` is true if the session exists,
+        with the time of the entry if that is known.
         """
         is_current = and_(is_current, leader.truth(LEADER, self._context, session_id))
         return case((is_current, constant(1)), else_=constant(0)).label("holds")
@@ -234,8 +229,6 @@ class WalkBuilder(Builder):
 
 
 async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
-    """Run work that reads sessions, from indexes as far as they are known."""
-
     def read(connection: Connection, queries: Queries) -> T:
         keys = database.known_indexes.get(connection, database.tables) or ()
         return work(Reader(connection, queries, keys))
@@ -251,8 +244,6 @@ async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads sessions, with the indexes that are known."""
-
     connection: Connection
     queries: Queries
     keys: Collection[str]
@@ -267,7 +258,6 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> list[Found]:
-        """Read a page of sessions."""
         plan = None
         if ordering.time == "updated_at" and ordering.key is None:
             plan = Plan.of(condition, self.keys)
@@ -296,7 +286,6 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> Found | None:
-        """Read the session that was active last."""
         plan = Plan.of(condition, self.keys)
         if plan is not None and not plan.others:
             parameters = plan.parameters(self.queries.dialect)
@@ -321,10 +310,10 @@ class Reader:
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
     ) -> list[Position] | None:
-        """Find the sessions that were active longest ago; None if no index can tell them.
+        """Finds the sessions that were active longest ago; None if no index can find them.
 
-        They are candidates: the caller has to check the condition again under its locks. A paused
-        run is not looked for, nor a time bound checked to the end.
+        They are candidates: the caller must check the condition again under its locks. Paused runs
+        and exact time bounds are not checked.
         """
         parts = [part for _, part in condition.conjunction(NAME)]
         known = All(tuple(part for part in parts if not isinstance(part, NotPausedSince)))
@@ -334,9 +323,9 @@ class Reader:
         return self._entries(plan, OLDEST_FIRST, limit=limit, after=after)
 
     def ids(self, condition: Condition, limit: int | None, *, existing: bool = True) -> list[str]:
-        """Read the ids of sessions, most recently active first.
+        """Returns the most recently active sessions first.
 
-        Without `existing`, ids that a lost foreign key has left behind may be among them.
+        Without `existing`, ids that a lost foreign key has left behind can be among them.
         """
         plan = Plan.of(condition, self.keys)
         if plan is not None and limit is not None:
@@ -359,7 +348,7 @@ class Reader:
         after: Position | None = None,
         existing: bool = False,
     ) -> list[Position] | None:
-        """Read entries of the index alone; None if they cannot be used."""
+        """Reads entries of the index alone; None if they cannot be used."""
         rows = self._execute(
             ("candidates", ordering.descending, after is None, existing),
             plan,
@@ -383,7 +372,7 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> list[Found] | Condition | None:
-        """Read a page from the index; if it cannot, return a condition that a rare part leads."""
+        """Reads a page from the index, or returns a condition that a rare part leads, or None."""
         bounds = [0]
         if plan.others:
             first = max(_FIRST_WALKED, 8 * limit)
@@ -433,7 +422,7 @@ class Reader:
         return parameters
 
     def _few(self, plan: Plan) -> MetadataCondition | None:
-        """Another condition that holds for few sessions, if there is one."""
+        """Returns the other condition with the fewest sessions, if they are few."""
         rivals = plan.rivals
         if not rivals:
             return None

@@ -1,1 +1,1 @@
-"""Figures over many sessions."""
+"""Statistics and usage over many sessions."""

@@ -1,4 +1,4 @@
-"""What the sessions of the last days came to, by the day on which they were created."""
+"""Totals of the sessions of the last days, by the day on which they were created."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ _NEWEST = Ordering.parse("-created_at")
 class Day:
     """The sessions that were created on one day, in UTC.
 
-    Attributes:
-        sessions: Their number.
-        failed: How many of them have the status `failed`.
-        runs: Their runs.
-        durations: The durations of those that are finished, in milliseconds, in ascending order.
+    `durations` are those of finished sessions, in milliseconds, in ascending order.
     """
 
     sessions: int = 0
@@ -40,11 +36,9 @@ class Day:
 
 
 class Daily(NamedTuple):
-    """The sessions of the last days.
+    """`days` contains no days without sessions.
 
-    Attributes:
-        days: By day; days without sessions are missing.
-        complete: Whether all sessions since then were read, not only the newest ones.
+    It is `complete` if all sessions were read, not only the newest ones.
     """
 
     days: Mapping[date, Day]
@@ -54,13 +48,9 @@ class Daily(NamedTuple):
 async def read_daily(
     store: ScopedStore, where: Where | None, *, since: datetime, most: int
 ) -> Daily:
-    """Add up the sessions that were created since a time, the newest `most` of them.
+    """Adds up the newest `most` sessions that were created since a time, in one statement.
 
-    It is one statement with a row per session. Values of another type, or that are not valid JSON,
-    are left out.
-
-    Raises:
-        InvalidFilterError: If the filter is invalid.
+    Values of another type, or that are not valid JSON, are left out.
     """
     recent = {"$created_at": {"$gte": since.isoformat()}}
     condition = store.condition({"$and": [where, recent]} if where else recent)

@@ -59,19 +59,19 @@ _COUNTERS = (
 _PART = Decimal("1e-12")
 _ZERO = search_key(0).indexed
 MOST = 10**18
-"""Nobody counts so far: a counter beyond, or a negative one, is left out."""
+"""Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
-"""Nobody spends so much on a session."""
+"""Costs from this number on, and negative ones, are left out."""
 _MEDIAN, _P95 = 1, 2
 _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
 def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables) -> Statement:
-    """Totals over the sessions that match, as rows of a kind, a name and two numbers.
+    """Returns a statement whose rows have a kind, a name and two numbers.
 
     The kinds are `sessions`, `status` by name, `count` by key, `cost`, `tool` by name with calls
-    and milliseconds, `resumed` with those that are completed, `with errors`, and `duration` with
-    bits that say which rank it has.
+    and milliseconds, `resumed` with the number of completed ones, `with errors`, and `duration`
+    with bits that say which rank it has.
     """
     rows = tables.metadata.alias("counted")
     source = build.source(default=rows)
@@ -82,7 +82,6 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
         columns: Sequence[ColumnElement[Any]],
         joined: FromClause | None = None,
     ) -> Statement:
-        """A SELECT from the values of one type under a key, or under several."""
         base = source.rows
         if base is not rows:
             base = base.join(rows, rows.c.session_id == source.session_id)
@@ -126,7 +125,6 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
 
 
 def _is_completed(tables: SessionTables, rows: FromClause) -> ColumnElement[bool]:
-    """Whether the session of a row has the status `completed`."""
     status = tables.metadata.alias("status")
     return (
         exists()
@@ -140,13 +138,12 @@ def _is_completed(tables: SessionTables, rows: FromClause) -> ColumnElement[bool
 
 
 def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
-    """The columns of values in their order, each with its rank and the number of all."""
+    """Selects values with their ranks and their number."""
     rank = func.row_number().over(order_by=rows.c.search_key)
     return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
 
 
 def _by_tool(calls: Statement) -> Statement:
-    """The sums of the calls of each tool."""
     # MariaDB groups by a column only, if sql_mode has ONLY_FULL_GROUP_BY.
     called = calls.subquery("called").c
     tools = _part("tool", called.name, func.sum(called.first), func.sum(called.second))
@@ -154,12 +151,11 @@ def _by_tool(calls: Statement) -> Statement:
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
-    """A percentile of values in their order, by nearest rank; None if there are none."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
 def _ranked(values: Statement) -> Statement:
-    """The median and the 95th percentile of `_ranks`, as `nearest_rank` has them."""
+    """Selects the median and the 95th percentile of `_ranks`, as `nearest_rank` does."""
     ranked = values.subquery("ranked")
     rank, number = ranked.c.rank, ranked.c.number
     is_median, is_p95 = (
@@ -171,11 +167,7 @@ def _ranked(values: Statement) -> Statement:
 
 
 def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
-    """Read the totals over the sessions that match.
-
-    Raises:
-        CorruptMetadataError: If a status, or a value that the database refuses, is not valid JSON.
-    """
+    """Raises `CorruptMetadataError` if a value that is counted or added is not valid JSON."""
 
     def build(builder: Builder) -> Statement:
         return statistics_statement(builder, queries.dialect, queries.tables)
@@ -198,11 +190,7 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
 
 
 def _check_values(connection: Connection, queries: Queries, condition: Condition) -> None:
-    """Find a value that is not valid JSON, among those that are counted or added.
-
-    Raises:
-        CorruptMetadataError: If there is one.
-    """
+    """Raises `CorruptMetadataError` if a counted or added value is not valid JSON."""
     values = queries.tables.metadata.c
     names = (*_COUNTERS, keys.COST, keys.TOOL_CALLS, keys.STATUS)
     added = select(values.session_id, values.key, values.value).where(values.key.in_(names))
@@ -212,7 +200,6 @@ def _check_values(connection: Connection, queries: Queries, condition: Condition
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:
-    """Put the rows of a `statistics_statement` together."""
     sessions = 0
     by_status: dict[str, int] = {}
     totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
@@ -263,7 +250,7 @@ def _duration(milliseconds: int) -> timedelta:
 
 
 def _part(kind: str, name: Any, first: Any, second: Any = None) -> list[ColumnElement[Any]]:
-    """The columns of one kind of row, typed so that all kinds fit together."""
+    """Types the columns of one kind of row, so that all kinds fit together."""
 
     def number(value: Any) -> ColumnElement[Any]:
         # The driver's own number: a result type would make floats of large ones.

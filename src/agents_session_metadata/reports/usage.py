@@ -1,4 +1,4 @@
-"""The usage ledger: what runs used, by day, agent, model, owner and session."""
+"""The usage ledger: the usage of runs by day, agent, model, owner and session."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ from agents_session_metadata.types import JSONValue, UsageRow
 from agents_session_metadata.values import decode_value, is_text, json_text
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id")
-"""What usage can be added up by."""
 
 _BILLION = 10**9
 _BATCH = 1000
-"""Rows that are deleted in one transaction."""
+"""Rows deleted per transaction."""
 
 
 class Spent(NamedTuple):
-    """What was used of a budget."""
-
     cost: Decimal
     tokens: int
 
@@ -56,14 +53,6 @@ async def read_usage(
     since: date | None,
     until: date | None,
 ) -> list[UsageRow]:
-    """Add up the ledger.
-
-    Raises:
-        InvalidMetadataError: If `owner_id` is not JSON.
-        TablesMissingError: If the ledger is missing and is not to be created.
-        TypeError: If an argument has the wrong type.
-        ValueError: If `by` names an unknown field.
-    """
     fields = _fields(by)
     if session_id is not None:
         check_id_type(session_id)
@@ -89,13 +78,7 @@ async def read_usage(
 
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
-    """Delete what was recorded before a day, in short transactions; give the number of rows.
-
-    Raises:
-        TablesMissingError: If the ledger is missing and is not to be created.
-        TypeError: If `before` is neither a date nor an aware datetime.
-        ValueError: If it is a datetime without a time zone.
-    """
+    """Deletes rows from before a day in short transactions, and returns their number."""
     usage, day = _ledger(store), _day("before", before)
     await store.database.ensure(USAGE)
     old = select(usage.c.id, usage.c.session_id).where(usage.c.day < day)
@@ -136,7 +119,7 @@ async def read_spent(
     session_id: str | None = None,
     owner_id: JSONValue = None,
 ) -> Spent:
-    """What a session in the scope, or an owner whatever the scope, has spent since a day."""
+    """Reads the usage of a session in the scope, or of an owner whatever the scope."""
     usage = _ledger(store)
     conditions = _between(usage, since, None)
     if session_id is not None:
@@ -158,12 +141,6 @@ async def read_spent(
 
 
 def check_by(by: object) -> None:
-    """Refuse what usage cannot be added up by.
-
-    Raises:
-        TypeError: If it is a bare string, or not a sequence.
-        ValueError: If it names an unknown field, or one twice.
-    """
     _fields(by)
 
 
@@ -205,7 +182,7 @@ def _day(name: str, moment: object) -> date:
 def _within(
     store: ScopedStore, queries: Queries, statement: Statement, usage: Table
 ) -> tuple[Statement, dict[str, Any]]:
-    """The statement, within the scope: an owner's rows, and otherwise those of sessions in it."""
+    """Restricts a statement to the scope: to an owner's rows by owner, otherwise by session."""
     statement = statement.where(*_of_owner(store, usage))
     if set(store.scope.values) <= {OWNER_ID}:
         return statement, {}
@@ -213,7 +190,6 @@ def _within(
 
 
 def _of_owner(store: ScopedStore, usage: Table) -> Iterator[ColumnElement[bool]]:
-    """The condition for the rows of the owner of the scope, if it has one."""
     values = store.scope.values
     if OWNER_ID in values:
         yield usage.c.owner_key == owner_key(values[OWNER_ID])
@@ -279,5 +255,5 @@ def _order(total: _Total, fields: tuple[str, ...]) -> list[tuple[bool, str]]:
 
 
 def _text_order(value: Any) -> tuple[bool, str]:
-    """None first; a day's text sorts as the day."""
+    """Sorts None first. The text of a day sorts as the day."""
     return value is not None, str(value)

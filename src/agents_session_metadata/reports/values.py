@@ -1,4 +1,4 @@
-"""The values that some sessions have under some keys, with how many have each."""
+"""Counts the values that some sessions have under some keys."""
 
 from __future__ import annotations
 
@@ -23,17 +23,9 @@ def read_values(
     keys: Sequence[str],
     restrict: Restriction,
 ) -> dict[str, list[tuple[Any, int]]]:
-    """Values by key, each with the number of sessions that have it.
+    """Returns values by key, each with its number of sessions, without invalid JSON.
 
-    Values that are not valid JSON are left out.
-
-    Args:
-        connection: The connection.
-        tables: The tables.
-        dialect: The database.
-        ids: The sessions.
-        keys: The keys.
-        restrict: Restricts the statement to sessions that the caller may still see.
+    `restrict` restricts the statement to sessions that the caller can still see.
     """
     found: dict[str, list[tuple[Any, int]]] = {key: [] for key in keys}
     if not ids:
