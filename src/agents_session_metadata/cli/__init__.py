@@ -1,6 +1,6 @@
 """The console script `agent-sessions`.
 
-Typer and Rich come with the extra `cli`. This module imports without them, so that it can say so.
+Importing this module requires neither Typer nor Rich, so that `main` can print how to install them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ._interrupt import exit_at_once
 
 
 def main() -> None:
-    """Run the command line."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  # open until the process exits
     if sys.stdout is None:
@@ -54,7 +53,6 @@ def main() -> None:
 
 
 def _run() -> object:
-    """The exit code of the command that was typed."""
     from . import app, connection
 
     try:

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while nothing is open that has to be closed: during imports, and at a prompt."""
+"""The Ctrl-C handler for imports and prompts, while nothing is open that must be closed."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import os
 
 
 def exit_at_once(_number: int, _frame: object) -> None:
-    """End the process, where an exception could be raised in the middle of an import and lost."""
+    """End the process. An exception could be raised in the middle of an import and be lost."""
     os._exit(130)

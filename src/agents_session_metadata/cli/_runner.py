@@ -1,4 +1,4 @@
-"""Runs what a command waits for, and Ctrl-C while and between that."""
+"""Runs the coroutines of a command, and handles Ctrl-C during and between them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 _SECONDS = 1.0
-"""How long the end waits for a thread. Python waits for it later, too."""
+"""The time that `close` waits for a thread. Python waits for it again at exit."""
 
 
 class Runner:
     """Runs coroutines, one after another, in one event loop.
 
-    Unlike `asyncio.Runner`, it keeps a Ctrl-C that comes at the end of a coroutine. That one gives
-    the signal back to Python before it frees the task, and an exception that is raised in the
-    callback of a weak reference is printed and lost: the command would go on.
+    Unlike `asyncio.Runner`, it does not lose a Ctrl-C at the end of a coroutine. `asyncio.Runner`
+    restores the signal handler before it frees the task, and an exception that is raised in the
+    callback of a weak reference is printed and lost: the command would continue.
     """
 
     def __init__(self) -> None:
@@ -29,15 +29,11 @@ class Runner:
         self._is_running = self._is_interrupted = False
 
     def handle_interrupts(self) -> None:
-        """From now on, Ctrl-C cancels what runs, or raises KeyboardInterrupt if nothing does."""
+        """From now on, Ctrl-C cancels the running coroutine, or raises KeyboardInterrupt."""
         signal.signal(signal.SIGINT, self._interrupt)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine.
-
-        Raises:
-            KeyboardInterrupt: If Ctrl-C came while it ran, or came before it and was lost.
-        """
+        """Run a coroutine. Raises KeyboardInterrupt even for a lost Ctrl-C before it."""
         self._is_running = True
         try:
             # Here the task before is freed; it is kept until then.
@@ -56,7 +52,7 @@ class Runner:
         return result
 
     def close(self, last: Coroutine[Any, Any, object] | None = None) -> None:
-        """Run a last coroutine, also after Ctrl-C, cancel what is left and close the loop."""
+        """Run a last coroutine, even after Ctrl-C, then cancel other tasks and close the loop."""
         self._is_interrupted = False
         try:
             if last is not None:

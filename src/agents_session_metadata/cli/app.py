@@ -1,4 +1,4 @@
-"""All commands together, each imported when it is needed."""
+"""The Typer application. It imports the module of a command when the command is needed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """Imports the module of a command when the command is named, and all for the help."""
+    """Imports the module of a command that is named, and all modules for the help."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _spare_imports()
@@ -85,7 +85,7 @@ def _print_version(value: bool) -> None:  # Typer calls it so
 
 
 def _spare_imports() -> None:
-    """Import Typer's help without what takes half of the time.
+    """Import Typer's help in half the time.
 
     Typer imports `rich.markdown` and `rich.traceback`, and with them two more libraries, for help
     texts in Markdown and for its own tracebacks. We use neither.

@@ -136,7 +136,6 @@ def _decide(
 
 
 def record_of_run(run: PausedRun) -> dict[str, Any]:
-    """A paused run as JSON."""
     return {
         "session_id": run.session_id,
         "agent": run.agent,

@@ -1,4 +1,4 @@
-"""How a function becomes a command: the options that it shares with others, its example, errors."""
+"""Registers functions as commands, with shared options, an example and error handling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ CATALOG = (*DATABASE, "scope", "create_tables")
 """The shared options of all other commands."""
 
 EXAMPLES: dict[str, str] = {}
-"""An example of each command that is registered."""
 _APPS: dict[str, typer.Typer] = {}
 
 _shared = typer.Typer(add_completion=False)
@@ -85,14 +84,9 @@ def command(
 ) -> Callable[[CommandFunction], CommandFunction]:
     """Register a function as a command.
 
-    It gets a `typer.Context` first, whose `obj` is a `Place`. It returns the exit code, or None
-    for 0. Its docstring is the help.
-
-    Args:
-        name: The command's name, or that of a group of commands and the name in it.
-        example: The arguments to show in the help, after `agent-sessions`.
-        panel: The heading in the list of commands.
-        shared: The shared options: `CATALOG`, `DATABASE` or `TABLES`.
+    The function takes a `typer.Context` whose `obj` is a `Place`, and returns the exit code, or
+    None for 0. Its docstring is the help. A `name` of two words is a command in a group. `example`
+    contains the arguments after `agent-sessions`.
     """
     first, _, second = name.partition(" ")
     EXAMPLES[name] = example
@@ -120,7 +114,6 @@ def command(
 
 
 def build(name: str) -> Any:
-    """The registered command or group of a name."""
     app = _APPS[name]
     built: Any = typer.main.get_command(app)
     # Typer takes these from `add_typer`, and a group that is built alone has neither.
@@ -129,18 +122,12 @@ def build(name: str) -> Any:
 
 
 def place_of(ctx: typer.Context) -> Place:
-    """The database and tables that the shared options name."""
     place: Place = ctx.obj
     return place
 
 
 def _refuse_repeated(ctx: Any, given: list[Any]) -> None:
-    """Refuse an option with one value that is given twice: Click would drop the first value.
-
-    Args:
-        ctx: The context of the command.
-        given: The parameters in the order in which they were given.
-    """
+    """Refuse an option with one value that is given twice: Click would drop the first value."""
     for place, param in enumerate(given):
         takes_one = param.param_type_name == "option" and not (param.multiple or param.is_flag)
         if takes_one and param in given[:place] and not ctx.resilient_parsing:
@@ -152,9 +139,9 @@ def _refuse_repeated(ctx: Any, given: list[Any]) -> None:
 
 
 def prepared(params: list[Any]) -> list[Any]:
-    """Parameters, with `--json` instead of `--json <bool>` in the help, and less to import.
+    """Show `--json` instead of `--json <bool>` in the help, and accept strings without pydantic.
 
-    Typer imports pydantic to check any value, a string or a missing one too.
+    Typer imports pydantic to check any value, even a string or a missing one.
     """
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:

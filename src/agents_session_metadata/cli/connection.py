@@ -1,4 +1,4 @@
-"""The database that a command works on, and how it waits for it.
+"""The database that a command works on, and the calls to it.
 
 Commands are plain functions. An event loop runs only while one of them waits for the database, so
 that Ctrl-C between two calls is an ordinary KeyboardInterrupt, and within one a cancellation.
@@ -37,7 +37,7 @@ _BATCH, _BATCH_SECONDS = 200, 0.05
 _PANEL = "Database options"
 
 abandoned: bool = False
-"""Whether something may still wait for a database that did not answer in time."""
+"""True if a thread or task may still wait for a database that did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,6 @@ class Place:
 
     @property
     def names(self) -> TableNames:
-        """The names of the tables.
-
-        Raises:
-            Failure: If one cannot be printed, or two are the same.
-        """
         from agents_session_metadata.storage.tables import table_names
 
         names = (self.sessions_table, self.messages_table, self.metadata_table)
@@ -68,11 +63,7 @@ class Place:
         return checked(table_names, *names)
 
     def database_url(self) -> URL:
-        """The URL, with a driver.
-
-        Raises:
-            Failure: If there is none, or it is malformed. No message repeats a password.
-        """
+        """Returns the URL, with a driver. No error message repeats a password."""
         from agents_session_metadata.dialects.urls import DRIVERS, is_file_based, with_driver
 
         if not self.url:
@@ -90,18 +81,13 @@ class Place:
         return url
 
     def shown_url(self) -> str:
-        """The URL without its password."""
+        """Returns the URL without its password."""
         from agents_session_metadata.dialects.urls import shown_url
 
         return shown_url(self.database_url())
 
     def engine(self, **engine_options: Any) -> AsyncEngine:
-        """An engine, which the caller disposes.
-
-        Raises:
-            Failure: If the database is not given, its driver is not installed, or its file does not
-                exist.
-        """
+        """Returns an engine, which the caller must dispose."""
         from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 
         from agents_session_metadata.dialects.urls import ASYNC_DRIVERS, EXTRAS, create_engine
@@ -125,11 +111,6 @@ class Place:
 
     @contextmanager
     def connect(self, **engine_options: Any) -> Iterator[tuple[AsyncEngine, Calls]]:
-        """An engine, disposed at the end, and the way to wait for what it does.
-
-        Raises:
-            Failure: If there is no such engine.
-        """
         engine, calls = self.engine(**engine_options), Calls(self)
         # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
@@ -140,11 +121,6 @@ class Place:
 
     @contextmanager
     def open(self, **engine_options: Any) -> Iterator[tuple[SessionCatalog, Calls]]:
-        """The catalog, restricted to the scope, and the way to wait for its answers.
-
-        Raises:
-            Failure: If there is no engine, or the scope is invalid.
-        """
         from agents_session_metadata.catalog import SessionCatalog
         from agents_session_metadata.scope import own_store
 
@@ -158,7 +134,8 @@ class Place:
 class Calls:
     """Waits for coroutines: `wait(catalog.get_session("chat-1"))`.
 
-    Ctrl-C cancels the coroutine and raises KeyboardInterrupt. Errors become failures.
+    Ctrl-C cancels the coroutine and raises KeyboardInterrupt. Errors other than bugs become
+    failures.
     """
 
     def __init__(self, place: Place) -> None:
@@ -173,11 +150,6 @@ class Calls:
         self._gave_up = False
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine.
-
-        Raises:
-            Failure: If it raises, or there is no answer within the time limit.
-        """
         try:
             return self._runner.run(self._limited(work))
         except Failure:
@@ -189,12 +161,10 @@ class Calls:
             raise failure from error
 
     def without_limit(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that does more than ask the database; errors pass through."""
+        """Run a coroutine without a time limit. Its errors are raised unchanged."""
         return self._runner.run(work)
 
     def batches(self, source: AsyncIterator[T]) -> Iterator[list[T]]:
-        """The elements of an asynchronous iterator, a few at a time."""
-
         async def some() -> list[T]:
             found: list[T] = []
             end = time.monotonic() + _BATCH_SECONDS
@@ -208,7 +178,7 @@ class Calls:
             yield batch
 
     def progressed(self) -> None:
-        """Start the time limit again: the database has answered."""
+        """Restart the time limit, because the database has answered."""
         self._progressed = True
 
     def close(self, engine: AsyncEngine) -> None:
@@ -304,11 +274,6 @@ def place_from_options(
         ),
     ] = None,
 ) -> Place:
-    """The options that commands share.
-
-    Raises:
-        Failure: If the file with the URL cannot be read, or the URL is given twice.
-    """
     if timeout is not None and not timeout > 0:
         usage(f"--timeout must be greater than 0, got {timeout:g}")
     if url_file is not None:
@@ -330,7 +295,7 @@ def place_from_options(
 
 
 def explain(error: Exception, place: Place) -> Failure | None:
-    """What an error means to whoever typed the command; None for a bug."""
+    """Returns the failure to print for an error; None for a bug."""
     from agents_session_metadata.errors import (
         InvalidCursorError,
         InvalidFilterError,

@@ -170,7 +170,6 @@ def _record(info: ItemInfo) -> dict[str, Any]:
 
 
 def _write_item(info: ItemInfo) -> None:
-    """Write an item: a line with its id, time and kind, then its text."""
     item: Any = info.item
     kind, lines = "item", [shown(item)]
     if isinstance(item, dict):
@@ -188,7 +187,6 @@ def _write_item(info: ItemInfo) -> None:
 
 
 def _texts(content: Any) -> Iterator[str]:
-    """The parts of a message: text as it is, anything else by its type."""
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if isinstance(text, str):

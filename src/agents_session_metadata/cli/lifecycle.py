@@ -53,7 +53,7 @@ _FIELDS = ("session_id", "agent", "max_idle_minutes", "max_errors", "phases", "c
 
 @dataclass(frozen=True)
 class _Session:
-    """What a lifecycle needs of a session, without the SDK, which takes long to import."""
+    """A session for `SessionLifecycle` without the SDK, which takes long to import."""
 
     session_id: str
     catalog: SessionCatalog
@@ -229,11 +229,6 @@ def resume_check(
 
 
 def _read_request(text: bytes) -> dict[str, Any]:
-    """A JSON request, with the fields that are given.
-
-    Raises:
-        Failure: If it is invalid.
-    """
     try:
         fields = parse_json(text.decode("utf-8-sig"), "the request")
     except UnicodeDecodeError as error:
@@ -278,7 +273,6 @@ def _policy(conditions: dict[str, Any]) -> ResumePolicy:
 def _decide(
     place: Place, session: str | None, agent: str | None, policy: ResumePolicy
 ) -> tuple[str | None, ResumeDecision]:
-    """The decision about a session, or about an agent's last session, and its id."""
     from agents_session_metadata.keys import AGENT
     from agents_session_metadata.runs.lifecycle import ResumeDecision, SessionLifecycle
 
@@ -323,7 +317,7 @@ def _tell(session: str | None, decision: ResumeDecision) -> None:
 def _existing(
     catalog: SessionCatalog, wait: Calls, session: str, *, as_json: bool
 ) -> Metadata | None:
-    """The metadata of a session that is to be moved; a misspelled id must not create a session."""
+    """Returns the metadata of a session. A misspelled id must not create a session."""
     info = wait(catalog.get_session(session))
     if info is not None:
         return info.metadata

@@ -1,4 +1,4 @@
-"""What commands take: options that several share, JSON, and `key=value`."""
+"""Options that several commands share, and parsers for JSON and `key=value`."""
 
 from __future__ import annotations
 
@@ -19,37 +19,24 @@ T = TypeVar("T")
 
 
 class Failure(typer.BadParameter):
-    """Ends a command with an error, shown as Typer shows its own.
-
-    Args:
-        sentence: The error.
-        code: The exit code; 2 is for usage errors.
-    """
+    """Ends a command with an error, shown as Typer shows its own. Code 2 means a usage error."""
 
     def __init__(self, sentence: str, code: int = 1) -> None:
         super().__init__(escaped(sentence))
         self.exit_code = code
 
     def format_message(self) -> str:
-        """The sentence, without the prefix of a bad parameter."""
+        """Omits the prefix of a bad parameter."""
         return self.message
 
 
 def usage(sentence: str) -> NoReturn:
-    """End a command with a usage error.
-
-    Raises:
-        Failure: Always.
-    """
+    """End a command with a usage error."""
     raise Failure(sentence, 2)
 
 
 def checked(check: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that checks an argument from the command line.
-
-    Raises:
-        Failure: If it raises a ValueError: a usage error.
-    """
+    """Call a function that checks an argument. A ValueError becomes a usage error."""
     try:
         return check(*arguments)
     except ValueError as error:
@@ -57,11 +44,6 @@ def checked(check: Callable[..., T], *arguments: Any) -> T:
 
 
 def duration(name: str, number: float, unit: str) -> timedelta:
-    """A duration that a person typed as a number of days, hours or minutes.
-
-    Raises:
-        Failure: If it is out of range, or rounds to zero without being zero.
-    """
     try:
         found = timedelta(**{unit: number})
     except (OverflowError, ValueError):
@@ -98,11 +80,6 @@ SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The ses
 
 
 def parse_json(text: str, what: str) -> Any:
-    """Parse JSON that a person typed.
-
-    Raises:
-        Failure: If it is not valid JSON, or contains NaN, an infinity or a duplicate key.
-    """
     try:
         return strict_json.parse_json(text)
     except ValueError as error:
@@ -110,11 +87,10 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def parse_value(text: str, what: str = "the value") -> Any:
-    """A value after `key=`: JSON if it is valid JSON, otherwise the string itself.
+    """Parse the value after `key=`: JSON if it is valid JSON, otherwise a string.
 
-    Raises:
-        Failure: If it is JSON that cannot be a value: a number that is too long, nesting that is
-            too deep, a duplicate key.
+    JSON that cannot be stored is a usage error: a number that is too long, nesting that is too
+    deep, a duplicate key.
     """
     try:
         json.loads(text, parse_constant=strict_json.refuse_constant, parse_int=str)
@@ -126,11 +102,6 @@ def parse_value(text: str, what: str = "the value") -> Any:
 
 
 def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
-    """Parse repeated `key=value`.
-
-    Raises:
-        Failure: If one has no `=`, or a key is given twice.
-    """
     values: dict[str, Any] = {}
     for pair in pairs or ():
         key, separator, text = pair.partition("=")
@@ -143,7 +114,6 @@ def parse_pairs(pairs: Sequence[str] | None, option: str) -> dict[str, Any]:
 
 
 def parse_where(where: str | None, pairs: Sequence[str] | None) -> dict[str, Any] | None:
-    """One filter from `--where` and `--meta`; None without either."""
     parts: list[Any] = []
     if where is not None:
         parts.append(parse_json(where, "--where"))
@@ -154,54 +124,33 @@ def parse_where(where: str | None, pairs: Sequence[str] | None) -> dict[str, Any
 
 
 def both(*conditions: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A filter that requires all of the given ones; None stands for every session."""
+    """Returns a filter that requires all conditions. None matches every session."""
     given = [each for each in conditions if each is not None]
     return {"$and": given} if len(given) > 1 else given[0] if given else None
 
 
 def refuse_both(*, as_json: bool, as_lines: bool) -> None:
-    """Refuse two output formats at once.
-
-    Raises:
-        Failure: If both are given.
-    """
     if as_json and as_lines:
         usage("pass --json or --jsonl, not both")
 
 
 def standard_input() -> BinaryIO:
-    """Standard input, as bytes.
-
-    Raises:
-        Failure: If it is closed.
-    """
     if sys.stdin is None:
         raise Failure("stdin is closed")
     return sys.stdin.buffer
 
 
 def is_interactive() -> bool:
-    """Whether somebody can answer on standard input."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 
 def require_answer(*, yes: bool) -> None:
-    """Refuse to start something that will ask a question when nobody can answer.
-
-    Raises:
-        Failure: If stdin is not a terminal and `--yes` is missing.
-    """
+    """Raises a usage error if a question is about to be asked that nobody can answer."""
     if not yes and not is_interactive():
         usage("this command asks for confirmation and stdin is not a terminal; pass --yes")
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask for confirmation, unless `--yes` was given.
-
-    Raises:
-        Failure: If stdin is not a terminal and `--yes` is missing.
-        Exit: If the answer is no.
-    """
     require_answer(yes=yes)
     if yes:
         return

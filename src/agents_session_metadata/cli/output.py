@@ -1,4 +1,4 @@
-"""What commands print: data on stdout, messages and progress on stderr.
+"""Output of commands: data on stdout, messages and progress on stderr.
 
 Rich is imported for tables and progress only; most commands print neither.
 """
@@ -31,31 +31,28 @@ _COLORS = {
 
 
 def shown(value: Any) -> str:
-    """A value on one line: a string as it is, anything else as JSON."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = escaped(re.sub(r"[ \n\t]+", " ", text).strip())
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: `1 session`, `2 sessions`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def say(sentence: str, color: str | None = None) -> None:
-    """Write a message to stderr, on one line, after the data before it."""
+    """Write a message to stderr, after the data that was printed before it."""
     sys.stdout.flush()
     typer.secho(escaped(sentence), fg=color, err=True)
 
 
 def nothing(sentence: str) -> int:
-    """Say that nothing was found; the exit code for it."""
+    """Say that nothing was found, and return the exit code for it."""
     say(sentence, "yellow")
     return 1
 
 
 def write(text: str) -> None:
-    """Write a line of data to stdout."""
     sys.stdout.write(f"{text}\n")
 
 
@@ -65,13 +62,7 @@ def write_json(document: Any, *, indent: int | None = 2) -> None:
 
 
 class Records:
-    """Writes records one at a time: one per line, or as the elements of a JSON list.
-
-    Args:
-        file: Where to.
-        as_list: Whether they are elements of a list.
-        opening: What comes before a list.
-    """
+    """Writes records one at a time: one per line, or as the elements of a JSON list."""
 
     def __init__(self, file: IO[str], *, as_list: bool, opening: str = "[") -> None:
         self._file = file
@@ -80,38 +71,33 @@ class Records:
         self.count: int = 0
 
     def add(self, record: dict[str, Any]) -> None:
-        """Write a record."""
         if self._as_list:
             self._file.write(",\n" if self.count else f"{self._opening}\n")
         self._file.write(json.dumps(record) + ("" if self._as_list else "\n"))
         self.count += 1
 
     def close(self, closing: str = "]") -> None:
-        """Write what comes after a list."""
         if self._as_list:
             self._file.write(f"\n{closing}\n" if self.count else f"{self._opening}{closing}\n")
 
 
 class Corrupt:
-    """Reports stored values that are not valid JSON, one line each; the command goes on."""
+    """Reports stored values that are not valid JSON, one per line. The command continues."""
 
     def __init__(self) -> None:
         self.exit_code: int = 0
 
     def __call__(self, error: Exception) -> None:
-        """Report one value."""
         self.exit_code = 1
         say(str(error), "red")
 
 
 def colored(text: str) -> str:
-    """A word, in its color if stdout is a terminal."""
     color = _COLORS.get(text.strip())
     return typer.style(text, fg=color) if color and sys.stdout.isatty() else text
 
 
 def age(moment: datetime, now: datetime | None = None) -> str:
-    """How long ago a moment was, in one unit."""
     passed = (now or datetime.now(timezone.utc)) - moment
     if passed < timedelta(minutes=1):
         return "just now"
@@ -126,7 +112,6 @@ def age(moment: datetime, now: datetime | None = None) -> str:
 
 
 def record_of(info: SessionInfo) -> dict[str, Any]:
-    """A session as JSON."""
     record: dict[str, Any] = {
         "session_id": info.session_id,
         "created_at": info.created_at.isoformat(),
@@ -141,12 +126,9 @@ def record_of(info: SessionInfo) -> dict[str, Any]:
 def write_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, folded: bool = False
 ) -> None:
-    """Write a table that fits the terminal; the first column is cut last.
+    """Write a table that fits the terminal. The first column is cut last.
 
-    Args:
-        header: The names of the columns.
-        rows: The rows.
-        folded: Whether long texts continue on further lines, instead of being cut.
+    With `folded`, long texts continue on further lines instead of being cut.
     """
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -179,7 +161,6 @@ def write_table(
 
 
 def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None) -> None:
-    """Write sessions as a table: the well-known keys, or those chosen."""
     from agents_session_metadata import keys
 
     columns = list(chosen) if chosen is not None else [keys.TITLE, keys.AGENT, keys.STATUS]
@@ -204,13 +185,11 @@ def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None
 
 
 def write_metadata(metadata: Mapping[str, Any]) -> None:
-    """Write metadata as a table."""
     rows = [(key, shown(value)) for key, value in metadata.items()]
     write_table(("key", "value"), rows, folded=True)
 
 
 def write_session(info: SessionInfo) -> None:
-    """Write everything about one session."""
     write(f"session  {escaped(info.session_id)}")
     write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.created_at)})")
     write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.updated_at)})")
@@ -222,7 +201,7 @@ def write_session(info: SessionInfo) -> None:
 
 
 class Counter:
-    """How far long work has come; shown on a terminal."""
+    """Shows progress on a terminal, and counts."""
 
     def __init__(self, bar: Any = None, task: Any = None) -> None:
         self._bar = bar
@@ -230,12 +209,7 @@ class Counter:
         self.count: int = 0
 
     def reach(self, count: int, *, completed: int | None = None) -> None:
-        """So many are done.
-
-        Args:
-            count: How many.
-            completed: How much of the total that is, if the total counts something else.
-        """
+        """Set the count, and the completed part of the total if the total has another unit."""
         self.count = count
         if self._bar is not None:
             self._bar.update(self._task, completed=count if completed is None else completed)
@@ -247,10 +221,7 @@ def progress(
 ) -> Iterator[Counter]:
     """Show progress on stderr, with an estimate of the time left if there is a total.
 
-    Args:
-        what: What is being done.
-        total: What it counts up to.
-        output: Where data is written in the meantime; on a terminal, no bar is mixed into it.
+    Data is written to `output` in the meantime. If that is a terminal, no bar is shown.
     """
     if not sys.stderr.isatty() or (output is not None and output.isatty()):
         yield Counter()

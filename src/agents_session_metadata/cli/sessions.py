@@ -318,7 +318,6 @@ def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
 
 
 def _is_missing(failure: Failure) -> bool:
-    """Whether a call failed because its session does not exist in the scope."""
     from agents_session_metadata.errors import SessionNotFoundError
 
     return isinstance(failure.__cause__, SessionNotFoundError)

@@ -56,9 +56,8 @@ _OF_SQLITE = (
     *(b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),  # a write-ahead log
     b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",  # a rollback journal
 )
-"""How the files of a SQLite database begin, unless they are empty or not in use."""
+"""The first bytes of SQLite's files, unless they are empty or not in use."""
 _BESIDE_DATABASE = re.compile("-(wal|shm|journal)$", re.IGNORECASE)
-"""How the names of the files end that SQLite keeps beside a database."""
 
 
 @_command("delete", "delete chat-1 --yes")
@@ -255,13 +254,7 @@ def import_(
 
 
 class _Target:
-    """What an export writes to.
-
-    Attributes:
-        file: The new file.
-        replaces: Whether the new file replaces an old one when it is complete.
-        is_complete: Whether it is.
-    """
+    """The file of an export. A new file is moved to its path only if `is_complete` is set."""
 
     def __init__(self, file: IO[str], *, replaces: bool = False) -> None:
         self.file = file
@@ -271,7 +264,7 @@ class _Target:
 
 @contextmanager
 def _writing(path: Path | None) -> Iterator[_Target]:
-    """A file to write to. Its old content is replaced when the new one is complete."""
+    """Open a file to write to. Old content is replaced when the new content is complete."""
     if path is None or str(path) == "-":
         yield _Target(sys.stdout)
         return
@@ -345,11 +338,7 @@ def _size(source: BinaryIO) -> int | None:
 
 
 class _Records:
-    """The records of an export: one per line, or the elements of one list.
-
-    Raises:
-        Failure: If something is not valid JSON and nobody is told of it.
-    """
+    """Reads the records of an export: one per line, or the elements of one list."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The command about what runs used."""
+"""The command about the usage of tracked runs."""
 
 from __future__ import annotations
 

@@ -76,7 +76,6 @@ def web(
 
 @contextmanager
 def _place(place: Place, *, demo: bool) -> Iterator[Place]:
-    """The database to show: that of the options, or a temporary one."""
     if not demo:
         yield place
         return
@@ -88,11 +87,6 @@ def _place(place: Place, *, demo: bool) -> Iterator[Place]:
 
 @contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
-    """A socket on this machine's own address.
-
-    Raises:
-        Failure: If the port is taken or may not be used.
-    """
     # asyncio sets TCP_NODELAY only on sockets that name their protocol.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

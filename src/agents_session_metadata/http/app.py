@@ -130,11 +130,7 @@ class _SessionsApp:
 
 
 def _segments(scope: Scope) -> list[str]:
-    """The segments of the path below the mount point; an id may contain an encoded slash.
-
-    Raises:
-        APIError: If there is no such path.
-    """
+    """Returns the segments below the mount point. An id may contain an encoded slash."""
     raw: bytes | None = scope.get("raw_path")
     if raw is None:
         parts = [part.encode() for part in scope["path"].split("/")]
@@ -157,11 +153,6 @@ def _segments(scope: Scope) -> list[str]:
 
 
 def _find(method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
-    """The route of a path, and what the path says.
-
-    Raises:
-        APIError: If there is none.
-    """
     methods = []
     for route in ROUTES:
         path = route.match(segments)
@@ -188,7 +179,7 @@ def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = No
 
 
 def _dump(answer: Any) -> bytes:
-    """JSON that every client can read, also of what others have stored."""
+    """Returns valid JSON in UTF-8, even for stored NaN, infinities and lone surrogates."""
     try:
         text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except ValueError:  # NaN or an infinity, which Python writes and reads

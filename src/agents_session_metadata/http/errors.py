@@ -1,7 +1,7 @@
-"""Errors over HTTP: OpenAI's envelope, and which error gets which status.
+"""HTTP errors in OpenAI's format, and the status of each exception.
 
-Messages come from this package or are written here. What a database or a driver says stays in the
-log of the server.
+Messages come from this package or are written here. Messages of a database or a driver go to the
+server's log only.
 """
 
 from __future__ import annotations
@@ -32,20 +32,10 @@ from agents_session_metadata.quoting import quoted
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 RETRY_AFTER: Final = "1"
-"""Seconds after which a client may ask again when the database did not answer."""
+"""Seconds after which a client can retry when the database is not available."""
 
 
 class APIError(Exception):
-    """An answer other than success.
-
-    Attributes:
-        status: The HTTP status.
-        message: What went wrong, for the client.
-        param: The parameter that is wrong, if one is.
-        code: A name for the error that programs can compare.
-        headers: Headers of the answer.
-    """
-
     def __init__(
         self,
         status: int,
@@ -64,30 +54,26 @@ class APIError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's envelope."""
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def invalid(message: str, param: str | None = None) -> APIError:
-    """The request is wrong."""
     return APIError(400, message, param=param, code="invalid_value")
 
 
 def not_available(message: str) -> APIError:
-    """This server does not offer what the route is for."""
     # OpenAI's clients repeat every 5xx by themselves.
     return APIError(501, message, code="not_available", headers={"x-should-retry": "false"})
 
 
 def conversation_not_found(session_id: str) -> APIError:
-    """The conversation does not exist, or not within the scope: both are told alike."""
+    """Returns the same error for a missing conversation as for one outside the scope."""
     return _not_found(f"Conversation with id {quoted(session_id)} not found.")
 
 
 def item_not_found(item_id: str) -> APIError:
-    """The conversation exists, but has no such item."""
     return _not_found(f"Item with id {quoted(item_id)} not found.")
 
 
@@ -96,7 +82,7 @@ def _not_found(message: str) -> APIError:
 
 
 def answer_to(error: Exception) -> APIError:
-    """The answer to an error; one that nobody expects is logged and told without its message."""
+    """Returns the response to an error. The message of an unexpected error is only logged."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, HTTPException):

@@ -1,6 +1,6 @@
-"""Items as the Conversations API has them: their ids, and what its clients rely on.
+"""Items in the form of the Conversations API, with its ids and the fields that clients require.
 
-What is stored is never rewritten: what is missing is added to the answer.
+Stored items are never rewritten: missing fields are added to the response.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PREFIXES: Final[Mapping[str, tuple[str, ...]]] = {
     "tool_search_output": ("tso_",),
     "compaction": ("cmp_",),
 }
-"""By type, how OpenAI's ids begin. New ids get the first one."""
+"""The prefixes of OpenAI's ids by type. New ids get the first one."""
 _OTHER: Final = ("item_",)
 
 _HAVE_STATUS: Final = frozenset(
@@ -67,7 +67,7 @@ _HAVE_STATUS: Final = frozenset(
         "web_search_call",
     }
 )
-"""Types whose items have a status in every answer of the API."""
+"""Types whose items have a status in every response of the API."""
 
 _MADE = re.compile(r"[a-z]+_asm([0-9]{1,18})")
 _KEPT = re.compile(r"[A-Za-z0-9_-]{1,255}")
@@ -75,7 +75,7 @@ _FAKE: Final = "__fake_id__"
 
 
 def item_type(item: object) -> str:
-    """The type of a stored item; messages may be stored without one."""
+    """Returns the type of a stored item. Messages can be stored without one."""
     if not isinstance(item, Mapping):
         return UNKNOWN
     kind = item.get("type")
@@ -85,10 +85,10 @@ def item_type(item: object) -> str:
 
 
 def public_id(info: ItemInfo) -> str:
-    """The id of an item over HTTP.
+    """Returns the id of an item over HTTP.
 
-    Ids get into the input of models, and OpenAI refuses those that do not begin as ids of their
-    type do. An id that looks like one of ours is not kept either: it would mean another row.
+    Ids get into the input of models, and OpenAI refuses an id without a prefix of its type. A
+    stored id that looks like one of ours is not kept either: it would mean another row.
     """
     item: object = info.item
     prefixes = _PREFIXES.get(item_type(item), _OTHER)
@@ -105,7 +105,7 @@ def public_id(info: ItemInfo) -> str:
 
 
 def wanted_item(item_id: str) -> Wanted | None:
-    """How to look for an item by its id over HTTP; None if no item can have it."""
+    """Returns a search for an item by its id over HTTP; None if no item can have the id."""
 
     def matches(info: ItemInfo) -> bool:
         return public_id(info) == item_id
@@ -117,7 +117,6 @@ def wanted_item(item_id: str) -> Wanted | None:
 
 
 def shown_item(info: ItemInfo) -> dict[str, Any]:
-    """An item as the API gives it."""
     item: object = info.item
     kind = item_type(item)
     stored = item if isinstance(item, Mapping) else {"value": item}

@@ -46,7 +46,6 @@ _ERROR: Mapping[str, Any] = {
 
 
 def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """Describe the routes."""
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

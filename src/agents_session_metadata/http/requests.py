@@ -1,4 +1,4 @@
-"""What requests may carry: bodies and queries, checked by pydantic, and reading them."""
+"""Models of bodies and queries, and functions that read and check them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ LONGEST_SEARCH: Final = 2_000
 """Characters of a search query."""
 _LONGEST_FILTER: Final = 32_768
 _DEEPEST: Final = 100
-"""Levels of nesting in an item."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -30,7 +29,7 @@ def _filter(text: object) -> object:
 
 
 def _bounded(item: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what is nested so deeply that an answer could not contain it."""
+    """Refuse an item that is nested too deeply to be returned in a response."""
     level: list[Any] = [item]
     for _ in range(_DEEPEST):
         level = [each for value in level for each in _inside(value)]
@@ -117,22 +116,16 @@ class Nothing(_Query):
 
 
 class Included(_Query):
-    """Which fields to include."""
-
     include: Include = None
 
 
 class ListItems(Included):
-    """A page of items."""
-
     after: After = None
     limit: Limit = 20
     order: Order = "desc"
 
 
 class ListConversations(_Query):
-    """A page of conversations, by activity."""
-
     where: Filter = None
     after: After = None
     limit: Limit = 20
@@ -143,15 +136,11 @@ class ListConversations(_Query):
 
 
 class CountValues(_Query):
-    """The values of a metadata key."""
-
     where: Filter = None
     limit: Limit = 20
 
 
 class Search(_Query):
-    """Words to search for."""
-
     q: Annotated[str, Field(description="The words.", min_length=1, max_length=LONGEST_SEARCH)]
     where: Filter = None
     after: After = None
@@ -159,11 +148,6 @@ class Search(_Query):
 
 
 async def read_body(request: Request, model: type[M], *, most: int, timeout: float) -> M:
-    """Read and check the body of a request.
-
-    Raises:
-        APIError: If it is not JSON of that form, is too large, or does not arrive in time.
-    """
     kind, _, options = request.headers.get("content-type", "").partition(";")
     charset = options.strip().lower().replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -213,11 +197,6 @@ async def _bytes(request: Request, most: int) -> bytes:
 
 
 def read_query(request: Request, model: type[M]) -> M:
-    """Check the query of a request.
-
-    Raises:
-        APIError: If a parameter is unknown, repeated or invalid.
-    """
     given: dict[str, Any] = {}
     for name, value in request.query_params.multi_items():
         # Clients write lists as `include`, `include[]` or `include[0]`.

@@ -1,4 +1,7 @@
-"""What each route does. Ids in paths are already decoded; bodies and queries are checked."""
+"""The routes and their handlers. Ids in paths are decoded; bodies and queries are checked.
+
+The first line of a handler's docstring is its summary in the OpenAPI document.
+"""
 
 from __future__ import annotations
 
@@ -79,20 +82,15 @@ READ_ONLY: Final = frozenset(
 """Metadata keys that no client may write, besides those of the scope."""
 
 _COUNTED: Final = 1000
-"""Sessions whose values are counted: the newest ones that match."""
+"""The number of newest matching sessions whose values are counted."""
 _ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request that has been checked.
+    """A request that has been checked. `catalog` is restricted to its scope.
 
-    Attributes:
-        catalog: The catalog within the scope of the request.
-        allow_roles: Whose messages may be appended; None allows every item.
-        path: What the path says, by name.
-        query: The query.
-        body: The body.
+    `allow_roles` are the roles of messages that can be appended; None allows every item.
     """
 
     catalog: SessionCatalog
@@ -103,7 +101,6 @@ class Call:
 
     @property
     def session_id(self) -> str:
-        """The id of the conversation."""
         return self.path["conversation_id"]
 
     # ---- conversations ----
@@ -259,7 +256,6 @@ class Call:
         return info
 
     async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
-        """The row of an item that the body names."""
         item_id = getattr(self.body, name)
         if item_id is None:
             return None
@@ -274,7 +270,7 @@ class Call:
         raise APIError(409, message, param=name, code="conversation_changed")
 
     async def _position(self, after: str, order: Literal["item_id", "-item_id"]) -> str:
-        """The cursor that `after` is, or that stands for the item with this id."""
+        """Returns `after` if it is a cursor, otherwise the cursor for the item with this id."""
         condition = self.catalog._store.scope.condition
         try:
             decode_item_cursor(after, self.session_id, order, condition)
@@ -305,11 +301,6 @@ class Call:
         }
 
     def _texts(self, items: Sequence[dict[str, Any]]) -> list[str]:
-        """Items as they are stored.
-
-        Raises:
-            APIError: If one is not an item, or this client may not append it.
-        """
         ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
         texts = []
         for index, item in enumerate(items):
@@ -340,15 +331,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Route:
-    """A route.
+    """A route. A name in braces in its path matches any segment.
 
-    Attributes:
-        method: Its HTTP method.
-        path: Its path; names in braces stand for any segment.
-        run: What it does.
-        query: The model of its query.
-        body: The model of its body, if it has one.
-        repeatable: Whether it does the same when it is sent twice, so that a client may do so.
+    A client can safely send a `repeatable` request twice.
     """
 
     method: str
@@ -359,7 +344,7 @@ class Route:
     repeatable: bool = True
 
     def match(self, segments: Sequence[str]) -> dict[str, str] | None:
-        """What the path says, by name; None if it is another path."""
+        """Returns the values of the names in the path; None for another path."""
         own = self.path.strip("/").split("/")
         if len(own) != len(segments):
             return None
@@ -404,7 +389,7 @@ ROUTES: Final = (
 
 
 def new_id() -> str:
-    """An id for a conversation that nobody can guess."""
+    """Returns an id that cannot be guessed."""
     return f"conv_{secrets.token_hex(24)}"
 
 
@@ -433,11 +418,6 @@ def _order(order: Literal["asc", "desc"]) -> Literal["item_id", "-item_id"]:
 
 
 def _writable(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The metadata of a request, without keys that only the server writes.
-
-    Raises:
-        APIError: If one of them is such a key.
-    """
     for key in metadata or {}:
         if key in READ_ONLY:
             message = f"`{key}` is written by the server and cannot be changed."
@@ -454,7 +434,7 @@ def _is_part(part: object) -> bool:
 
 
 def _impossible_cut(error: ValueError) -> Exception:
-    """The error of a cut that would separate what belongs together; others stay as they are."""
+    """Returns a 422 for a cut between a call and its output, otherwise the error itself."""
     return APIError(422, f"{error}.", code="impossible_cut") if type(error) is ValueError else error
 
 

@@ -1,4 +1,4 @@
-"""What the pages change, with `allow_write`. Each change is one form; two of them ask first."""
+"""The changes that pages offer with `allow_write`. Each is one form; two of them ask first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def edit(call: Call) -> Response:
 
 
 def _change_tags(metadata: Metadata, known: list[str], given: list[str]) -> None:
-    """Remove the tags that were known and are not given; add those that were not known."""
+    """Remove known tags that are not given, and add given tags that were not known."""
     stored: Any = metadata.pop(keys.TAGS, [])
     if not isinstance(stored, list):
         raise Refused(409, "The value of tags is not a list. Reload the session.")
@@ -60,12 +60,11 @@ def _change_tags(metadata: Metadata, known: list[str], given: list[str]) -> None
 
 
 def _line(call: Call, name: str) -> str:
-    """A field as a browser keeps it in one line."""
+    """Returns a field without line breaks, which browsers remove from one-line fields."""
     return call.form.get(name, "").replace("\r", "").replace("\n", "")
 
 
 async def fork(call: Call) -> Response:
-    """Copy a session, or the beginning of it, and show the copy."""
     before = call.item_id("before", required=False)
     try:
         copy = await call.catalog.fork_session(call.session_id(), before=before)
@@ -75,20 +74,17 @@ async def fork(call: Call) -> Response:
 
 
 async def ask_delete(call: Call) -> Response:
-    """Ask whether a session is to be deleted."""
     info, _ = await load_session(call)
     return call.render("ask.html", info=info, action="/delete", before=None, has_form=True)
 
 
 async def delete(call: Call) -> Response:
-    """Delete a session."""
     if not await call.catalog.delete_session(call.session_id()):
         raise no_session()
     return call.redirect("/")
 
 
 async def ask_rewind(call: Call) -> Response:
-    """Ask whether the end of a history is to be removed."""
     info, _ = await load_session(call)
     before = call.item_id("before")
     last = await call.catalog.list_items(info.session_id, order_by="-item_id", limit=1)
@@ -103,7 +99,6 @@ async def ask_rewind(call: Call) -> Response:
 
 
 async def rewind(call: Call) -> Response:
-    """Remove an item and everything after it."""
     session_id, before = call.session_id(), call.item_id("before")
     last = call.item_id("last")
     try:

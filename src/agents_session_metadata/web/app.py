@@ -162,7 +162,7 @@ class _BrowserApp:
 
 
 def _refusal(error: Exception) -> Refused:
-    """What an error page says. Messages of the database and of the program stay in the log."""
+    """Returns the error page. Messages of the database and of the program go to the log only."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, HTTPException):

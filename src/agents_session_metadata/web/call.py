@@ -1,4 +1,4 @@
-"""One request as the pages see it, and how they answer."""
+"""A request to the pages, and the functions that create responses."""
 
 from __future__ import annotations
 
@@ -27,18 +27,14 @@ _PACKAGE = "agents_session_metadata.web"
 
 @dataclass(frozen=True)
 class File:
-    """A file of the package, as the browser loads it."""
-
     content: bytes
     media_type: str
 
     @classmethod
     def read(cls, name: str, media_type: str) -> File:
-        """Read a file from the folder `static`."""
         return cls((files(_PACKAGE) / "static" / name).read_bytes(), media_type)
 
     def response(self) -> Response:
-        """The answer with this file."""
         return Response(self.content, media_type=self.media_type)
 
 
@@ -60,7 +56,7 @@ _TEMPLATES = _environment()
 
 
 class Call:
-    """A request, the catalog in its scope, and the parameters."""
+    """A request. `catalog` is replaced by the one in its scope before a page is called."""
 
     def __init__(
         self, request: Request, catalog: SessionCatalog, *, allow_write: bool, by: DecidedBy = None
@@ -74,52 +70,39 @@ class Call:
 
     @property
     def root(self) -> str:
-        """The path that the application is mounted on, without a slash at the end."""
+        """Returns the mount point, without a slash at the end."""
         return str(self.request.scope.get("root_path", "")).rstrip("/")
 
     @property
     def path(self) -> str:
-        """The path below the mount point."""
         path: str = self.request.scope["path"]
         return path.removeprefix(self.root) or "/"
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The parameters of the address; of a name that is given twice, the last."""
+        """Returns the parameters of the URL. If one is repeated, its last value counts."""
         return dict(self.request.query_params)
 
     @cached_property
     def token(self) -> str:
-        """The token for forms."""
         return form_token(self.request)
 
     def url(self, path: str, **parameters: Any) -> str:
-        """The address of a page."""
         given = {name: value for name, value in parameters.items() if value is not None}
         query = f"?{urlencode(given, errors='replace')}" if given else ""
         return f"{self.root}{path}{query}"
 
     def exact(self, name: str) -> str:
-        """A field of the form that the page has written with the filter `encoded`."""
+        """Returns a field of the form that was written with the filter `encoded`."""
         return unquote(self.form.get(name, ""))
 
     def session_id(self) -> str:
-        """The session that the address or the form names.
-
-        Raises:
-            Refused: If it names none.
-        """
         found = self.exact("id") or self.query.get("id")
         if not found:
             raise Refused(400, "The URL contains no session id.")
         return found
 
     def item_id(self, name: str, *, required: bool = True) -> int | None:
-        """The id of an item that the address or the form contains.
-
-        Raises:
-            Refused: If it is not one, or missing although it is required.
-        """
         text = self.form.get(name) or self.query.get(name) or ""
         if not text and not required:
             return None
@@ -128,12 +111,10 @@ class Call:
         return int(text)
 
     async def decided_by(self) -> str | None:
-        """Who makes the decision of this request."""
         found = self._by(self.request) if callable(self._by) else self._by
         return await found if inspect.isawaitable(found) else found
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
-        """An answer with a page."""
         values.setdefault("has_form", False)
         if values["has_form"]:
             self.uses_token = True
@@ -144,5 +125,4 @@ class Call:
         return Response(body, status, media_type="text/html")
 
     def redirect(self, path: str, **parameters: Any) -> Response:
-        """An answer that leads to another page of this application."""
         return RedirectResponse(self.url(path, **parameters), 303)

@@ -1,6 +1,6 @@
 """Charts as plain data: positions and sizes that the templates draw as SVG.
 
-Nothing here is text of a person or model; the templates escape what they write.
+Labels can be stored text, which the templates must escape.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ _MOST_PHASES: Final = 30
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a chart: its label, its value as a number and as text, and where it is drawn."""
-
     label: str
     value: float
     x: float
@@ -39,13 +37,8 @@ class Bar:
 class Chart:
     """A chart with a column per label, in one series or in two that share their columns.
 
-    Attributes:
-        title: What it shows.
-        summary: The same in words, for those who do not see it.
-        top: The value at the upper edge, as text.
-        series: The name, the style and the bars of each series; the first one is behind.
-        width: The width of the drawing.
-        height: Its height.
+    `summary` is for people who do not see the chart, `top` is the value at its upper edge. The
+    first series is drawn behind the second.
     """
 
     title: str
@@ -59,14 +52,13 @@ class Chart:
 def columns(
     title: str, values: Mapping[str, float], write: Callable[[float], str], style: str = "accent"
 ) -> Chart:
-    """Draw a column for each label, in their order."""
     top = _round_up(max(values.values(), default=0))
     summary = f"{title}: {write(sum(values.values()))} in all, {_highest(values, write)}."
     return Chart(title, summary, short(top), [("", style, _bars(values, top, write))])
 
 
 def durations(title: str, medians: Mapping[str, float], p95s: Mapping[str, float]) -> Chart:
-    """Draw the medians of durations in milliseconds before their 95th percentiles."""
+    """Draw medians in front of 95th percentiles. Both are in milliseconds."""
     most = max(p95s.values(), default=0)
     size, unit = next((each for each in _UNITS if most >= each[0]), _UNITS[-1])
     top = _round_up(most / size) * size
@@ -97,7 +89,6 @@ def _bars(values: Mapping[str, float], top: float, write: Callable[[float], str]
 
 
 def _round_up(value: float) -> float:
-    """A round number that is not below a value."""
     if value <= 0:
         return 1
     size = 10.0 ** math.floor(math.log10(value))
@@ -105,14 +96,14 @@ def _round_up(value: float) -> float:
 
 
 def rows(values: Sequence[tuple[str, float]]) -> list[Bar]:
-    """Horizontal bars, as wide as their share of the largest one, in percent."""
+    """Returns horizontal bars. Their width is their share of the largest one, in percent."""
     top = max((value for _, value in values), default=0) or 1
     return [Bar(label, value, 0, 0, round(value / top * 100, 1), 0) for label, value in values]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase on the time line: where it begins and how wide it is, in percent."""
+    """A phase on the time line. `x` and `width` are in percent."""
 
     name: str
     at: datetime
@@ -123,7 +114,7 @@ class Phase:
 
 
 def phases(info: SessionInfo) -> list[Phase]:
-    """The phases that lifecycle recorded; nothing if the stored value is something else."""
+    """Returns the recorded phases; none if the stored value has another form."""
     stored: Any = info.metadata.get(keys.PHASE_HISTORY)
     moves = []
     for each in stored[-_MOST_PHASES:] if isinstance(stored, list) else ():

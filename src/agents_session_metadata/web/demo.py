@@ -1,4 +1,4 @@
-"""Believable sessions for a first look, written into an empty database.
+"""Realistic sessions for a first look, written into an empty database.
 
 Some of them wait for an approval. Their runs cannot be resumed: there is no agent.
 """
@@ -193,11 +193,10 @@ _WAITING: Final = (
 
 
 async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
-    """Write the sessions; returns how many.
+    """Write the sessions, and return their number.
 
-    Args:
-        catalog: A catalog on an empty database, with `create_tables=True`.
-        seed: The same seed gives the same sessions, at times relative to now.
+    The database must be empty and the catalog must create tables. The same seed creates the same
+    sessions, at times relative to now.
     """
     chance = random.Random(seed)  # noqa: S311  # a demo
     now = datetime.now(timezone.utc).replace(microsecond=0)
@@ -209,7 +208,6 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
 
 
 async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> None:
-    """Write what the sessions used, each on the day on which it ended."""
     database = catalog._store.database
     await database.ensure(USAGE)
     [usage] = database.tables.group(USAGE).tables
@@ -227,7 +225,7 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
 
 
 async def _pause(catalog: SessionCatalog) -> None:
-    """Store the paused runs, at times in the past; one is decided, one is claimed."""
+    """Store the paused runs, at times in the past. One is decided, one is claimed."""
     store, paused = PausedStore(catalog._store), PausedRuns(catalog)
     table, ids = paused_table(catalog._store.database.tables), []
     for number, (agent, _, _, calls, minutes) in enumerate(_WAITING):
@@ -264,7 +262,6 @@ def _waiting_id(number: int) -> str:
 
 
 def _waiting(now: datetime, number: int) -> dict[str, Any]:
-    """The record of a session whose run waits."""
     agent, title, request, calls, minutes = _WAITING[number]
     end = now - timedelta(minutes=minutes)
     start = end - timedelta(seconds=20)

@@ -23,7 +23,7 @@ from .view import ORDERS, View
 _PAGE: Final = 25
 _ITEMS: Final = 100
 _ITEMS_BEFORE: Final = 20
-"""The items before one that the address names."""
+"""The number of items before the item in the URL."""
 _COUNT_SECONDS: Final = 20.0
 _LISTED: Final = (
     keys.TITLE,
@@ -39,12 +39,11 @@ _LISTED: Final = (
 
 
 def no_session() -> Refused:
-    """The answer for a session that does not exist, and for one outside the scope."""
+    """Returns the same error for a missing session as for one outside the scope."""
     return Refused(404, "The session does not exist.")
 
 
 async def sessions(call: Call) -> Response:
-    """The list of sessions."""
     view = View.of(call.query)
     # What contains no sign of a filter may be the id of a session.
     if (
@@ -88,11 +87,7 @@ async def sessions(call: Call) -> Response:
 
 
 async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
-    """The session that the address names, and the keys whose values are not valid JSON.
-
-    Raises:
-        Refused: If there is no such session.
-    """
+    """Returns the session in the URL, and the keys whose values are not valid JSON."""
     corrupt: list[CorruptMetadataError] = []
     info = await call.catalog.get_session(
         call.session_id(), count_items=True, preview=True, on_corrupt=corrupt.append
@@ -103,7 +98,6 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
 
 
 async def session(call: Call) -> Response:
-    """One session: its conversation and metadata."""
     info, corrupt = await load_session(call)
     item = call.item_id("item", required=False)
     newest = item is None and call.query.get("from") == "end"
@@ -138,7 +132,7 @@ async def session(call: Call) -> Response:
 async def _around(
     call: Call, session_id: str, item: int
 ) -> tuple[list[ItemInfo], str | None, str | None]:
-    """The items around one, and the cursors of what is older and later."""
+    """Returns the items around one, and the cursors for older and later items."""
     scope = call.catalog._store.scope.condition
     before = await call.catalog.list_items(
         session_id,
@@ -155,7 +149,6 @@ async def _around(
 
 
 async def raw(call: Call) -> Response:
-    """The session and a page of its items, as JSON."""
     info, _ = await load_session(call)
     newest = call.query.get("from") == "end"
     page = await call.catalog.list_items(

@@ -1,4 +1,4 @@
-"""What several pages read: the facets of a list, and the sessions that a list of ids names."""
+"""Queries that several pages share: the facets of a list, and sessions by their ids."""
 
 from __future__ import annotations
 
@@ -27,14 +27,10 @@ def ignore(_: CorruptMetadataError) -> None:
 
 @dataclass(frozen=True)
 class Facets:
-    """The facets of a list.
+    """The facets of a list, counted in its newest `number` sessions, at most `sample`.
 
-    Attributes:
-        groups: The key, heading, and values of each facet with their count and whether they are
-            chosen.
-        number: The number of sessions that were counted.
-        complete: Whether these are all sessions of the list.
-        sample: The number of sessions that are counted at most.
+    `groups` contains the key, the heading, and the values of each facet, with their count and True
+    if they are chosen. `complete` is True if all sessions of the list were counted.
     """
 
     groups: list[tuple[str, str, list[tuple[Any, int, bool]]]]
@@ -44,7 +40,6 @@ class Facets:
 
 
 async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
-    """Count the values of the newest sessions of a list."""
     store, sample = catalog._store, SAMPLE
     condition = store.condition(view.where)
 
@@ -67,7 +62,7 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
 
 
 def _counted(values: Iterable[tuple[Any, int]]) -> Counter[Any]:
-    """How many sessions have each text, as their value or in their list."""
+    """Returns the number of sessions per text, as their value or an element of their list."""
     counts: Counter[Any] = Counter()
     for value, number in values:
         elements = value if isinstance(value, list) else [value]
@@ -94,7 +89,7 @@ def _groups(
 
 
 async def read_named(catalog: SessionCatalog, ids: Iterable[str]) -> dict[str, SessionInfo]:
-    """The titles, owners and agents of at most a page of sessions, by id."""
+    """Reads titles, owners and agents by session id. The ids must fit on one page."""
     wanted = list(dict.fromkeys(ids))
     if not wanted:
         return {}

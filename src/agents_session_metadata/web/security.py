@@ -1,4 +1,4 @@
-"""What a request must satisfy before a page sees it, and what every answer carries.
+"""Checks of a request before a page sees it, and the headers of every response.
 
 A page is for the person at the browser. A web site that this person visits must neither read a page
 nor make a change: hence the checks of `Host` and `Origin`, and a token in every form.
@@ -35,16 +35,10 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""The headers of every answer."""
 
 
 class Refused(Exception):  # noqa: N818  # an answer rather than an error
-    """Ends a request with an error page.
-
-    Args:
-        status: The status of the answer.
-        sentence: What the page says.
-    """
+    """Ends a request with an error page."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -53,11 +47,7 @@ class Refused(Exception):  # noqa: N818  # an answer rather than an error
 
 
 def check_request(request: Request, allowed_hosts: Collection[str]) -> None:
-    """Refuse requests that name another host, come from another site or are too long.
-
-    Raises:
-        Refused: If the request is one of them.
-    """
+    """Refuse requests that name another host, come from another site or are too long."""
     # A web site can point its own name to this address; the browser then sends that name.
     hosts = request.headers.getlist("host")
     if len(hosts) != 1 or not _is_allowed(hosts[0], allowed_hosts):
@@ -71,7 +61,7 @@ def check_request(request: Request, allowed_hosts: Collection[str]) -> None:
 
 
 def _is_allowed(host: str, allowed: Collection[str]) -> bool:
-    """Whether a `Host` header is in a list of names, with or without ports."""
+    """A name in `allowed` without a port allows every port."""
     name, _, port = host.lower().rpartition(":")
     without_port = name if name and port.isdecimal() else host.lower()
     return host.lower() in allowed or without_port in allowed
@@ -86,7 +76,6 @@ def _authority(origin: str) -> str | None:
 
 
 def form_token(request: Request) -> str:
-    """The token of this browser for forms: its cookie's, or a new one."""
     known = request.cookies.get(_COOKIE, "")
     return known if _is_token(known) else secrets.token_urlsafe(24)
 
@@ -96,18 +85,14 @@ def _is_token(text: str) -> bool:
 
 
 def token_cookie(request: Request, token: str) -> str:
-    """A `Set-Cookie` header with a token, which other sites neither read nor send."""
+    """Returns a `Set-Cookie` header. Other sites can neither read nor send the cookie."""
     path = request.scope.get("root_path", "") or "/"
     secure = "; Secure" if request.url.scheme == "https" else ""
     return f"{_COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}"
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form whose token is that of the browser.
-
-    Raises:
-        Refused: If the form is too large, too slow or of another type, or the token is wrong.
-    """
+    """Read a form. Refuses it unless its token equals that of the browser's cookie."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise Refused(415, "Send a form.")

@@ -1,4 +1,4 @@
-"""Serves an application on a socket that listens already."""
+"""Serves an application on a socket that already listens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from starlette.types import ASGIApp
 
 
 async def serve(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve until a signal comes; requests that still run then get two seconds."""
     settings = uvicorn.Config(
         app,
         log_level="warning",

@@ -33,7 +33,7 @@ _KEYS: Final = (keys.STATUS, keys.AGENT, keys.TOOL_CALLS)
 
 @dataclass(frozen=True)
 class Figures:
-    """What a day came to; the usage is None if the ledger cannot tell it."""
+    """The numbers of a day. `tokens` and `cost` are None if the usage ledger cannot be read."""
 
     day: date
     sessions: Day
@@ -42,22 +42,18 @@ class Figures:
 
     @property
     def label(self) -> str:
-        """The day."""
         return f"{self.day:%b %d}"
 
     @property
     def median(self) -> int | None:
-        """The median of the durations."""
         return nearest_rank(self.sessions.durations, 50)
 
     @property
     def p95(self) -> int | None:
-        """Their 95th percentile."""
         return nearest_rank(self.sessions.durations, 95)
 
 
 async def page(call: Call) -> Response:
-    """Charts of the sessions that a filter matches."""
     view = View.of(call.query)
     where = view.where
     today = datetime.now(timezone.utc).date()
@@ -106,7 +102,7 @@ async def page(call: Call) -> Response:
 
 
 async def _usage(call: Call, view: View, since: date) -> tuple[list[UsageRow] | None, str]:
-    """The ledger by day and model, or why it cannot tell the usage of these sessions."""
+    """Returns the usage by day and model, or None and the reason."""
     owner = None
     if conditions := view.conditions:
         of_owner = conditions[0].get(keys.OWNER_ID)

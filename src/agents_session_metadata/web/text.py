@@ -1,4 +1,4 @@
-"""How pages write values, times and amounts. Any stored value may have any type."""
+"""Formats values, times and amounts for pages. Any stored value may have any type."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ _STEPS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (86_400 * 30, 86
 
 
 def clean(value: Any) -> Any:
-    """Text as a page may contain it: no control characters, no changes of direction."""
+    """Escape control characters and changes of direction in a text."""
     if isinstance(value, str) and not hasattr(value, "__html__"):
         return _SAFE.sub(lambda found: escaped(found[0]), value.replace("\r\n", "\n"))
     return value
 
 
 def encoded(value: str) -> str:
-    """A text in a form that `Call.exact` reads: browsers change the line breaks of a field."""
+    """Encode a text for `Call.exact`, because browsers change the line breaks of a field."""
     return quote(value, safe="", errors="replace")
 
 
 def shown(value: Any, longest: int = 200) -> str:
-    """A stored value: a string as it is, anything else as JSON, cut if it is long."""
     text = value if isinstance(value, str) else as_json(value)
     return text if len(text) <= longest else f"{text[:longest]}…"
 
 
 def lines(text: str) -> list[str]:
-    """The lines of a text, each once and without the spaces around it; not the empty ones."""
+    """Returns the lines of a text, stripped, without empty and repeated ones."""
     return list(dict.fromkeys(filter(None, map(str.strip, text.splitlines()))))
 
 
 def tags(value: Any) -> list[str] | None:
-    """The tags that a form shows one per line; None if the value is not a list.
+    """Returns the tags that a form can show one per line; None if the value is not a list.
 
-    Not numbers, and no text that a line would show in another way.
+    Omits numbers, and texts that a line would show differently.
     """
     if not isinstance(value, list):
         return None
@@ -52,20 +51,17 @@ def tags(value: Any) -> list[str] | None:
 
 
 def cut(text: str) -> str:
-    """A text that a page shows whole unless it is very long."""
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"
 
 
 def title(info: SessionInfo) -> str:
-    """What a session is called: its title, else the beginning of it, else its id."""
     stored = info.metadata.get(keys.TITLE)
     return shown(stored) if stored else info.preview or info.session_id
 
 
 def as_json(value: Any, *, indent: int | None = None) -> str:
-    """A value as readable JSON."""
     try:
         return json.dumps(value, ensure_ascii=False, indent=indent)
     except (ValueError, RecursionError):
@@ -73,7 +69,6 @@ def as_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def number(value: Any) -> float | None:
-    """A stored number, or None if the value is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -84,7 +79,7 @@ def number(value: Any) -> float | None:
 
 
 def short(value: Any) -> str:
-    """A count in a few characters: 950, 12.4k, 3.1M."""
+    """Format a count in a few characters: 950, 12.4k, 3.1M."""
     found = number(value)
     if found is None:
         return ""
@@ -95,7 +90,7 @@ def short(value: Any) -> str:
 
 
 def money(value: Any) -> str:
-    """A cost. The currency is that of the prices, which the pages do not know."""
+    """Format a cost. Its currency is that of the prices, which the pages do not know."""
     found = number(value)
     if found is None:
         return ""
@@ -103,7 +98,6 @@ def money(value: Any) -> str:
 
 
 def seconds(milliseconds: Any) -> str:
-    """A duration."""
     found = number(milliseconds)
     if found is None:
         return ""
@@ -116,7 +110,6 @@ def seconds(milliseconds: Any) -> str:
 
 
 def ago(then: datetime) -> str:
-    """How long ago a time is; a date if that is more than a month."""
     passed = (datetime.now(timezone.utc) - then).total_seconds()
     if passed < 5:
         return "now"
@@ -127,12 +120,10 @@ def ago(then: datetime) -> str:
 
 
 def exact(then: datetime) -> str:
-    """A time to the second."""
     return f"{then:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def parse_time(value: Any) -> datetime | None:
-    """A stored time in ISO 8601, or None if the value is none."""
     if not isinstance(value, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""A history as turns: what a user said and everything up to the next user message."""
+"""A history as turns: a user message and everything up to the next user message."""
 
 from __future__ import annotations
 
@@ -18,13 +18,8 @@ _CALLS: Final = ("_call", "mcp_approval_request")
 class Step:
     """One item, or a tool call with its output.
 
-    Attributes:
-        item_id: The id of the item's row.
-        at: When it was stored.
-        kind: `user`, `assistant`, `system`, `tool`, `reasoning`, `encrypted` or `other`.
-        name: Who speaks, or what is called.
-        text: What is said, or the arguments of the call.
-        output: The output of the call, if it is known.
+    `kind` is `user`, `assistant`, `system`, `tool`, `reasoning`, `encrypted` or `other`. `name` is
+    the role or the tool, `text` the message or the arguments.
     """
 
     item_id: int
@@ -37,13 +32,13 @@ class Step:
 
 @dataclass
 class Turn:
-    """A user message and what follows it; the first turn may begin without one."""
+    """A user message and the steps after it. The first turn may have no user message."""
 
     steps: list[Step] = field(default_factory=list)
 
 
 def turns(items: Sequence[ItemInfo]) -> list[Turn]:
-    """Group items, the oldest first; outputs of tools join their calls."""
+    """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
     for info in items:
@@ -91,7 +86,6 @@ def _step(info: ItemInfo) -> Step:
 
 
 def _text(content: Any) -> str:
-    """The text of a message's content; parts that are no text are named."""
     if isinstance(content, str):
         return content
     if content is None:

@@ -1,4 +1,4 @@
-"""The state of a list of sessions. All of it is in the address."""
+"""The state of a list of sessions. All of it is in the URL."""
 
 from __future__ import annotations
 
@@ -34,15 +34,10 @@ _LONGEST_TRAIL: Final = 10
 
 @dataclass(frozen=True)
 class View:
-    """What is listed, in which order, and where the page begins.
+    """The filter, the order and the position of a list of sessions.
 
-    Attributes:
-        text: The filter as it was typed.
-        chosen: The chosen values of facets, by key.
-        order: The order.
-        cursor: The cursor of the page; None for the first one.
-        trail: The cursors of the pages before it, empty for the first page, oldest first.
-        counted: Whether all matches are counted.
+    `text` is the filter as it was typed. `trail` contains the cursors of the previous pages, oldest
+    first; that of the first page is the empty string. `counted` requests the number of all matches.
     """
 
     text: str = ""
@@ -54,11 +49,6 @@ class View:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> View:
-        """Read the state from the parameters of an address.
-
-        Raises:
-            Refused: If the filter is too long, or the order unknown.
-        """
         text = query.get("filter", "").strip()
         if len(text) > _LONGEST_FILTER:
             raise Refused(400, f"The filter is longer than {_LONGEST_FILTER:,} characters.")
@@ -77,26 +67,15 @@ class View:
 
     @property
     def conditions(self) -> list[dict[str, Any]]:
-        """The filters that must all hold.
-
-        Raises:
-            Refused: If the text is not a filter.
-        """
         chosen = [_condition(key, key == keys.TAGS, value) for key, value in self.chosen]
         return chosen + parse_filter(self.text)
 
     @property
     def where(self) -> dict[str, Any] | None:
-        """All of them as one filter.
-
-        Raises:
-            Refused: If the text is not a filter.
-        """
         parts = self.conditions
         return {"$and": parts} if len(parts) > 1 else parts[0] if parts else None
 
     def parameters(self) -> dict[str, str]:
-        """The parameters of its address."""
         given = {
             "filter": self.text,
             **{key: written_value(value) for key, value in self.chosen},
@@ -108,40 +87,31 @@ class View:
         return {**found, "trail": ".".join(self.trail)} if self.trail else found
 
     def query(self) -> str:
-        """The query string of its address."""
         return f"?{urlencode(found)}" if (found := self.parameters()) else ""
 
     def first(self, **changes: Any) -> View:
-        """The first page, with changes."""
         return replace(self, **{"cursor": None, "trail": (), "counted": False, **changes})
 
     def older(self, cursor: str) -> View:
-        """The next page."""
         trail = (*self.trail, self.cursor or "")[-_LONGEST_TRAIL:]
         return replace(self, cursor=cursor, trail=trail)
 
     def newer(self) -> View | None:
-        """The page before, if it is known."""
+        """Returns the previous page; None if its cursor is not in the trail."""
         if not self.trail:
             return None
         return replace(self, cursor=self.trail[-1] or None, trail=self.trail[:-1])
 
     def choosing(self, key: str, value: Any) -> View:
-        """The same list, restricted to a value of a facet."""
         others = tuple(each for each in self.chosen if each[0] != key)
         return self.first(chosen=(*others, (key, value)))
 
     def without(self, key: str) -> View:
-        """The same list, not restricted by a facet."""
         return self.first(chosen=tuple(each for each in self.chosen if each[0] != key))
 
 
 def parse_filter(text: str) -> list[dict[str, Any]]:
-    """Conditions that a person typed: a JSON filter, or `key=value` and `key:element`.
-
-    Raises:
-        Refused: If it is neither.
-    """
+    """Parse a filter that a person typed: JSON, or `key=value` and `key:element`."""
     if not text:
         return []
     if text.startswith("{"):
@@ -174,7 +144,6 @@ def _condition(key: str, in_list: bool, value: Any) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A value: JSON if it is valid JSON, otherwise the string itself."""
     try:
         return parse_json(text, duplicates=True)
     except ValueError:
@@ -182,7 +151,7 @@ def read_value(text: str) -> Any:
 
 
 def written_value(value: Any) -> str:
-    """The text that `read_value` reads as this value, also after a form changed line breaks."""
+    """Returns a text that `read_value` reads as this value, even if a form changes line breaks."""
     if isinstance(value, str) and value.isprintable() and read_value(value) == value:
         return value
     return json.dumps(value)

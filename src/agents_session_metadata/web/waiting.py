@@ -28,7 +28,6 @@ _STATE: Final = "state-"
 
 
 async def page(call: Call) -> Response:
-    """The runs that wait, the latest first."""
     view = View.of(call.query)
     found, missing = PausedPage([], None), False
     try:
@@ -52,12 +51,11 @@ async def page(call: Call) -> Response:
 
 
 async def approve(call: Call) -> Response:
-    """Approve a call."""
     return await _decide(call, approve=True, message=None)
 
 
 async def reject(call: Call) -> Response:
-    """Reject a call; the message is what the model is told."""
+    """Reject a call. The model receives the message of the form."""
     message = call.form.get("message", "").strip() or None
     return await _decide(call, approve=False, message=message)
 
@@ -98,7 +96,6 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
 
 
 def _time(text: str | None) -> datetime | None:
-    """When the run was paused that the page has shown."""
     try:
         return datetime.fromisoformat(text) if text else None
     except ValueError:
@@ -106,7 +103,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def _anchor(session_id: str) -> str:
-    """The name of a run on the page; an id of a session may contain anything."""
+    """Returns a hash as the name of a run on the page: a session id may contain anything."""
     return f"run-{hashlib.sha256(session_id.encode(errors='replace')).hexdigest()[:16]}"
 
 
@@ -115,7 +112,7 @@ def _is_long(text: str) -> bool:
 
 
 def _readable(text: str) -> str:
-    """Arguments with indents; as they are if they are short, or if that would change them."""
+    """Indent arguments, unless they are short or indenting would change them."""
     if len(text) <= _ONE_LINE and "\n" not in text:
         return text
     try:
