@@ -107,7 +107,7 @@ async def _fill(database: Database[Any], index: _Index, progress: Progress | Non
 
 async def drop_index(database: Database[Any], key: str) -> bool:
     if key == UPDATED_AT:
-        return await database.write(_work(partial(_drop_updated, database)))
+        return await _drop_updated(database)
     if not await database.read(_work(partial(_has_indexes, database))):
         return False
     index = _Index(database, key)
@@ -174,8 +174,9 @@ async def _create_updated(database: Database[Any], progress: Progress | None) ->
 
     try:
         number = await database.write(_work(create))
-    except DBAPIError as error:
-        if not database.dialect.is_creation_race(error):
+    except DBAPIError:
+        # Another process may have created it.
+        if not await database.look(partial(_has_updated, database)):
             raise
         return False
     if number is not None and progress is not None:
@@ -183,13 +184,22 @@ async def _create_updated(database: Database[Any], progress: Progress | None) ->
     return number is not None
 
 
-def _drop_updated(database: Database[Any], connection: Connection) -> bool:
-    database.dialect.begin_ddl(connection)
-    exists = _has_updated(database, connection)
-    if exists:
-        with database.dialect.brief_waits(connection):
-            _updated_index(database).drop(connection)
-    return exists
+async def _drop_updated(database: Database[Any]) -> bool:
+    def drop(connection: Connection) -> bool:
+        database.dialect.begin_ddl(connection)
+        exists = _has_updated(database, connection)
+        if exists:
+            with database.dialect.brief_waits(connection):
+                _updated_index(database).drop(connection)
+        return exists
+
+    try:
+        return await database.write(_work(drop))
+    except DBAPIError:
+        # Another process may have dropped it.
+        if await database.look(partial(_has_updated, database)):
+            raise
+        return False
 
 
 def _read_updated(
