@@ -209,11 +209,6 @@ def test_optional_dependencies_have_one_place_each() -> None:
     assert broken(misplaced, FILES) == {}
 
 
-def test_no_module_is_longer_than_500_lines() -> None:
-    lines = {name: len(path.read_text("utf-8").splitlines()) for name, path in FILES.items()}
-    assert {name: count for name, count in lines.items() if count > 500} == {}
-
-
 def test_column_types_are_defined_where_migrations_import_them() -> None:
     # Alembic writes the module that defines a type into its users' files.
     in_tables = {

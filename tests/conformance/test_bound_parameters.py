@@ -6,7 +6,6 @@ import base64
 import inspect
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -287,46 +286,6 @@ async def test_character_sets_that_lack_characters(database, setting):
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-@pytest.mark.parametrize("where", ["connection", "settings", "database"])
-async def test_encodings_that_change_characters(database, driver, where):
-    owner = SessionCatalog(database.engine(), create_tables=True)
-    await owner.create_session("id\\", metadata={"owner_id": "u1"})
-    url = make_url(database.url).set(drivername=f"postgresql+{driver}")
-    name, options = url.database, dict[str, Any]()
-    admin = owner.engine.execution_options(isolation_level="AUTOCOMMIT")
-    if where == "connection":
-        options = {"server_settings": {"standard_conforming_strings": "off"}}
-        if driver == "psycopg":
-            options = {"options": "-c standard_conforming_strings=off"}
-    elif where == "settings":
-        await raw.execute(admin, f"ALTER DATABASE {name} SET client_encoding = 'EUC_JP'")
-    else:
-        name = f"{name}_jp"
-        other = "ENCODING 'EUC_JP' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
-        await raw.execute(admin, f"CREATE DATABASE {name} {other}")
-    engine = create_async_engine(url.set(database=name), connect_args=options)
-    catalog = SessionCatalog(engine, create_tables=True)
-    try:
-        for work in (
-            lambda: catalog.delete_session("id\u00a5"),
-            lambda: catalog.session("id").get_items(),
-            lambda: diagnose(engine),
-            lambda: rewrite_search_keys(engine),
-        ):
-            if where == "settings" and driver == "asyncpg":
-                await work()  # It says what it uses itself.
-                continue
-            with pytest.raises(UnsupportedDialectError, match="instead of"):
-                pytest.fail(repr(await work()))
-    finally:
-        await engine.dispose()
-        reset = f"ALTER DATABASE {name} RESET client_encoding"
-        await raw.execute(admin, f"DROP DATABASE {name}" if where == "database" else reset)
-    assert await owner.get_session("id\\") is not None
-
-
-@pytest.mark.only_on("postgresql")
-@pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 async def test_another_name_of_the_encoding(database, driver):
     """PgBouncer tells clients the name that they have asked for."""
     catalog = SessionCatalog(database.engine(), create_tables=True)
@@ -425,23 +384,3 @@ async def test_settings_are_read_once_per_connection(database):
     assert await SQLAlchemySession("chat", engine=engine).get_items() == []
     with pytest.raises(UnsupportedDialectError, match="gbk"):
         await session.get_items()
-
-
-@pytest.mark.only_on("mariadb")
-async def test_a_mode_that_is_set_later(database):
-    engine = database.engine(pool_size=1, max_overflow=0)
-    mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "u1"})
-    await mine.set_metadata("chat", {"title": "first"})
-    await raw.execute(engine, "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES'")
-    session = SQLAlchemyMetadataSession("chat", engine=engine)
-    for call in (
-        lambda: mine.list_sessions({"title": "first"}),
-        lambda: mine.set_metadata("chat", {"title": "second"}),
-        lambda: mine.session("new").add_items([raw.message("hello")]),
-        *(partial(call, session) for call in HISTORY_CALLS),
-    ):
-        with pytest.raises(UnsupportedDialectError, match="NO_BACKSLASH_ESCAPES"):
-            await call()
-    await engine.dispose()
-    assert await mine.get_metadata("chat") == {"owner_id": "u1", "title": "first"}
-    assert await mine.get_metadata("new") == {}

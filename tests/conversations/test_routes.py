@@ -160,11 +160,11 @@ async def test_corrupt_values(catalog):
     metadata = {"owner_id": "u1", "title": "T", "n": 1, "tags": ["x"]}
     await catalog.create_session("s", metadata=metadata)
 
-    async def damage(key, column="value", value="'{bad'"):
+    async def damage(key):
         name = catalog.engine.dialect.identifier_preparer.quote("key")
         await raw.execute(
             catalog.engine,
-            f"UPDATE agent_sessions_metadata SET {column} = {value} WHERE {name} = '{key}'",
+            f"UPDATE agent_sessions_metadata SET value = '{{bad' WHERE {name} = '{key}'",
         )
 
     async with raw_client(mounted(catalog)) as client:
@@ -189,14 +189,6 @@ async def test_corrupt_values(catalog):
             assert answer.status_code == status, answer.text
         answer = await client.post("/conversations/nobody", json={"metadata": {"a": 1}})
         assert answer.status_code == 404
-        kind = catalog.engine.dialect.name
-        await damage("title", "search_key", "'\\x40ff'" if kind == "postgresql" else "x'40ff'")
-        answer = await client.get("/metadata/title/values")
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (500, "corrupt_metadata")
-        assert error["param"] == "metadata.title"
-        assert "'title' of session 's'" in error["message"]
-        assert answer.headers["x-should-retry"] == "false"
 
 
 async def test_search(catalog):

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, false, select
+from sqlalchemy import Connection, delete, false, literal_column, select
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import EncodedValue
@@ -87,13 +87,7 @@ def insert_sessions(
     ]
     dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
     ids = [each.session_id for each in new]
-    of_new = dialect.list_parameters("ids", ids)
-    for table in (tables.elements, tables.metadata):
-        left = dialect.one_of(table.c.session_id, "ids", len(ids))
-        has_left: Any = select(exists().where(left))
-        # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-        if connection.scalar(has_left, of_new):
-            connection.execute(delete(table).where(left), of_new)
+    _delete_leftovers(connection, tables, dialect, ids)
     metadata = [
         {
             "session_id": each.session_id,
@@ -119,6 +113,24 @@ def insert_sessions(
         for at, text in each.items
     ]
     dialect.insert_rows(connection, tables.messages, items, "created_at")
+
+
+def _delete_leftovers(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> None:
+    own_id, owned = tables.sessions.c.session_id, (tables.elements, tables.metadata)
+    # For a join, PostgreSQL would read all rows of a table without statistics.
+    first: list[Any] = [
+        select(literal_column("1")).where(table.c.session_id == own_id).limit(1).scalar_subquery()
+        for table in owned
+    ]
+    parameters = dialect.list_parameters("ids", ids)
+    looking = select(*first).where(dialect.one_of(own_id, "ids", len(ids)))
+    # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+    if any(map(any, connection.execute(looking, parameters))):
+        for table in owned:
+            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
+            connection.execute(delete(table).where(of_ids), parameters)
 
 
 def read_histories(
