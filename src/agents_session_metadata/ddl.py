@@ -1,4 +1,4 @@
-"""The SQL that makes the tables, and that takes them away, as text: no driver, no connection."""
+"""The SQL that creates and drops the tables, as text, without a driver or a connection."""
 
 from __future__ import annotations
 
@@ -23,18 +23,7 @@ from .storage.tables import (
 
 
 def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
-    """Return the statements that create all tables, including those of optional features.
-
-    Args:
-        dialect: One of `DIALECTS`.
-        names: The names of the tables; the usual ones by default.
-
-    Returns:
-        The statements, without semicolons at their ends.
-
-    Raises:
-        ValueError: If the dialect is none of them.
-    """
+    """Includes the tables of optional features. Statements do not end with a semicolon."""
     sa_dialect, tables = offline(dialect), _tables(names)
     ways = dialect_of(sa_dialect)
     elements: list[Any] = []
@@ -49,7 +38,6 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
 def table_elements(
     table: Table, ways: Dialect, *, if_not_exists: bool = False
 ) -> list[ExecutableDDLElement]:
-    """The statements that create a table and its indexes."""
     if not ways.index_if_not_exists:
         return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
     return [
@@ -64,19 +52,7 @@ def table_elements(
 def drop_statements(
     dialect: str, names: TableNames | None = None, *, everything: bool = False
 ) -> list[str]:
-    """Return the statements that drop the tables. Triggers are dropped first.
-
-    Args:
-        dialect: One of `DIALECTS`.
-        names: The names of the tables; the usual ones by default.
-        everything: Whether to drop the SDK's own tables too.
-
-    Returns:
-        The statements, without semicolons at their ends.
-
-    Raises:
-        ValueError: If the dialect is none of them.
-    """
+    """With `everything`, also drops the SDK's own tables. Triggers are dropped first."""
     sa_dialect, tables = offline(dialect), _tables(names)
     elements: list[ExecutableDDLElement] = []
     for group in tables.groups:
@@ -92,7 +68,6 @@ def drop_statements(
 
 
 def as_text(element: Any, sa_dialect: SADialect, **options: Any) -> str:
-    """One statement as text."""
     lines = str(element.compile(dialect=sa_dialect, **options)).strip().splitlines()
     stripped = (line.lstrip("\t") for line in lines)
     return "\n".join(

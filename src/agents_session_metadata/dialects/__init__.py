@@ -21,15 +21,10 @@ SUPPORTED = {
     "mysql": "mysql.MySQL",
     "mariadb": "mysql.MySQL",
 }
-"""The class of each database, whose module is imported with the first engine for the database."""
+"""The class of each database. Its module is imported with the first engine for the database."""
 
 
 def dialect_of(sa_dialect: SADialect) -> Dialect:
-    """Returns the `Dialect` for an SQLAlchemy dialect.
-
-    Raises:
-        UnsupportedDialectError: If the database is not supported.
-    """
     if sa_dialect.name not in SUPPORTED:
         raise UnsupportedDialectError(sa_dialect.name)
     return _dialect_named(sa_dialect.name)

@@ -20,11 +20,11 @@ _MEMBERS = (
     ("_handle_exception", "driver_connection", "run_async"),
     ("_conn", "_execute"),
 )
-"""What is used of a `Connection`, its pooled connection, SQLAlchemy's adapter, and aiosqlite's."""
+"""Members of `Connection`, its pooled connection, SQLAlchemy's adapter, and aiosqlite's class."""
 
 
 def use_fewer_calls(connection: Connection) -> None:
-    """Makes a connection run each statement with one call, if its members are known."""
+    """Does nothing if a private member is missing."""
     pooled: Any = getattr(connection, "_dbapi_connection", None)
     adapted = getattr(pooled, "dbapi_connection", None)
     driver = getattr(adapted, "driver_connection", None)
@@ -39,8 +39,6 @@ def use_fewer_calls(connection: Connection) -> None:
 
 
 class _PooledConnection:
-    """A connection of SQLAlchemy's pool, with other cursors."""
-
     def __init__(self, pooled: Any) -> None:
         self._pooled = pooled
         self._is_committed = False
@@ -50,17 +48,16 @@ class _PooledConnection:
         return getattr(self._pooled, name)
 
     def cursor(self, **_: object) -> _Cursor:
-        """Returns a cursor for one statement, which always reads all rows at once."""
+        """The cursor is for one statement, and always reads all rows at once."""
         self._is_committed = False
         return _Cursor(self._pooled.dbapi_connection)
 
     def commit(self) -> None:
-        """Commits the transaction."""
         self._pooled.commit()
         self._is_committed = True
 
     def close(self) -> None:
-        """Returns the connection to the pool, with a rollback unless it has just committed."""
+        """Rolls back unless the connection has just committed."""
         self._pooled._close_special(transaction_reset=self._is_committed)
 
 

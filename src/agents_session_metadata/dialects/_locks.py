@@ -25,21 +25,17 @@ from sqlalchemy import (
 from agents_session_metadata.quoting import quoted
 
 ROUNDS = 10
-"""How many times to retry if others create and delete the row before it is locked."""
+"""Attempts to lock a row that others create and delete in the meantime."""
 
 
 def lost_race(what: str) -> RuntimeError:
-    """The error that others have created and deleted a row each time that it was to be locked."""
     return RuntimeError(f"{what} was created and deleted by others {ROUNDS} times; try again")
 
 
 class Found(NamedTuple):
-    """The result of locking a session's row.
+    """The result of locking a row. `stored` is None if there is none, so nothing is locked.
 
-    Attributes:
-        stored: The column that was read, by key. None if there is no session, so nothing is locked.
-        has_leftovers: Whether metadata of an earlier session with this id exists. None if that is
-            not known before the session is created.
+    `has_leftovers` is None if it is not known before the session is created.
     """
 
     stored: dict[str, Any] | None
@@ -50,13 +46,7 @@ Reader = Callable[[Connection, str], Found]
 
 
 class Locks:
-    """The statements that lock one session's row. This class requires `RETURNING`.
-
-    Args:
-        sessions: The sessions table.
-        metadata: The metadata table.
-        elements: The table of list elements.
-    """
+    """The statements that lock one session's row. This class requires `RETURNING`."""
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         self._sessions = sessions
@@ -66,10 +56,9 @@ class Locks:
             exists().where(metadata.c.session_id == of_session),
             exists().where(elements.c.session_id == of_session),
         )
-        """Whether metadata with the id exists."""
         self.read_leftovers: Any = select(self.leftovers)
         self._look: Any = select(sessions.c.session_id).where(sessions.c.session_id == of_session)
-        """Sees what is committed, without waiting."""
+        """Reads what is committed, without waiting."""
         self._lock: Any = self._look.with_for_update()
         self._create_in_any = self._insert_new(literal(False))
         self._create = self._insert_new(self.leftovers)
@@ -79,33 +68,23 @@ class Locks:
         return connection.execute(self._lock, {"of_session": session_id}).first() is not None
 
     def replaced(self, connection: Connection, session_id: str) -> bool:  # all
-        """Locks a row that others replaced while a lock waited, which then found none.
+        """Locks a row that others replaced while an earlier lock waited and found none.
 
-        Returns:
-            Whether there is such a row. Only PostgreSQL needs to look.
+        Returns whether there is such a row. Only PostgreSQL needs to look.
         """
         return False
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
-        """Locks a session's row, creates it if it is missing, and returns whether it was created.
-
-        Uses only the sessions table, so it can be part of another transaction.
-        """
+        """Returns whether a row was created. Uses only the sessions table."""
         return self._created(connection, session_id, self._create_in_any) is not None
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        """Creates a session's row.
+        """Returns whether metadata of an earlier session with this id exists.
 
-        Args:
-            connection: The connection.
-            session_id: The session's id.
-            has_leftovers: Whether leftovers exist, if that is already known.
-
-        Returns:
-            Whether metadata of an earlier session with this id exists. None if the session exists;
-            its row is then locked.
+        Returns None if the session exists; its row is then locked. `has_leftovers` is the answer if
+        the caller knows it already.
         """
         return self._created(connection, session_id, self._create)
 

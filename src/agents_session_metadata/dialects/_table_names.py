@@ -1,4 +1,4 @@
-"""How SQL names a table."""
+"""Quotes the names of tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqlalchemy import Connection, Table
 
 
 def qualified(connection: Connection, table: Table) -> str:
-    """Returns a table's quoted name, with its translated schema if it has one."""
+    """Includes the translated schema if there is one."""
     preparer = connection.dialect.identifier_preparer
     schema = connection.schema_for_object(table)
     name = preparer.quote(table.name)
@@ -14,10 +14,9 @@ def qualified(connection: Connection, table: Table) -> str:
 
 
 def qualified_text(connection: Connection, table: Table) -> str:
-    """Returns the same for a value or for `text`.
+    """Like `qualified`, for a value or for `text`.
 
-    Drivers with these parameters need each % doubled in statements, which `text` does, but not in
-    values.
+    Some drivers need each % doubled in statements, which `text` does, but not in values.
     """
     name = qualified(connection, table)
     in_percents = connection.dialect.paramstyle in ("format", "pyformat")

@@ -13,16 +13,10 @@ _PART = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[^'"`]+""")
 
 
 class RowTrigger(NamedTuple):
-    """A trigger for each row that is written. All names are quoted but one.
+    """A trigger for each row that is written. All names are quoted except `plain`.
 
-    Attributes:
-        schema: The schema with its point, or nothing.
-        plain: The name of the trigger without quotation marks.
-        name: The name of the trigger, and of its function where it needs one.
-        table: The table, with its schema.
-        event: Such as `AFTER INSERT`.
-        condition: Fires only if this holds; always if it is empty.
-        statements: What it runs.
+    `schema` ends with a dot or is empty; `table` includes it. If the trigger needs a function, it
+    has the same `name`. `event` is, for example, `AFTER INSERT`. An empty `condition` always holds.
     """
 
     schema: str
@@ -35,13 +29,13 @@ class RowTrigger(NamedTuple):
 
 
 def as_typed(connection: Connection, statements: Iterable[str]) -> tuple[str, ...]:
-    """Statements for the driver as one types them: some drivers require each % doubled."""
+    """Undoes the doubling of % that some drivers require."""
     is_doubled = connection.dialect.paramstyle in ("format", "pyformat")
     return tuple(each % () if is_doubled else each for each in statements)
 
 
 def has_body(create: Iterable[str], stored: str) -> bool:
-    """Whether the statements that create a trigger contain what a database has stored of it."""
+    """`stored` is the part of the CREATE statements that the database has stored."""
     return bool(stored) and normal(stored) in normal("".join(create))
 
 
@@ -57,7 +51,7 @@ class TriggerSQL:
     """The SQL of triggers on one database. This class has that of SQLite."""
 
     inlines_keys = False
-    """Whether the text of a trigger contains the indexed keys, so that it need not look them up.
+    """The text of a trigger contains the indexed keys, so that it need not look them up.
 
     A writer whose snapshot is older than the index would not find them.
     """
@@ -66,22 +60,18 @@ class TriggerSQL:
     """The end of a SELECT that reads the session's time, and whether a key is indexed."""
 
     def time(self, column: str) -> str:
-        """A time of the sessions table in the form in which the index stores it."""
+        """Converts a time of the sessions table to the form in which the index stores it."""
         return column
 
     def differ(self, one: str, other: str) -> str:
-        """Whether two values are different, NULL included."""
+        """NULL differs from all other values, but not from NULL."""
         return f"{one} IS NOT {other}"
 
     def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        """The end of an INSERT that replaces columns of a row with the same primary key.
-
-        Empty where the row has to be deleted first.
-        """
+        """Empty if a row with the same primary key has to be deleted first."""
         return ""
 
     def create(self, trigger: RowTrigger) -> list[str]:
-        """The statements that create a trigger."""
         # SQLite looks for the tables in the trigger's own schema, and allows no other.
         table = trigger.table.removeprefix(trigger.schema)
         when = f" WHEN {trigger.condition}" if trigger.condition else ""
@@ -93,17 +83,14 @@ class TriggerSQL:
         return [create]
 
     def drop(self, schema: str, name: str, table: str) -> str:
-        """The statement that drops a trigger of a table, if it exists. All names are quoted."""
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
 
     def drop_from(self, schema: str, name: str, table: str) -> str:
-        """As `drop`, but also if triggers of other tables run the same function."""
+        """Like `drop`, but also works if triggers of other tables run the same function."""
         return self.drop(schema, name, table)
 
 
 class MySQLTriggerSQL(TriggerSQL):
-    """The SQL of triggers on MySQL and MariaDB."""
-
     enforces_foreign_keys = True
     # Also for writers that read without locks: one that has seen no index ends before it is filled.
     locks_session = " LOCK IN SHARE MODE"
@@ -131,8 +118,6 @@ class MySQLTriggerSQL(TriggerSQL):
 
 
 class PostgreSQLTriggerSQL(TriggerSQL):
-    """The SQL of triggers on PostgreSQL."""
-
     inlines_keys = True
     enforces_foreign_keys = True
     locks_session = " FOR SHARE OF s"
@@ -173,7 +158,6 @@ class PostgreSQLTriggerSQL(TriggerSQL):
 
 
 def _quoted_block(*statements: str) -> str:
-    """Statements as the quoted text of a block."""
     body = "; ".join(statements)
     tag = "$body$"
     while tag in body:

@@ -49,12 +49,12 @@ from .sqltypes import ID_LENGTH
 _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
 _CHECKED = "agents_session_metadata.checked"
-"""Under it, a connection of a pool has whether its settings were checked."""
+"""The key in `Connection.info` of a connection whose settings were checked."""
 _CHARSET = "utf8mb4"
-"""What a connection must use.
+"""The character set that a connection must use.
 
 In `gbk` and others, the byte of a backslash can be a part of another character. With `latin1` or
-`utf8`, the server answers a question mark for each character that they lack: another id or value.
+`utf8`, the server returns a question mark for each character that they lack: another id or value.
 """
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _FIRST_TIMESTAMP = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
@@ -66,9 +66,9 @@ _NEAR = 10_800
 class _MySQLLocks(Locks):
     """Locks without `RETURNING`, and without a lock on the gap where a missing row would be.
 
-    Locking a row that is not there locks the gap, and two callers who did so could neither insert.
-    So a transaction that such a lock has begun ends at once. Within another one, which may have
-    locked other rows, it is a deadlock, after which the transaction is run again.
+    Locking a missing row locks the gap, and then two transactions that hold this lock cannot
+    insert. A transaction that began with such a lock is therefore rolled back at once. Another
+    transaction may have locked other rows: it can run into a deadlock, and is then retried.
     """
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
@@ -159,8 +159,6 @@ class _MySQLLocks(Locks):
 
 
 class MySQL(Dialect):
-    """MySQL and MariaDB."""
-
     name = "mysql"
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()

@@ -17,15 +17,10 @@ PRODUCTS = {
     "mariadb": "MariaDB",
     "sqlite": "SQLite",
 }
-"""The names as messages write them."""
 
 
 def offline(name: str) -> SADialect:
-    """An SQLAlchemy dialect to compile statements with, without its driver.
-
-    Raises:
-        ValueError: If there is none of that name.
-    """
+    """Returns an SQLAlchemy dialect that compiles statements without its driver."""
     from sqlalchemy.dialects import mysql, postgresql, sqlite
 
     makers: dict[str, Any] = {
@@ -43,12 +38,12 @@ def offline(name: str) -> SADialect:
 
 
 def connected_name(sa_dialect: SADialect) -> str:
-    """The name of the database that a dialect is connected to, whatever its URL said."""
+    """Returns the name of the connected database: a mysql:// URL can lead to MariaDB."""
     return "mariadb" if getattr(sa_dialect, "is_mariadb", False) else sa_dialect.name
 
 
 def possible_names(url: URL) -> tuple[str, ...]:
-    """The names of the databases that a URL may lead to, the more likely one first."""
+    """Returns the more likely name first."""
     backend = url.get_backend_name()
     if backend == "mysql":
         return "mariadb", "mysql"

@@ -258,8 +258,9 @@ class PostgreSQL(Dialect):
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
+        condition = f"has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
         parent = qualified_text(connection, sessions)
-        return {each.name for each in self._those(connection, tables, _BESIDE, sessions=parent)}
+        return {each.name for each in self._those(connection, tables, condition, sessions=parent)}
 
     def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
         connection.exec_driver_sql("SET LOCAL row_security = off")
@@ -269,7 +270,7 @@ class PostgreSQL(Dialect):
     def _those(
         self, connection: Connection, tables: Sequence[Table], condition: str, **parameters: Any
     ) -> list[Table]:
-        """The tables for which a condition on `t.name` holds."""
+        """Returns the tables for which a condition on `t.name` holds."""
         query = (
             "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this class
             f" WHERE {condition}"
@@ -336,7 +337,7 @@ class PostgreSQL(Dialect):
         return effective.lower() in {"c", "posix", "c.utf-8", "c.utf8"}
 
     def _collation(self, connection: Connection, sessions: Table) -> tuple[str, str]:
-        """The collation of the ids by name, and what it is if that is the default."""
+        """Returns the name of the collation of ids, and the one that it stands for."""
         query = (
             "SELECT c.collname, CASE WHEN c.collname <> 'default' THEN c.collname"
             # The column for the provider is younger than the oldest supported server.
@@ -357,8 +358,8 @@ _BESIDE = (
     " to_regnamespace(quote_ident(current_schema()))) OR EXISTS (SELECT FROM pg_constraint c"
     " WHERE c.contype = 'f' AND c.conrelid = r.oid AND c.confrelid = to_regclass(:sessions))))"
 )
-"""Whether the table `t.name` is in the schema of the sessions table, in the one in which tables are
-created, or refers to the sessions table."""
+"""Holds for a table `t.name` in the schema of the sessions table or in that in which tables are
+created, and for a table that refers to the sessions table."""
 
 
 @lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ def _is_mysql(sa_dialect: SADialect) -> bool:
 
 
 def _mysql() -> Any:
-    """SQLAlchemy's types for MySQL, which take long to import and are not needed elsewhere."""
+    """Imports SQLAlchemy's types for MySQL late, because that takes long."""
     from sqlalchemy.dialects import mysql
 
     module: Any = mysql
@@ -41,7 +41,7 @@ def _mysql() -> Any:
 
 
 def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
-    """A VARCHAR that compares byte by byte: case, accents and trailing spaces distinguish."""
+    """Compares byte by byte: case, accents and trailing spaces are significant."""
     # Told at run time: a mysql:// URL may lead to MariaDB.
     is_mariadb = getattr(sa_dialect, "is_mariadb", False)
     collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
@@ -50,11 +50,10 @@ def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
 
 
 Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
-"""What a column type is made of."""
 
 
 class SessionId(TypeDecorator[str]):
-    """An id: unbounded as the SDK makes it; 255 characters where an index needs a length."""
+    """Has no length, as in the SDK, unless an index needs one: then 255 characters."""
 
     impl: Impl = String
     cache_ok: bool | None = True
@@ -66,8 +65,6 @@ class SessionId(TypeDecorator[str]):
 
 
 class MetadataKey(TypeDecorator[str]):
-    """A metadata key."""
-
     impl: Impl = String(MAX_KEY_LENGTH)
     cache_ok: bool | None = True
 
@@ -88,7 +85,7 @@ class LongText(TypeDecorator[str]):
 
 
 class PlainBytes(LargeBinary):
-    """Bytes in statements: a parameter without the wrapper that a driver has for them.
+    """Bytes in statements, without the wrapper that a driver has for them.
 
     sqlite3's is a memoryview, which takes a quarter of the time of an insert.
     """
@@ -99,8 +96,6 @@ class PlainBytes(LargeBinary):
 
 
 class SearchBytes(TypeDecorator[bytes]):
-    """The indexed part of a search key."""
-
     impl: Impl = LargeBinary
     cache_ok: bool | None = True
 
@@ -109,8 +104,6 @@ class SearchBytes(TypeDecorator[bytes]):
 
 
 class RowId(TypeDecorator[int]):
-    """A number that the database gives to each new row."""
-
     impl: Impl = BigInteger
     cache_ok: bool | None = True
 
@@ -120,7 +113,7 @@ class RowId(TypeDecorator[int]):
 
 
 class StoredTime(TypeDecorator[Any]):
-    """A time of the SDK's tables, copied in the form that it sorts in."""
+    """A copy of a time of the SDK's tables, in a form that sorts."""
 
     impl: Impl = TIMESTAMP
     cache_ok: bool | None = True
@@ -131,8 +124,6 @@ class StoredTime(TypeDecorator[Any]):
 
 
 class LongBytes(TypeDecorator[bytes]):
-    """What a search key has beyond its indexed part."""
-
     impl: Impl = LargeBinary
     cache_ok: bool | None = True
 

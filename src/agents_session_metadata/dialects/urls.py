@@ -1,4 +1,4 @@
-"""Database URLs as people write them: a database without a driver gets one for asyncio."""
+"""Parses database URLs. A URL without a driver gets one for asyncio."""
 
 from __future__ import annotations
 
@@ -26,22 +26,16 @@ DRIVERS = {
 """The drivers for URLs that name none."""
 
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
-"""The extras that install the drivers."""
 
 ASYNC_DRIVERS = tuple(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
-"""What a URL may name."""
+"""The drivers that a URL may name."""
 
 DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
-"""The packages whose errors come from a database."""
+"""The packages whose exceptions are database errors."""
 
 
 def with_driver(url: str | URL) -> URL:
-    """A URL, with the default driver of its database if it names none.
-
-    Raises:
-        TypeError: If it is neither text nor a URL.
-        ValueError: If it is not a URL, without repeating it: it may contain a password.
-    """
+    """Errors do not repeat the URL, which may contain a password."""
     if not isinstance(url, (str, URL)):
         raise TypeError(f"url must be a string or a SQLAlchemy URL, got {type(url).__name__}")
     try:
@@ -54,12 +48,12 @@ def with_driver(url: str | URL) -> URL:
 
 
 def is_file_based(url: URL) -> bool:
-    """Whether a URL leads to a file or to memory, without a server."""
+    """Includes SQLite in memory."""
     return url.get_backend_name() == "sqlite"
 
 
 def file_of(url: URL) -> str | None:
-    """The path of the file that a URL leads to; None for a server, memory, or a `file:` URI."""
+    """Returns None for a server, memory, or a `file:` URI."""
     name = url.database
     if not is_file_based(url) or not name or name == ":memory:" or name.startswith("file:"):
         return None
@@ -67,13 +61,12 @@ def file_of(url: URL) -> str | None:
 
 
 def is_file_of(url: URL, path: str) -> bool:
-    """Whether a URL leads to a file."""
     own = file_of(url)
     return own is not None and os.path.realpath(own) == os.path.realpath(path)
 
 
 def may_be_same(one: URL, other: URL) -> bool:
-    """Whether two URLs may lead to one database: a server can have several addresses."""
+    """A server can have several addresses, so different hosts may have the same database."""
     if one.get_backend_name() != other.get_backend_name():
         return False
     if is_file_based(one):
@@ -86,13 +79,7 @@ def may_be_same(one: URL, other: URL) -> bool:
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
-    """Make an engine from a URL as people write it; on SQLite, with a larger page cache.
-
-    Raises:
-        ModuleNotFoundError: If the driver is not installed. The error names the extra to install.
-        TypeError: If the URL is neither text nor a URL.
-        ValueError: If it is not a URL.
-    """
+    """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing."""
     try:
         engine = create_async_engine(with_driver(url), **(engine_kwargs or {}))
     except ModuleNotFoundError as error:
@@ -116,14 +103,10 @@ def _enlarge_cache(connection: Any, _record: object) -> None:
 
 
 def check_engine(engine: object) -> None:
-    """Refuse what is not an async engine, or has one connection for all calls.
+    """Rejects an object that is not an async engine, or has one connection for all calls.
 
-    SQLite in memory has one, of which the SDK and this package take turns. Of another, calls would
-    mix up their transactions.
-
-    Raises:
-        TypeError: If it is not an async engine.
-        UnsupportedDialectError: If all calls would share a connection.
+    SQLite in memory has one, which the SDK and this package take turns to use. On other databases,
+    concurrent calls would mix up their transactions.
     """
     if isinstance(engine, AsyncEngine):
         if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
@@ -136,7 +119,7 @@ def check_engine(engine: object) -> None:
 
 
 def owner_of(engine: AsyncEngine) -> AsyncEngine:
-    """The engine whose connections an engine with other execution options shares."""
+    """Returns the engine whose connections an engine with other execution options shares."""
     found = engine.sync_engine
     while isinstance(found, OptionEngine):
         found = found._proxied
@@ -144,10 +127,7 @@ def owner_of(engine: AsyncEngine) -> AsyncEngine:
 
 
 def with_transactions(engine: AsyncEngine) -> AsyncEngine:
-    """The engine, with transactions if it commits each statement.
-
-    Outside of one, a pooler may run a statement on a connection that has not prepared it.
-    """
+    """Outside a transaction, a pooler may use a connection that did not prepare the statement."""
     level = engine.get_execution_options().get("isolation_level")
     level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
     if level != "AUTOCOMMIT":
@@ -156,5 +136,5 @@ def with_transactions(engine: AsyncEngine) -> AsyncEngine:
 
 
 def shown_url(url: URL) -> str:
-    """A URL without its password, and without options, which may contain one."""
+    """Removes the password, and options, which may contain one."""
     return url.set(query={}).render_as_string(hide_password=True)

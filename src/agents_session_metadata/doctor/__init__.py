@@ -1,7 +1,7 @@
-"""Checks a live database, and prints the statements that create what it lacks.
+"""Checks a live database, and prints the statements that create missing objects.
 
-`diagnose` changes nothing. `rewrite_search_keys` writes search keys and list elements again from
-the stored values.
+`diagnose` changes nothing. `rewrite_search_keys` rewrites search keys and list elements from the
+stored values.
 """
 
 from __future__ import annotations
@@ -42,19 +42,9 @@ _CHECKS: tuple[Check, ...] = (
 
 
 async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list[Finding]:
-    """Examine the tables of one name in an engine's database.
+    """Checks one set of tables; the engine's schema translation applies.
 
-    Args:
-        engine: The engine; a schema translation is followed.
-        names: The names of the tables; the default names if omitted.
-
-    Returns:
-        What was found; the versions in use come first, as information. A healthy database gives
-        nothing else.
-
-    Raises:
-        UnsupportedDialectError: If the engine is for another database, or has an unsupported
-            setting.
+    The first finding has the versions in use. A healthy database has no other findings.
     """
     dialect = dialect_of(engine.dialect)
     in_transactions = with_transactions(engine).sync_engine

@@ -1,4 +1,4 @@
-"""What `diagnose` finds."""
+"""The findings of `diagnose`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ Level: TypeAlias = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was found.
+    """One result of a check.
 
-    Attributes:
-        level: `error` if something is wrong, `warning` if it works within limits that the problem
-            names, `info` for what is no problem.
-        check: The kind of thing, such as `indexes`.
-        problem: What is wrong, in a sentence, and what to do about it.
-        repair: The statements that create what is missing, in order. Each is a CREATE, or a
-            DROP TRIGGER of a trigger of this package that the next statements replace.
+    `level` is `error` if something is wrong, `warning` if it works within limits that the problem
+    names, and `info` otherwise. `check` is the kind of object, such as `indexes`. `problem` also
+    says what to do. `repair` has statements in order: each is a CREATE, or a DROP TRIGGER of a
+    trigger of this package that the next statements replace.
     """
 
     level: Level
@@ -27,5 +24,4 @@ class Finding:
     repair: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The finding as JSON."""
         return {**asdict(self), "repair": list(self.repair)}

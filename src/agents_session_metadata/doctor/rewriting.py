@@ -1,4 +1,4 @@
-"""Writes search keys and list elements again from the stored values."""
+"""Rewrites search keys and list elements from the stored values."""
 
 from __future__ import annotations
 
@@ -14,35 +14,15 @@ from .rows import Stored, StoredValues
 
 
 class Rewritten(NamedTuple):
-    """What `rewrite_search_keys` did.
-
-    Attributes:
-        rewritten: The number of values whose search key or elements were written again.
-        skipped: The number of values that are not valid JSON, or whose session has no row.
-    """
-
     rewritten: int
     skipped: int
 
 
 async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = None) -> Rewritten:
-    """Write the search keys that do not agree with their values again, and nothing else.
+    """Rewrites search keys and list elements that do not match their values, and nothing else.
 
-    The rows of list elements, which are search keys as well, are replaced where they do not agree
-    with their list. Values and times stay as they are. Each transaction covers a batch of values
-    and locks their sessions as every writer does. A value that is not valid JSON, or whose session
-    has no row, is skipped.
-
-    Args:
-        engine: The engine; a schema translation is followed.
-        names: The names of the tables; the default names if omitted.
-
-    Returns:
-        How many values were rewritten and skipped.
-
-    Raises:
-        TablesMissingError: If a table is missing.
-        UnsupportedDialectError: If the engine is for another database.
+    Each transaction covers a batch of values and locks their sessions as every writer does. A value
+    that is not valid JSON, or whose session has no row, is skipped.
     """
     store = own_store(engine, names or table_names(), create_tables=False)
     database = store.database
@@ -65,7 +45,7 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
 def _rewrite(
     connection: Connection, store: ScopedStore, values: StoredValues, wrong: list[Stored]
 ) -> tuple[int, int]:
-    """Write some values' search keys again; how many, and how many were skipped."""
+    """Returns the numbers of rewritten and skipped values."""
     tables = store.database.tables
     rows, elements = tables.metadata, tables.elements
     keys_of: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Counts rows without a parent, and stored values that are not JSON or not what is derived of them.
+"""Finds rows without a parent, values that are not JSON, and search keys that do not match values.
 
 Values are read in batches, in the order of the primary key; memory does not grow with the table.
 """
@@ -21,14 +21,12 @@ from .findings import Finding
 from .structure import Inspection
 
 BATCH = 200
-"""Values that are read at a time."""
 
 _EXAMPLES = 3
 _REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
 
 
 def check_orphans(inspection: Inspection) -> Iterator[Finding]:
-    """Count the rows whose parents are missing, such as after foreign keys were switched off."""
     for group in inspection.queried.groups:
         for table in group.tables:
             for constraint in table.foreign_key_constraints:
@@ -50,17 +48,7 @@ def check_orphans(inspection: Inspection) -> Iterator[Finding]:
 
 
 class Stored(NamedTuple):
-    """One stored value.
-
-    Attributes:
-        session_id: The session.
-        key: The metadata key.
-        is_json: Whether the value can be read.
-        search: The search key that belongs to the value.
-        elements: The search keys that belong to the elements, if it is a list.
-        has_search: Whether `search` is stored.
-        has_elements: Whether `elements` are stored.
-    """
+    """`search` and `elements` are computed from the value, not read."""
 
     session_id: str
     key: str
@@ -72,13 +60,10 @@ class Stored(NamedTuple):
 
     @property
     def is_wrong(self) -> bool:
-        """Whether what is derived from the value has to be written again."""
         return self.is_json and not (self.has_search and self.has_elements)
 
 
 class StoredValues:
-    """Reads the values in the metadata table of one database."""
-
     def __init__(self, tables: SessionTables) -> None:
         rows, elements = tables.metadata, tables.elements
         self._own = rows.c.session_id, rows.c.key
@@ -99,7 +84,6 @@ class StoredValues:
         )
 
     def batch(self, connection: Connection, after: Stored | None) -> list[Stored]:
-        """The values after one, or the first ones."""
         own_id, key = self._own
         statement = self._select.order_by(own_id, key).limit(BATCH)
         if after is not None:
@@ -108,7 +92,7 @@ class StoredValues:
         return self._judged(connection, connection.execute(statement).all())
 
     def of_keys(self, connection: Connection, session_id: str, keys: list[str]) -> list[Stored]:
-        """Some values of one session, whose rows are locked."""
+        """Locks the rows."""
         own_id, key = self._own
         statement = self._select.where(own_id == session_id, key.in_(keys)).with_for_update()
         return self._judged(connection, connection.execute(statement).all())
@@ -156,7 +140,6 @@ class _Tally:
 
 
 def check_values(inspection: Inspection) -> Iterator[Finding]:
-    """Count values that are not JSON, and search keys and elements that do not match theirs."""
     tables = inspection.queried
     if not inspection.complete.issuperset({tables.metadata.name, tables.elements.name}):
         return

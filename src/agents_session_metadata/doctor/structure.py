@@ -43,18 +43,12 @@ INDEX_AGAIN = (
 
 
 class Inspection:
-    """The tables of one name in one database.
+    """One set of tables in one database.
 
-    Attributes:
-        connection: The connection to read with.
-        dialect: The database.
-        inspector: SQLAlchemy's view of it.
-        schema: The schema of the tables, if a translation names one.
-        expected: The tables as they would be created beside a sessions table that exists.
-        queried: The same tables to build queries with.
-        existing: The names of the tables that exist. On SQLite, also those of triggers.
-        wanted: The tables that should exist: a feature has all of its tables or none.
-        complete: The names of the tables that exist and have all columns. `check_tables` adds them.
+    `expected` has the tables as they would be created beside an existing sessions table; `queried`
+    has the same tables for queries. `existing` has names; on SQLite, also those of triggers.
+    `wanted` has the tables that should exist: a feature has all of its tables or none. `complete`
+    has the names of existing tables with all columns; `check_tables` adds them.
     """
 
     def __init__(self, connection: Connection, names: TableNames) -> None:
@@ -81,11 +75,10 @@ class Inspection:
 
     @property
     def present(self) -> list[Table]:
-        """The tables that exist."""
         return [table for table in self.wanted if table.name in self.existing]
 
     def sql(self, element: Any) -> str:
-        """A statement as text, in the schema that the connection translates to."""
+        """Compiles a statement for the schema that the connection translates to."""
         options: dict[str, Any] = {}
         translation = self.connection.get_execution_options().get("schema_translate_map")
         if translation is not None:
@@ -93,13 +86,12 @@ class Inspection:
         return as_text(element, self._offline, **options)
 
     def is_filled(self, table: Table) -> bool:
-        """Whether a table exists and has a row."""
         first: Any = select(literal_column("1")).select_from(table).limit(1)
         return table.name in self.existing and self.connection.execute(first).first() is not None
 
 
 def check_tables(inspection: Inspection) -> Iterator[Finding]:
-    """Report missing tables, columns, keys and indexes."""
+    """Must run first: it fills `inspection.complete`."""
     for table in inspection.wanted:
         if table.name not in inspection.existing:
             yield _missing_table(inspection, table)
@@ -195,7 +187,6 @@ def _indexes(inspection: Inspection, table: Table) -> Iterator[Finding]:
 
 
 def check_ids(inspection: Inspection) -> Iterator[Finding]:
-    """Report types and collations of ids and keys that do not keep different texts apart."""
     sessions = inspection.expected.sessions
     followed: str | None = None
     for table in inspection.present:

@@ -1,4 +1,4 @@
-"""Looks for triggers by name, and for users that triggers need."""
+"""Checks triggers by name, and the users that they run as."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .structure import INDEX_AGAIN, Inspection
 
 
 def check_triggers(inspection: Inspection) -> Iterator[Finding]:
-    """Report missing triggers, those of earlier versions, and those whose tables are gone."""
     dialect = inspection.dialect
     existing = _existing(inspection)
     for group in inspection.expected.groups:
@@ -45,7 +44,6 @@ def check_triggers(inspection: Inspection) -> Iterator[Finding]:
 
 
 def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:
-    """Report missing triggers of indexes."""
     existing = _existing(inspection)
     missing = [each for each in _index_triggers(inspection) if each.plain not in existing]
     if missing:
@@ -58,7 +56,6 @@ def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:
 
 
 def check_definers(inspection: Inspection) -> Iterator[Finding]:
-    """Report triggers that run as a user who does not exist, so that writes fail."""
     ours = {each.plain: each for each in _index_triggers(inspection)}
     sql = inspection.dialect.triggers
     for name, definer in inspection.dialect.lost_definers(

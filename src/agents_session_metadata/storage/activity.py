@@ -2,7 +2,7 @@
 
 | table | one row |
 |---|---|
-| `…_indexes` | an index that somebody created: its key, and whether it is complete |
+| `…_indexes` | an index: its key, and whether it is complete |
 | `…_activity` | a value or list element of an indexed key, and when its session was active |
 """
 
@@ -35,7 +35,6 @@ from .definitions import (
 )
 
 ACTIVITY = "activity"
-"""The name of the group."""
 ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
 """The columns of an entry, in the order in which statements select them."""
 
@@ -90,13 +89,7 @@ def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
 
 
 def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:
-    """Statements that select the entries that an index should have.
-
-    Args:
-        core: The core tables.
-        dialect: The database.
-        key: The key of the index.
-    """
+    """Returns SELECT statements for the entries that the index should have."""
     sessions, _, values, elements = core
     time = dialect.stored_time(sessions.c.updated_at)
     of_rows: list[tuple[Table, Any, str]] = [

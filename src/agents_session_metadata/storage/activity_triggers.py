@@ -1,7 +1,7 @@
 """The triggers that maintain the activity index, for every writer.
 
-An entry that exists is always right: whatever changes a session or a value changes or deletes its
-entries, indexed or not. What is missing is told by the state of the index alone.
+An existing entry is always correct: every change to a session or a value also changes or deletes
+its entries, indexed or not. Only the state of the index says whether entries may be missing.
 """
 
 from __future__ import annotations
@@ -34,18 +34,12 @@ _NAMES = (
 
 
 def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropMaintenance, ...]:
-    """Drops all triggers that some database has."""
+    """Includes the triggers of every supported database."""
     return tuple(DropMaintenance(core[place], entries, suffix) for place, suffix in _NAMES)
 
 
 class DropMaintenance(DDLElement):
-    """Drops a trigger that maintains an index, if it exists.
-
-    Args:
-        table: The table that it is on.
-        filled: The table of the index after which it is named.
-        suffix: The end of its name.
-    """
+    """Drops a trigger if it exists. It is named after `filled`, the table of entries."""
 
     def __init__(self, table: Table, filled: Table, suffix: str) -> None:
         self.table = table
@@ -64,14 +58,7 @@ def _drop_maintenance(drop: DropMaintenance, compiler: Any, **_: Any) -> str:
 
 @dataclass(frozen=True)
 class Target:
-    """The tables of an index as SQL spells them, with their schema.
-
-    Attributes:
-        schema: The schema with its point, or nothing where the tables are found without.
-        core: The core tables.
-        indexes: The table of indexes.
-        entries: The table of entries.
-    """
+    """`schema` ends with a dot; it is empty if the tables are found without a schema."""
 
     schema: str
     core: tuple[Table, ...]
@@ -80,7 +67,6 @@ class Target:
 
 
 def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) -> list[RowTrigger]:
-    """The triggers of a database, for an index of these keys."""
     sql, quote = dialect_of(connection.dialect).triggers, _quote(connection)
     qualified = target.schema if sql.enforces_foreign_keys else ""
     sessions, _, values, elements = (qualified + quote(table.name) for table in target.core)
@@ -153,7 +139,6 @@ def _quote(connection: Connection) -> Any:
 
 
 def _text(connection: Connection, text: str) -> str:
-    """Text as SQL spells it."""
     spelled = dialect_of(connection.dialect).literal(text)
     # Doubles each % if the driver requires it.
     return str(literal_column(spelled).compile(dialect=connection.dialect))
@@ -162,7 +147,6 @@ def _text(connection: Connection, text: str) -> str:
 def activity_triggers(
     connection: Connection, tables: SessionTables, keys: Iterable[str]
 ) -> list[RowTrigger]:
-    """The triggers for an index of these keys."""
     indexes, entries = tables.group("activity").tables
     schema = dialect_of(connection.dialect).schema_of(connection, entries)
     return row_triggers(connection, Target(schema, tables.tables, indexes, entries), keys)

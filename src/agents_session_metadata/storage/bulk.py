@@ -1,4 +1,4 @@
-"""Whole sessions, many in one transaction: what an export reads and an import writes."""
+"""Reads and writes whole sessions, many in one transaction, for exports and imports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NewSession:
 
     @property
     def size(self) -> int:
-        """About how many characters it has."""
+        """The approximate number of characters."""
         return (
             sum(len(text) for _, text in self.items)
             + sum(len(value.text) for value in self.metadata.values())
@@ -43,7 +43,7 @@ class NewSession:
 def lock_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> set[str]:
-    """Lock the sessions that exist, as the first thing in a transaction; return their ids."""
+    """Must begin the transaction. Returns the ids of the sessions that exist."""
     if dialect.single_writer:
         # Any write keeps all other writers out, also one that finds no row.
         connection.execute(delete(tables.sessions).where(false()))
@@ -54,7 +54,7 @@ def lock_sessions(
 def delete_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete sessions that are locked, with their histories."""
+    """The sessions must be locked."""
     delete_histories(connection, tables, dialect, ids)
     of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
     deletion = delete(tables.sessions).where(of_ids)
@@ -67,10 +67,9 @@ def insert_sessions(
     dialect: Dialect,
     sessions: Iterable[NewSession],
 ) -> None:
-    """Insert sessions that do not exist, and delete metadata that earlier ones have left.
+    """Inserts sessions, and deletes metadata that earlier sessions with their ids have left.
 
-    Raises:
-        IntegrityError: If one of them exists.
+    Raises IntegrityError if a session exists.
     """
     # Rows are locked in the order of their ids, by everybody.
     new = sorted(sessions, key=lambda session: session.session_id)
@@ -140,11 +139,7 @@ def read_histories(
     ids: Sequence[str],
     most: int | None,
 ) -> dict[str, list[tuple[datetime, str]]] | None:
-    """The histories of some sessions: when each item was written, and its text.
-
-    Returns:
-        The rows by session, oldest first; None if there are more than `most`.
-    """
+    """Returns times and texts by session, oldest first; None if there are more than `most`."""
     if not ids:
         return {}
     # The sessions' own ids: on MySQL, a message can have its id in another case.

@@ -24,13 +24,12 @@ from .tables import (
 
 
 def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
-    """The names of those tables, of all groups, that exist. On SQLite, also those of triggers."""
+    """On SQLite, the names of triggers are included."""
     names = [table.name for group in tables.groups for table in group.tables]
     return dialect_of(connection.dialect).existing(connection, tables.sessions, names)
 
 
 def missing_names(connection: Connection, group: TableGroup, existing: Container[str]) -> list[str]:
-    """The names of the tables and triggers of a group that do not exist."""
     missing = [table.name for table in group.tables if table.name not in existing]
     if dialect_of(connection.dialect).uses_triggers:
         missing += [each.name for each in group.triggers if not each.exists_in(existing)]
@@ -38,9 +37,9 @@ def missing_names(connection: Connection, group: TableGroup, existing: Container
 
 
 def lost_sessions(connection: Connection, tables: SessionTables, existing: Container[str]) -> bool:
-    """Whether there is no sessions table although metadata has rows.
+    """Returns True if there is no sessions table although metadata has rows.
 
-    An empty sessions table beside them would hide that a name is wrong.
+    Creating an empty sessions table would hide that a name is wrong.
     """
     if tables.sessions.name in existing or tables.metadata.name not in existing:
         return False
@@ -51,11 +50,7 @@ def lost_sessions(connection: Connection, tables: SessionTables, existing: Conta
 def create_missing(
     connection: Connection, names: TableNames, existing: Container[str], group: str = CORE
 ) -> None:
-    """Create whatever the database lacks of a group; several processes may do it at once.
-
-    Raises:
-        DBAPIError: Also when another process created something first; then do it again.
-    """
+    """Raises a DBAPIError if another process creates something first; then it must be retried."""
     dialect = dialect_of(connection.dialect)
     tables = create_tables(names)
     if names.sessions in existing:
@@ -78,7 +73,7 @@ def create_missing(
 
 
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
-    """The types of tables that are made beside a sessions table that exists."""
+    """Returns the types for tables that refer to an existing sessions table."""
     dialect = dialect_of(connection.dialect)
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)
@@ -89,8 +84,8 @@ class CreateWithIndexes(CreateTable):
     """Creates a table and its indexes in one statement.
 
     Once there is a table that refers to the sessions, MySQL opens it for each write to a session. A
-    CREATE INDEX of its own would then wait for writers that wait for a writer that waits for it,
-    which the server does not see as a deadlock.
+    separate CREATE INDEX would then wait for writers that wait for a writer that waits for it,
+    which the server does not detect as a deadlock.
     """
 
 

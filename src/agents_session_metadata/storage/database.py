@@ -1,8 +1,8 @@
-"""One engine and one set of tables: connections, transactions, retries, and whether tables exist.
+"""Runs work on one engine and one set of tables, in transactions that are retried.
 
-Work is a plain function of a `Connection`; it runs inside SQLAlchemy's greenlet, one hop for all of
-its statements. Every write is one transaction that is run again after a conflict and that settles
-before a cancelled caller is told.
+Work is a plain function of a `Connection`. It runs in SQLAlchemy's greenlet, with one switch for
+all of its statements. Every write is one transaction. It is retried after a conflict, and it ends
+before the cancellation of its caller continues.
 """
 
 from __future__ import annotations
@@ -39,27 +39,25 @@ Q_co = TypeVar("Q_co", covariant=True)
 
 
 class QueriesFactory(Protocol[Q_co]):
-    """Makes the statements for one set of tables."""
-
     def __call__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> Q_co:
-        """Make the statements; `native_ids` says whether ids sort by code point as they are."""
+        """`native_ids` is true if ids in the sessions table sort by code point."""
         ...
 
 
 RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
-"""Seconds between attempts, before jitter: ten attempts within some five seconds."""
+"""Seconds between attempts, before jitter: ten attempts within about five seconds."""
 RECONNECT_DELAYS = (0.1, 0.5, 2.0)
 """Seconds between attempts of a write that `insist` repeats."""
 
 
 _abandoned: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
-"""Work that `settle` waits for although its caller was cancelled."""
+"""Tasks that `settle` waits for although their caller was cancelled."""
 
 
 async def settle(awaitable: Awaitable[T]) -> T:
-    """Wait for an outcome even when the caller is cancelled, then let the cancellation go on.
+    """Waits for the outcome even if the caller is cancelled, and then raises the cancellation.
 
-    `Database.retry` makes no further attempt then, if it is what is waited for.
+    If it waits for `Database.retry`, that makes no further attempt.
     """
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
@@ -77,10 +75,9 @@ async def settle(awaitable: Awaitable[T]) -> T:
 
 
 async def insist(write: Callable[[], Awaitable[T]]) -> T:
-    """Run a write, again if the database fails, as when a connection is lost.
+    """Runs a write again if the database fails, such as when a connection is lost.
 
-    Args:
-        write: What to run. It finds out by itself whether it was committed before an error.
+    `write` must find out by itself whether an earlier attempt was committed.
     """
     for delay in RECONNECT_DELAYS:
         try:
@@ -93,18 +90,16 @@ async def insist(write: Callable[[], Awaitable[T]]) -> T:
 
 @dataclass
 class _TablesState:
-    """What is known of one set of tables in one engine's database; shared by all its sessions.
+    """The state of one set of tables in one engine's database, shared by all its sessions.
 
-    Attributes:
-        checked: By group, the engine's pool when the tables were seen. Disposing an engine gives it
-            another, and ends an in-memory database; a listener for it would slow down every
-            statement. Weak, because a pool holds its engine, and the engine is to go when nobody
-            uses it.
-        native_ids: Whether ids compare by code point in the sessions table as it is.
-        pooled: Whether a pooler, such as PgBouncer, has been seen to give single statements to
-            different connections; only within a transaction does it keep to one.
-        queries: The statements, by what makes them and `native_ids`.
-        indexes: The indexes that are believed to exist.
+    `checked` has, by group, the engine's pool when the tables were seen. Disposing an engine gives
+    it a new pool, and ends an in-memory database; a listener for that would slow down every
+    statement. The reference is weak, because a pool holds its engine, which must be freed when it
+    is not used.
+
+    `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
+    connections. Within a transaction, it keeps to one. `queries` has the statements by factory and
+    `native_ids`.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
@@ -133,16 +128,7 @@ def _state_of(engine: Engine, names: TableNames) -> _TablesState:
 
 
 class Database(Generic[Q]):
-    """The tables of one name in one engine's database.
-
-    Args:
-        engine: The async engine.
-        names: The names of the tables.
-        create_tables: Whether to create missing tables on first use.
-        queries: Makes the statements that work is handed, for the tables as they are.
-        guard: Gives the turn to use the one connection, where all share it.
-        init_lock: Gives the lock that those who create tables in this process take.
-    """
+    """`guard` serializes callers that share one connection, and `init_lock` creators of tables."""
 
     def __init__(
         self,
@@ -165,20 +151,18 @@ class Database(Generic[Q]):
         self._state = _state_of(engine.sync_engine, names)
 
     async def read(self, work: Callable[[Connection, Q], T]) -> T:
-        """Run work that only reads, and is handed a connection and the statements."""
         return await self.retry(lambda: self._run(work, self._begin_read))
 
     @property
     def known_indexes(self) -> Known[frozenset[str] | None]:
-        """The indexes that pages may use, as far as this process knows; None without tables."""
+        """The known value is None if the tables do not exist."""
         return self._state.indexes
 
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
-        """Run work that only reads, all of it the same state of the database."""
         return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
 
     async def write(self, work: Callable[[Connection, Q], T]) -> T:
-        """Run work as one transaction, again after a transient error, and settle it.
+        """Runs work as one transaction, which finishes even if the caller is cancelled.
 
         Work that calls `connection.rollback()` last has written nothing.
         """
@@ -197,17 +181,10 @@ class Database(Generic[Q]):
         prepare: bool = True,
         group: str = CORE,
     ) -> T:
-        """Run an operation, again after transient errors: the only place that retries.
+        """Runs an operation, which opens its own connection, and retries transient errors.
 
-        There are ten attempts within some five seconds, then the last error is raised as it is.
-
-        Args:
-            operation: What to run; it opens its own connection.
-            prepare: Whether it needs the tables. If not, what it lacks is its own affair.
-            group: The group of tables that it needs besides the core tables.
-
-        Raises:
-            TablesMissingError: If tables are missing and are not to be created.
+        Nothing else retries. After ten attempts within about five seconds, the last error is raised
+        unchanged. With `prepare=False`, the operation must handle missing tables.
         """
         groups = [CORE, group] if prepare or self.create_tables else []
         for delay in (*RETRY_DELAYS, None):
@@ -230,17 +207,13 @@ class Database(Generic[Q]):
         raise AssertionError("the last attempt returns or raises")
 
     async def ensure(self, group: str = CORE) -> None:
-        """Make sure, once per engine, that the core tables and those of a group are there.
+        """Checks, once per engine, that the core tables and those of a group exist.
 
         Features with tables of their own call this before `read` or `write`.
-
-        Raises:
-            TablesMissingError: If some are not, and they are not to be created.
         """
         await self.retry(_nothing, group=group)
 
     async def has_group(self, group: str) -> bool:
-        """Whether all tables of a group exist."""
         names = [table.name for table in self.tables.group(group).tables]
 
         def look(connection: Connection) -> bool:
@@ -249,12 +222,12 @@ class Database(Generic[Q]):
         return await self.look(look)
 
     async def look(self, work: Callable[[Connection], T]) -> T:
-        """Run work that only reads, and that can do without the tables."""
+        """Runs work that only reads, and that does not require the tables."""
         return await self.retry(lambda: self._connect(work), prepare=False)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether all core tables have been seen."""
+        """True if this process has seen all core tables."""
         return self._is_ready(CORE)
 
     def _is_ready(self, group: str) -> bool:
@@ -262,13 +235,7 @@ class Database(Generic[Q]):
         return checked is not None and checked() is self.engine.sync_engine.pool
 
     def _is_worth_retrying(self, error: DBAPIError, *, pooled: bool) -> bool:
-        """Whether an operation that failed may succeed when it is run again.
-
-        Args:
-            error: Its error.
-            pooled: Whether a pooler had already been seen when it began. Operations that began
-                together can all meet it.
-        """
+        """`pooled` is the state when it began: several operations can meet a new pooler at once."""
         if self.dialect.is_transient(error):
             return True
         if self.dialect.lost_its_statement(error) and not pooled:
@@ -277,8 +244,6 @@ class Database(Generic[Q]):
         return False
 
     async def _prepare(self, group: str) -> None:
-        """Check the tables of a group, and create what is missing if that was asked for."""
-
         def prepare(connection: Connection) -> None:
             existing = existing_names(connection, self.tables)
             missing = missing_names(connection, self.tables.group(group), existing)

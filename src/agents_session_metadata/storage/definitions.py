@@ -1,4 +1,4 @@
-"""What tables are defined with: names, column types, triggers, and groups of tables.
+"""Defines names, column types, triggers and groups of tables.
 
 The tables of the metadata itself are the group "core". Every other group belongs to one optional
 feature: its tables are created when that feature is first used, and nothing else needs them.
@@ -38,11 +38,10 @@ LONGEST_NAME = 63
 """Bytes of an identifier that every supported database keeps."""
 
 CORE = "core"
-"""The name of the group of tables that everything needs."""
 
 
 class TableNames(NamedTuple):
-    """The names of one set of tables; those of the other groups follow from `metadata`."""
+    """The names of the tables of other groups are derived from `metadata`."""
 
     sessions: str
     messages: str
@@ -53,14 +52,8 @@ class TableNames(NamedTuple):
 class ColumnTypes(NamedTuple):
     """The column types that differ between databases.
 
-    Attributes:
-        session_id: The ids in the SDK's tables.
-        own_id: The ids in our tables.
-        key: Metadata keys.
-        text: Text of any length.
-        search: The indexed part of a search key.
-        rest: What a search key has beyond that.
-        stored_time: A time of the SDK's tables, in the form that `Dialect.stored_time` gives it.
+    `session_id` is for ids in the SDK's tables, `own_id` for ids in ours. `rest` is for the part of
+    a search key that is not in the index. `stored_time` is for the form of `Dialect.stored_time`.
     """
 
     session_id: TypeEngine[Any]
@@ -81,16 +74,16 @@ QUERY_TYPES = ColumnTypes(
     PlainBytes(),
     NullType(),
 )
-"""Plain types: a statement compares by what the columns are in the database."""
+"""Plain types: statements compare by the types of the columns in the database."""
 
 
 def table_options(types: ColumnTypes) -> dict[str, Any]:
-    """Options for CREATE TABLE; queries need none, and SQLAlchemy would import every dialect."""
+    """Queries need no options, for which SQLAlchemy would import every dialect."""
     return {} if types is QUERY_TYPES else TABLE_OPTIONS
 
 
 def by_code_point(types: ColumnTypes) -> dict[str, Any]:
-    """Options for an index whose ids sort by code point, also if those of the SDK do not."""
+    """Options for an index whose ids sort by code point, even if those of the SDK do not."""
     return {} if types is QUERY_TYPES else {"postgresql_ops": {"session_id": 'COLLATE "C"'}}
 
 
@@ -103,11 +96,10 @@ CREATE_TYPES = ColumnTypes(
     LongBytes(),
     StoredTime(),
 )
-"""The types that CREATE TABLE spells out."""
 
 
 def derived_name(table: str, suffix: str) -> str:
-    """A name made from a table's; one too long for a database is cut and given a hash."""
+    """A name that is too long for a database is cut and gets a hash."""
     name = table + suffix
     if len(name.encode()) <= LONGEST_NAME:
         return name
@@ -119,7 +111,6 @@ def derived_name(table: str, suffix: str) -> str:
 def session_link(
     table: str, sessions: Table, ondelete: Literal["CASCADE", "SET NULL"] = "CASCADE"
 ) -> ForeignKeyConstraint:
-    """The foreign key from the column `session_id` of a table to the sessions table."""
     return ForeignKeyConstraint(
         ["session_id"],
         [sessions.c.session_id],
@@ -167,15 +158,13 @@ class CreateTrigger(DDLElement):
 
 
 class DropTrigger(DDLElement):
-    """Drops a trigger of a table if it exists."""
-
     def __init__(self, table: Table, name: str) -> None:
         self.table = table
         self.name = name
 
 
 def dropping(trigger: CreateTrigger) -> Iterator[DropTrigger]:
-    """The statements that drop a trigger and those of version 0.1."""
+    """Includes the triggers of version 0.1."""
     for name in (trigger.name, *trigger.former_names):
         yield DropTrigger(trigger.table, name)
 
@@ -183,7 +172,7 @@ def dropping(trigger: CreateTrigger) -> Iterator[DropTrigger]:
 def ending_with_session(
     sessions: Table, target: Table, *, keeps_rows: bool = False
 ) -> CreateTrigger:
-    """The trigger that lets rows end with their session, or stay without its id."""
+    """Deletes rows with their session, or sets their session id to NULL."""
     return CreateTrigger(sessions, target, ("session_id",), keeps_rows=keeps_rows)
 
 
@@ -203,7 +192,7 @@ def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
 
 
 def name_beside(table: Table, plain: str, compiler: Any) -> str:
-    """A name as SQL spells it, in the schema where a table is."""
+    """Returns a quoted name in the schema of a table."""
     # DDL of one's own does not pass through schema_translate_map.
     name: str = compiler.preparer.quote(plain)
     translated = (compiler.schema_translate_map or {}).get(table.schema)
@@ -236,18 +225,11 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class GroupDefinition:
-    """How the tables of an optional feature are defined.
-
-    Attributes:
-        name: The name of the group.
-        suffixes: The ends of the tables' names, which begin with the metadata table's.
-        define: Puts the tables into a `MetaData`, beside the core tables, under these names.
-    """
+    """`suffixes` are appended to the name of the metadata table."""
 
     name: str
     suffixes: tuple[str, ...]
     define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
 
     def names(self, metadata_table: str) -> tuple[str, ...]:
-        """The names of the tables."""
         return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)

@@ -9,18 +9,11 @@ from sqlalchemy import Connection, Table, select, update
 from agents_session_metadata.dialects import dialect_of
 
 FILLING, COMPLETE, DROPPING = 0, 1, 2
-"""The states. Triggers maintain an index in the first two; only a complete one is used."""
+"""Triggers maintain an index in the first two states; only a complete one is used."""
 
 
 def lock_state(connection: Connection, states: Table, key: str, *, shared: bool = False) -> Any:
-    """The row of an index, locked; None if there is none.
-
-    Args:
-        connection: In a transaction.
-        states: The table.
-        key: The key of the index.
-        shared: Whether triggers, and others that share the lock, may go on reading the row.
-    """
+    """Returns None if there is no row. With `shared`, triggers can still read the row."""
     own = states.c.key == key
     # The update is the lock on SQLite, where a read takes none.
     if not shared or dialect_of(connection.dialect).single_writer:

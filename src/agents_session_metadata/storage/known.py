@@ -1,8 +1,7 @@
-"""What a process believes about the tables of optional features, without asking each time.
+"""Caches which tables and indexes of optional features exist.
 
-Other processes create and drop them too, so the database is asked again from time to time. An old
-belief about an index makes no answer wrong: statements that read an index check its state
-themselves.
+Other processes create and drop them too, so entries expire. An outdated entry about an index makes
+no answer wrong: statements that read an index check its state themselves.
 """
 
 from __future__ import annotations
@@ -24,13 +23,7 @@ T = TypeVar("T")
 
 
 class Known(Generic[T]):
-    """Something that was read from a database and is believed for a while.
-
-    Args:
-        read: Reads it.
-        nothing: What is believed before.
-        seconds: How long it is believed.
-    """
+    """Caches a value for some seconds; it is `nothing` before the first read and after `forget`."""
 
     def __init__(
         self, read: Callable[[Connection, SessionTables], T], nothing: T, *, seconds: float
@@ -41,14 +34,14 @@ class Known(Generic[T]):
         self._until = -inf
         self._times_forgotten = 0
         self.believed: T = nothing
-        """What was read last, however long ago."""
+        """The last value that was read, even if it has expired."""
 
     def get(self, connection: Connection, tables: SessionTables) -> T:
-        """What is believed; the database is asked first if that is old."""
+        """Reads from the database if the value has expired."""
         return self.believed if time.monotonic() < self._until else self.look(connection, tables)
 
     def look(self, connection: Connection, tables: SessionTables) -> T:
-        """Ask the database."""
+        """Reads from the database even if the value has not expired."""
         self.forget()
         before = self._times_forgotten
         found = self._read(connection, tables)
@@ -58,14 +51,13 @@ class Known(Generic[T]):
         return found
 
     def forget(self) -> T:
-        """Ask the database before the next use; return what was believed."""
+        """Makes the next `get` read from the database. Returns the value until now."""
         self._times_forgotten += 1
         found, self.believed, self._until = self.believed, self._nothing, -inf
         return found
 
 
 def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str] | None:
-    """The keys of the indexes that pages may use; None without tables."""
     group = tables.group(ACTIVITY)
     if not may_read(connection, tables, group):
         return None
@@ -75,7 +67,7 @@ def read_indexes(connection: Connection, tables: SessionTables) -> frozenset[str
 
 
 def may_read(connection: Connection, tables: SessionTables, group: TableGroup) -> bool:
-    """Whether all tables of a group exist."""
+    """Returns whether all tables of a group exist, and the database user may read them."""
     names = [table.name for table in group.tables]
     existing = dialect_of(connection.dialect).existing(connection, tables.sessions, names)
     return existing.issuperset(names)

@@ -1,7 +1,7 @@
-"""The items of sessions: the rows of the SDK's messages table.
+"""Reads and deletes the items of sessions: the rows of the SDK's messages table.
 
-Whenever this package deletes items by itself, it calls `delete_messages`, or, when it deletes their
-sessions too, `delete_histories`. What depends on items can follow there, in the same transaction.
+All code of this package that deletes items calls `delete_messages` or, if it also deletes their
+sessions, `delete_histories`. Rows that depend on items can be deleted there.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from agents_session_metadata.types import ItemInfo
 from .tables import SessionTables
 
 UNREADABLE: Final[Any] = object()
-"""Stands for the item of a row that is not JSON. The SDK skips such rows."""
+"""Replaces the item of a row that is not JSON. The SDK skips such rows."""
 Restriction: TypeAlias = "Callable[[Any, Any], tuple[Any, dict[str, Any]]]"
 """Restricts a statement to the sessions, by their column, that a caller may see.
 
-It gives the statement and the parameters that it needs besides.
+Returns the statement and its additional parameters.
 """
 _AT_ONCE = 500
-"""Rows that one statement deletes by their ids."""
 
 
 def delete_messages(
@@ -44,14 +43,7 @@ def delete_messages(
     session_id: str,
     items: Sequence[int] | None = None,
 ) -> None:
-    """Delete items of a session that is locked.
-
-    Args:
-        connection: The connection.
-        tables: The tables.
-        session_id: The session.
-        items: The ids of the items; None deletes every item.
-    """
+    """The session must be locked. If `items` is None, all items are deleted."""
     messages = tables.messages
     own = delete(messages).where(messages.c.session_id == session_id)
     if items is None:
@@ -65,26 +57,26 @@ def delete_messages(
 def delete_histories(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    """Delete all items of sessions that are locked, and that are deleted next."""
+    """The sessions must be locked, and must be deleted next."""
     messages = tables.messages
     of_sessions = delete(messages).where(dialect.one_of(messages.c.session_id, "ids", len(ids)))
     connection.execute(of_sessions, dialect.list_parameters("ids", ids))
 
 
 def has_items(connection: Connection, tables: SessionTables, session_id: str) -> bool:
-    """Whether there are items with a session's id, whether or not the session exists."""
+    """The session itself need not exist."""
     messages = tables.messages
     first: Any = select(messages.c.id).where(messages.c.session_id == session_id).limit(1)
     return connection.execute(first).first() is not None
 
 
 def newest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
-    """The largest id of a session's items, or 0."""
+    """Returns 0 if there are no items."""
     return _end(connection, tables, session_id, func.max)
 
 
 def oldest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
-    """The smallest id of a session's items, or 0."""
+    """Returns 0 if there are no items."""
     return _end(connection, tables, session_id, func.min)
 
 
@@ -102,10 +94,7 @@ def read_history(
     session_id: str,
     after: int | None = None,
 ) -> list[ItemInfo]:
-    """All items of a session in the order of their ids; unreadable ones are `UNREADABLE`.
-
-    With `after`, only those behind this id.
-    """
+    """Returns items in order; unreadable ones are `UNREADABLE`. `after` is the id of an item."""
     messages = tables.messages
     own = messages.c.session_id == bindparam("of_session")
     parameters: dict[str, Any] = {"of_session": session_id}
@@ -129,7 +118,7 @@ def read_lengths(
     descending: bool,
     restrict: Restriction,
 ) -> Sequence[tuple[int, int]]:
-    """Ids of a session's items, in their order, each with the length of its text in bytes."""
+    """Returns the ids of items in their order, each with the length of its text in bytes."""
     inner, outer = tables.messages.alias("inner_messages"), tables.messages
     # By an expression, so that no database walks through the ids of all sessions instead of
     # sorting those of this one.
@@ -167,7 +156,7 @@ def read_items(
     descending: bool,
     restrict: Restriction,
 ) -> list[ItemInfo]:
-    """Some items of a session, in the order of their ids; unreadable ones are `UNREADABLE`."""
+    """Returns items in the order of their ids; unreadable ones are `UNREADABLE`."""
     if not items:
         return []
     messages = tables.messages

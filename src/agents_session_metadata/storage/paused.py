@@ -1,4 +1,4 @@
-"""The table of paused runs: one row for each session whose run waits to be resumed.
+"""The table of paused runs: one row per session whose run waits to be resumed.
 
 | column | content |
 |---|---|
@@ -10,8 +10,8 @@
 | `paused_at` | microseconds since 1970 |
 | `token`, `claimed_until` | who has claimed the run, and until when |
 
-A row ends with its session. All times come from the database's clock. Whoever writes a row locks
-its session first.
+A row is deleted with its session. All times come from the database's clock. The caller locks the
+session before writing its row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from .definitions import (
 )
 
 PAUSED = "paused"
-"""The name of the group."""
 
 
 def _define(

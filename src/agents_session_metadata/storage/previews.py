@@ -15,20 +15,19 @@ from agents_session_metadata.values import utf8_text
 from .tables import SessionTables
 
 LENGTH = 200
-"""Characters of a preview."""
 ROWS = 10
-"""Items of each session among which the first user message is looked for."""
+"""Items per session that are searched for the first user message."""
 HEAD = 4_000
 """Characters of an item that are read."""
 
 _USER = ('"role":"user"', '"role": "user"')
-"""What the text of a user message contains; within a JSON string, the quotes would be escaped."""
+"""Substrings of each user message; within a JSON string, the quotes would be escaped."""
 
 
 def first_message(
     tables: SessionTables, dialect: Dialect, sessions: FromClause
 ) -> ColumnElement[Any]:
-    """The beginning of the first user message of each row of `sessions`; NULL if there is none."""
+    """Returns NULL for a row of `sessions` that has no user message."""
     # Neither the rest of the history is read nor the rest of a long message.
     if dialect.stops_early:
         return _up_to_last_row(tables.messages, sessions)
@@ -36,7 +35,7 @@ def first_message(
 
 
 def _up_to_last_row(messages: Table, sessions: FromClause) -> ColumnElement[Any]:
-    """Stops at a user message, or at the last row among which it is looked for."""
+    """Stops at a user message, or at the last row that is searched."""
     rows = messages.alias("beginning")
     is_user = _is_user(rows.c.message_data)
     last = _in_order(messages, sessions).with_only_columns(messages.c.id)
@@ -84,7 +83,7 @@ def _number(value: int) -> Any:
 
 
 def preview_of(head: str) -> str | None:
-    """The preview of a user message whose JSON text begins so; None if it has no text."""
+    """`head` is the beginning of the JSON text. Returns None if the message has no text."""
     try:
         item = json.loads(head if len(head) < HEAD else completed(head))
     except (ValueError, RecursionError):
@@ -108,9 +107,9 @@ _LITERAL = re.compile(r"[^\s\"{}\[\],:]+")
 
 
 def completed(text: str) -> str:
-    """JSON text that may have been cut anywhere, completed to text that can be parsed.
+    """Completes JSON text that may have been cut anywhere, so that it can be parsed.
 
-    What is not JSON stays so.
+    Text that is not JSON remains invalid.
     """
     closing: list[str] = []
     position = end = 0  # After `end` comes what is left out: a key without its value, for example.

@@ -45,12 +45,7 @@ _MANY_KEYS = 500
 
 
 class Claim(NamedTuple):
-    """A session that is locked for writing.
-
-    Attributes:
-        created: Whether it was created for that.
-        stored: What was read of its metadata, by key.
-    """
+    """A session that is locked for writing. `stored` maps its keys to what the lock has read."""
 
     created: bool
     stored: dict[str, Any]
@@ -91,8 +86,6 @@ def _statements(tables: SessionTables, dialect: Dialect) -> _Statements:
 
 
 class Rows:
-    """The rows of single sessions in one set of tables."""
-
     def __init__(
         self,
         tables: SessionTables,
@@ -107,7 +100,7 @@ class Rows:
     # ---- reading ----
 
     def reading(self, keys: Sequence[str] | None = None) -> Statement:
-        """The statement that reads the keys and JSON texts of the session `of_session`."""
+        """Returns a SELECT of keys and JSON texts; its parameter is `of_session`."""
         statement = self._statements.read
         if keys is not None and len(keys) <= _MANY_KEYS:
             statement = statement.where(self._tables.metadata.c.key.in_(keys))
@@ -115,13 +108,13 @@ class Rows:
 
     @property
     def looking(self) -> Statement:
-        """The statement that reads the id of the session `of_session`, if it exists."""
+        """Returns a SELECT of the session's id; its parameter is `of_session`."""
         return self._statements.exists
 
     def search_keys(
         self, connection: Connection, session_id: str, keys: Iterable[str]
     ) -> dict[str, SearchKey]:
-        """Returns the search keys that a locked session has under the given keys."""
+        """The session must be locked."""
         rows = self._tables.metadata
         statement: Statement = select(rows.c.key, rows.c.search_key, rows.c.search_rest).where(
             rows.c.session_id == session_id, rows.c.key.in_(keys)
@@ -137,30 +130,27 @@ class Rows:
         return locks.existing(connection, session_id) or locks.replaced(connection, session_id)
 
     def lock_replaced(self, connection: Connection, session_id: str) -> bool:
-        """Locks a session that was replaced while a lock waited, which found none, if there is."""
+        """Locks a session that was replaced while an earlier lock waited and found no row."""
         return self._statements.locks.replaced(connection, session_id)
 
     def lock_or_create(self, connection: Connection, session_id: str) -> bool:
         """Locks a session in the caller's transaction and returns whether it was created.
 
-        It works without our tables, and leaves what they may hold of an earlier session.
+        Works without our tables, and keeps rows of an earlier session in them.
         """
         return self._statements.locks.or_create(connection, session_id)
 
     def lock_lists(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
-        """Locks a session and reads which of its keys have a list.
+        """Locks a session at the beginning of a transaction and reads which keys have a list.
 
-        Args:
-            connection: The connection, at the beginning of a transaction.
-            session_id: The session's id.
-            create: Whether to create a session that does not exist. If not, the answer is None.
+        Returns None if the session does not exist and `create` is false.
         """
         return self._claim(connection, session_id, self._statements.read_lists, create=create)
 
     def lock_for_upsert(
         self, connection: Connection, session_id: str, *, create: bool
     ) -> Claim | None:
-        """As `lock_lists`, for `upsert`; what is stored is read there if the database can."""
+        """Like `lock_lists`, but reads no keys if the database can read them in `upsert`."""
         return self._claim(connection, session_id, self._statements.before_upsert, create=create)
 
     def lock_texts(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
@@ -174,8 +164,7 @@ class Rows:
     ) -> bool:
         """Creates a session with its metadata at the beginning of a transaction.
 
-        Returns:
-            Whether the id was free. If not, the session is locked.
+        Returns whether the id was free. If not, the session is locked.
         """
         leftovers = self._statements.locks.create(connection, session_id)
         if leftovers is None:
@@ -198,13 +187,7 @@ class Rows:
         encoded: Mapping[str, EncodedValue],
         claim: Claim,
     ) -> None:
-        """Upsert keys of a session that `lock_for_upsert` has locked.
-
-        The caller must roll back if it fails.
-
-        Raises:
-            MetadataLimitError: If the session would have too many keys.
-        """
+        """Call `lock_for_upsert` first. If this fails, the caller must roll back."""
         stored = claim.stored
         if self._statements.upsert_reading is not None:
             statement, names = self._statements.upsert_reading
@@ -221,16 +204,11 @@ class Rows:
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
-        """Upsert keys of a session that was locked without reading them."""
+        """Upserts keys of a session that was locked without reading them."""
         claim = self.lock_for_upsert(connection, session_id, create=False)
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
     def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
-        """Rejects a write that would exceed the number of keys per session.
-
-        Raises:
-            MetadataLimitError: If there would be more than `max_keys`.
-        """
         new = [key for key in written if key not in stored]
         size, allowed = len(stored) + len(new), self.limits.max_keys
         if new and size > allowed:
@@ -257,7 +235,7 @@ class Rows:
         encoded: Mapping[str, EncodedValue],
         lists: Collection[str],
     ) -> None:
-        """Replace the rows of elements, once the values are written."""
+        """The values must be written first."""
         if lists:
             table = self._tables.elements
             stale = table.c.session_id == session_id, table.c.key.in_(sorted(lists))
@@ -271,7 +249,6 @@ class Rows:
             connection.execute(self._statements.insert_elements, parts)
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
-        """Inserts items, given as JSON, as the newest ones of the session."""
         if texts:
             rows = [{"session_id": session_id, "message_data": text} for text in texts]
             connection.execute(self._statements.insert_items, rows)
@@ -281,18 +258,16 @@ class Rows:
         connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
-        """Deletes keys."""
         rows = self._tables.metadata
         own = rows.c.session_id == session_id, rows.c.key.in_(keys)
         connection.execute(delete(rows).where(*own))
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
-        """Deletes the session with its history and metadata. It works without our tables."""
+        """Works without our tables."""
         delete_histories(connection, self._tables, self._dialect, [session_id])
         connection.execute(self._statements.delete_session, {"of_session": session_id})
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
-        """Deletes all items of the session."""
         delete_messages(connection, self._tables, session_id)
 
     def _claim(
@@ -331,11 +306,6 @@ def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[
 
 
 def decode_stored(session_id: str, key: str, text: str) -> JSONValue:
-    """The value of a stored JSON text.
-
-    Raises:
-        CorruptMetadataError: If it is not valid JSON.
-    """
     try:
         value: JSONValue = decode_value(text)
     except ValueError:
@@ -344,11 +314,6 @@ def decode_stored(session_id: str, key: str, text: str) -> JSONValue:
 
 
 def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = None) -> Metadata:
-    """Keys and JSON texts as metadata.
-
-    Raises:
-        CorruptMetadataError: If a text is not valid JSON.
-    """
     return {
         key: decode_stored(session_id, key, text)
         for key, text in rows
@@ -357,34 +322,19 @@ def decoded(session_id: str, rows: Iterable[Any], keys: Sequence[str] | None = N
 
 
 def check_id(session_id: str) -> None:
-    """Rejects an id that cannot have metadata.
-
-    Raises:
-        TypeError: If it is not a string.
-        ValueError: If it is empty, too long, or not UTF-8 without NUL.
-    """
     problem = id_problem(session_id)
     if problem is not None:
         raise ValueError(f"session id {quoted(session_id)} {problem}")
 
 
 def check_id_type(session_id: object) -> None:
-    """Rejects an id that is not a string.
-
-    Raises:
-        TypeError: If it is not.
-    """
     if not isinstance(session_id, str):
         advice = "; pass metadata as metadata={…}" if isinstance(session_id, Mapping) else ""
         raise TypeError(f"session_id must be a string, got {type(session_id).__name__}{advice}")
 
 
 def id_problem(session_id: str) -> str | None:
-    """Returns why a session id cannot have metadata, or None if it can.
-
-    Raises:
-        TypeError: If it is not a string.
-    """
+    """Returns why a session id cannot have metadata, or None if it can."""
     check_id_type(session_id)
     if not 1 <= len(session_id) <= ID_LENGTH:
         return f"must have between 1 and {ID_LENGTH} characters, got {len(session_id)}"
@@ -398,11 +348,7 @@ def id_problem(session_id: str) -> str | None:
 
 
 def storable_keys(keys: Iterable[str] | None) -> list[str] | None:
-    """Returns the requested keys that could be stored.
-
-    Raises:
-        TypeError: If `keys` is a bare string, or one of them is no string.
-    """
+    """Drops duplicates and keys that cannot be stored."""
     if keys is None:
         return None
     if isinstance(keys, (str, bytes)):

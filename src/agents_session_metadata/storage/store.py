@@ -1,6 +1,6 @@
-"""The metadata of sessions by their ids: what a session and a catalog have in common.
+"""Reads and writes metadata by session id, for sessions and for catalogs.
 
-Here a request is checked before anything is written. `database` runs it, and `rows` has its SQL.
+Requests are checked here before anything is written. `database` runs them, and `rows` has the SQL.
 """
 
 from __future__ import annotations
@@ -30,18 +30,7 @@ Q = TypeVar("Q")
 
 
 class SessionStore(Generic[Q]):
-    """Metadata by session id, in one database.
-
-    A subclass may restrict it: `admits` is asked after each lock, and `fixed` are values that every
-    session of the store has.
-
-    Args:
-        database: The database.
-        limits: How much metadata a session may carry.
-
-    Raises:
-        TypeError: If `limits` are not `MetadataLimits`.
-    """
+    """Metadata by session id. A subclass can restrict it by `admits`, called after each lock."""
 
     fixed: Mapping[str, EncodedValue] = {}
     """Values that every new session gets, and that cannot be deleted."""
@@ -60,23 +49,16 @@ class SessionStore(Generic[Q]):
     # ---- what a restricted store overrides ----
 
     def admits(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
-        """Whether a locked session belongs to the store."""
         return True
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:  # noqa: ARG002  # all
-        """Whether a session that was just created can belong to the store."""
+        """Like `admits`, for a session that the same transaction has just created."""
         return True
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
         """Rejects a change that this store does not allow."""
 
     def encode_new(self, metadata: Mapping[str, JSONValue]) -> dict[str, EncodedValue]:
-        """Checks and encodes the metadata of a new session.
-
-        Raises:
-            InvalidMetadataError: If a key or value cannot be stored.
-            MetadataLimitError: If a limit is exceeded.
-        """
         return encode_metadata(metadata, self.limits)
 
     def question(
@@ -85,7 +67,7 @@ class SessionStore(Generic[Q]):
         statement: Any,
         session_id: Any,  # noqa: ARG002
     ) -> tuple[Any, dict[str, Any]]:
-        """A statement about the session of a column, and parameters that it needs besides."""
+        """Restricts a statement by the column `session_id`; returns it and its new parameters."""
         return statement, {}
 
     # ---- requests ----
@@ -110,7 +92,6 @@ class SessionStore(Generic[Q]):
     async def set_metadata(
         self, session_id: str, values: Mapping[str, JSONValue], *, must_exist: bool = False
     ) -> None:
-        """Upserts keys of a session in one transaction."""
         encoded = encode_metadata(values, self.limits)
         check_id(session_id)
         self.check_written(encoded, ())
@@ -134,10 +115,7 @@ class SessionStore(Generic[Q]):
     async def merge_metadata(
         self, session_id: str, values: Mapping[str, JSONValue], removed: Collection[str]
     ) -> None:
-        """Upserts and deletes keys of an existing session in one transaction.
-
-        No stored value is read, so that corrupt ones can be replaced and deleted.
-        """
+        """Reads no stored value, so that corrupt values can be replaced and deleted."""
         encoded = encode_metadata(values, self.limits)
         check_id(session_id)
         self.check_written(encoded, removed)
@@ -161,10 +139,10 @@ class SessionStore(Generic[Q]):
         must_exist: bool = False,
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
-        """Lets a function change a session's metadata while the session is locked.
+        """Calls `change` on the metadata while the session is locked.
 
-        `also` writes something else in the same transaction, and is handed the changed metadata.
-        The session is then created even if its metadata did not change.
+        `also` writes in the same transaction and receives the changed metadata. It creates the
+        session even if `change` did nothing.
         """
         check_id(session_id)
         return await self.database.write(
@@ -174,7 +152,7 @@ class SessionStore(Generic[Q]):
         )
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
-        """Deletes keys of a session and returns how many were stored."""
+        """Returns how many of the keys were stored."""
         wanted = storable_keys(keys)
         self.check_written({}, wanted or ())
         if id_problem(session_id) is not None or wanted == []:
@@ -197,20 +175,19 @@ class SessionStore(Generic[Q]):
         return await self.database.write(write)
 
     async def create(self, session_id: str, encoded: Mapping[str, EncodedValue]) -> bool:
-        """Creates a session with metadata from `encode_new`. Returns whether the id was free."""
+        """Returns whether the id was free. `encoded` comes from `encode_new`."""
         check_id(session_id)
         return await self.database.write(
             lambda connection, _: self.create_locked(connection, session_id, encoded)
         )
 
     async def delete(self, session_id: str) -> bool:
-        """Deletes a session with its history and metadata, and returns whether it existed."""
+        """Returns whether the session existed."""
         return await self.database.write(
             lambda connection, _: self.delete_locked(connection, session_id)
         )
 
     async def exists(self, session_id: str) -> bool:
-        """Whether a session exists."""
         if id_problem(session_id) is not None:
             return False
         own_id = self.database.tables.sessions.c.session_id
@@ -242,7 +219,7 @@ class SessionStore(Generic[Q]):
         return False
 
     def delete_locked(self, connection: Connection, session_id: str) -> bool:
-        """Locks a session, deletes it, and returns whether it existed."""
+        """Locks the session first. Returns whether it existed."""
         if not self.lock(connection, session_id):
             return False
         self.rows.delete_session(connection, session_id)
@@ -257,14 +234,7 @@ class SessionStore(Generic[Q]):
         must_exist: bool,
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
-        """Locks a session, lets a function change its metadata, and returns the new metadata.
-
-        If nothing changed and there is nothing else to write, the transaction is rolled back.
-
-        Raises:
-            SessionNotFoundError: If it must exist and does not, or does not belong to the store.
-            TypeError: As `edit_metadata`.
-        """
+        """Rolls back if nothing changed and there is nothing else to write."""
         claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
         texts: dict[str, str] = claim.stored
         new = self.fixed if claim.created else {}
@@ -311,16 +281,9 @@ class SessionStore(Generic[Q]):
         must_exist: bool,
         has_tables: Callable[[], bool],
     ) -> None:
-        """Locks a session in a transaction that then writes its history.
+        """Locks a session at the beginning of a transaction that then writes its history.
 
-        Args:
-            connection: The connection, at the beginning of a transaction.
-            session_id: The session's id.
-            must_exist: Whether not to create it.
-            has_tables: Looks whether our tables are there: history is written without them, too.
-
-        Raises:
-            SessionNotFoundError: If it does not exist and must, or does not belong to the store.
+        History can be written without our tables; `has_tables` checks whether they exist.
         """
         if must_exist:
             if not self.lock(connection, session_id):
@@ -351,7 +314,7 @@ class SessionStore(Generic[Q]):
     def _changed(
         self, metadata: Mapping[str, JSONValue], texts: Mapping[str, str]
     ) -> dict[str, EncodedValue]:
-        """The values that differ from the stored ones. Only these must be within the limits."""
+        """Only changed values must be within the limits."""
         changed = {}
         for key, value in metadata.items():
             name = key if key in texts else check_key(key, self.limits)
@@ -362,11 +325,7 @@ class SessionStore(Generic[Q]):
 
 
 def _check_result(result: object, metadata: Metadata) -> None:
-    """Rejects the result of a function that returned a new dict and did not change its argument.
-
-    Raises:
-        TypeError: If it is a mapping that is neither the metadata nor a value in it.
-    """
+    """Rejects a new mapping that a function returned instead of changing its argument."""
     if isinstance(result, Mapping) and not _is_part(result, metadata):
         raise TypeError(
             "the function given to edit_metadata changed nothing and returned a new mapping, which "
@@ -383,20 +342,10 @@ def _is_part(wanted: object, value: object) -> bool:
 
 
 def check_limit(limit: int, most: int = 2**31 - 1) -> None:
-    """Rejects a limit that is not a number of rows.
-
-    Raises:
-        ValueError: If it is not a positive integer, or over `most`.
-    """
     if type(limit) is not int or not 1 <= limit <= most:
         raise ValueError(f"limit must be between 1 and {most}, got {quoted(limit)}")
 
 
 def check_on_clear(on_clear: str) -> None:
-    """Refuse what `clear_session` could not do.
-
-    Raises:
-        ValueError: If it is neither `delete` nor `keep`.
-    """
     if on_clear not in get_args(OnClear):
         raise ValueError(f"on_clear must be 'delete' or 'keep', got {quoted(on_clear)}")

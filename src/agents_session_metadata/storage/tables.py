@@ -2,12 +2,12 @@
 
 | table | one row |
 |---|---|
-| `agent_sessions`, `agent_messages` | the SDK's own; never altered, made where missing |
+| `agent_sessions`, `agent_messages` | the SDK's own; created if missing, never altered |
 | `agent_sessions_metadata` | a key of a session: its JSON text and its search key |
 | `agent_sessions_metadata_elements` | a distinct scalar element of a list |
 
-Metadata is deleted with its session by foreign keys. SQLite does not enforce them as the SDK
-connects, so triggers do it there, for every writer.
+Foreign keys delete metadata with its session. SQLite does not enforce them on the SDK's
+connections, so triggers do it there, for every writer.
 """
 
 from __future__ import annotations
@@ -118,11 +118,6 @@ def table_names(
     messages_table: str = "agent_messages",
     metadata_table: str | None = None,
 ) -> TableNames:
-    """The names of a set of tables; those of ours follow from the sessions table.
-
-    Raises:
-        ValueError: If one is empty, or two are the same.
-    """
     if "" in (sessions_table, messages_table, metadata_table):
         raise ValueError("the name of a table must not be empty")
     metadata = (
@@ -142,7 +137,6 @@ def table_names(
 def element_rows(
     session_id: str, key: str, elements: Iterable[SearchKey]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one list's elements."""
     for position, element in enumerate(elements):
         yield {
             "session_id": session_id,
@@ -155,16 +149,13 @@ def element_rows(
 
 @lru_cache(maxsize=256)
 def query_tables(names: TableNames) -> SessionTables:
-    """The tables to build statements with: one set per names and process.
-
-    SQLAlchemy caches compiled statements by the identity of their tables.
-    """
+    """Cached, because SQLAlchemy caches compiled statements by the identity of their tables."""
     return build_tables(MetaData(), names, QUERY_TYPES)
 
 
 @lru_cache(maxsize=16)
 def create_tables(names: TableNames) -> SessionTables:
-    """The tables to create in an empty database; building them takes longer than creating them."""
+    """Cached, because building the tables takes longer than creating them in a database."""
     return build_tables(MetaData(), names, CREATE_TYPES)
 
 
@@ -199,7 +190,7 @@ def session_tables(
 
 
 def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> SessionTables:
-    """Define the tables in a `MetaData`, unless they are in it already."""
+    """Returns the tables that are in `metadata` if they are defined already."""
     if names.metadata in metadata.tables:
         core = tuple(metadata.tables[name] for name in names)
         return _with_groups(metadata, names, core, types)
@@ -300,7 +291,7 @@ def _with_groups(
 
 
 def _exists(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:
-    """Whether to drop a trigger of a feature: drivers log a warning if there is no such trigger."""
+    """Skips dropping a missing trigger if the driver would log a warning."""
     dialect = dialect_of(bind.dialect)
     if not isinstance(bind, Connection) or not dialect.warns_of_missing:
         return True
@@ -308,7 +299,7 @@ def _exists(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) 
 
 
 def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, **__: Any) -> bool:
-    """Whether DDL about triggers runs; `state` is the trigger that is to be created, if any."""
+    """`state` is the trigger to create, or None for a DROP."""
     if not dialect_of(bind.dialect).uses_triggers:
         return False
     if state is None or not isinstance(bind, Connection):

@@ -1,4 +1,4 @@
-"""The SQL of threads: their items, and attachments."""
+"""SQL for the items of threads and for attachments."""
 
 from __future__ import annotations
 
@@ -28,21 +28,15 @@ from .tables import SessionTables
 from .threads import THREADS
 
 USER_MESSAGE = "user_message"
-"""The kind of the items that a user has written."""
 _AT_ONCE = 500
 
 
 class ThreadItem(NamedTuple):
-    """One item of a thread.
+    """One item of a thread. Its id is unique within the session.
 
-    Attributes:
-        item_id: Its id, which is unique within the session.
-        position: Its place; positions grow, and may have gaps.
-        kind: What it is.
-        data: Its JSON text.
-        history_end: Of a user message: the id of the newest row of the history when the message
-            was added, or 0 if there was none; None if that is unknown.
-        reopened: Of a user message: whether an item that ended an answer to it was deleted.
+    Positions grow, and may have gaps. `history_end` and `reopened` belong to user messages:
+    `history_end` is the newest id of the history when the message was added, 0 if there was none,
+    or None if it is unknown. `reopened` is true if an item that ended an answer to it was deleted.
     """
 
     item_id: str
@@ -54,14 +48,7 @@ class ThreadItem(NamedTuple):
 
 
 class Attachment(NamedTuple):
-    """One attachment.
-
-    Attributes:
-        attachment_id: Its id, which is unique in the database.
-        session_id: The session that it belongs to, or None.
-        owner: The values that a session of its owner has, as a JSON object.
-        data: Its JSON text.
-    """
+    """One attachment. `owner` is a JSON object of the values that a session of its owner has."""
 
     attachment_id: str
     session_id: str | None
@@ -70,14 +57,7 @@ class Attachment(NamedTuple):
 
 
 class ThreadRows:
-    """Reads and writes the rows of threads.
-
-    Whoever writes items or attaches something holds the lock of the session.
-
-    Args:
-        tables: The tables.
-        dialect: The database.
-    """
+    """The caller must lock the session before it writes items or attaches something."""
 
     def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
         self._tables = tables
@@ -85,7 +65,6 @@ class ThreadRows:
         self._items, self._attachments = tables.group(THREADS).tables
 
     def exist(self, connection: Connection) -> bool:
-        """Whether the table of items exists."""
         name = self._items.name
         return name in self._dialect.existing(connection, self._tables.sessions, [name])
 
@@ -101,7 +80,7 @@ class ThreadRows:
         descending: bool,
         restrict: Restriction,
     ) -> list[ThreadItem]:
-        """Items of a thread in their order, beginning behind a position."""
+        """`after` is a position."""
         position = self._items.c.position
         statement = self._of_session().order_by(position.desc() if descending else position)
         statement = statement.limit(bindparam("limit", type_=Integer, literal_execute=True))
@@ -120,7 +99,6 @@ class ThreadRows:
         item_id: str,
         restrict: Restriction = lambda statement, _: (statement, {}),
     ) -> ThreadItem | None:
-        """One item."""
         statement = self._of_session().where(self._items.c.item_id == bindparam("of_item"))
         statement, parameters = restrict(statement, self._items.c.session_id)
         parameters |= {"of_session": session_id, "of_item": item_id}
@@ -134,7 +112,7 @@ class ThreadRows:
         kind: str | None = None,
         before: int | None = None,
     ) -> ThreadItem | None:
-        """The newest item of a thread that is locked, or of a kind, or before a position."""
+        """The session must be locked. `before` is a position."""
         statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
         parameters: dict[str, Any] = {"of_session": session_id}
         if before is not None:
@@ -150,7 +128,7 @@ class ThreadRows:
     def put_item(
         self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
     ) -> None:
-        """Append an item, or replace the one with its id where it stands."""
+        """Appends an item, or replaces the item with its id at the same position."""
         items = self._items
         if self.read_item(connection, session_id, item_id) is not None:
             own = items.c.session_id == session_id, items.c.item_id == item_id
@@ -165,21 +143,19 @@ class ThreadRows:
         self.insert_items(connection, session_id, [item])
 
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
-        """Delete an item."""
         own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
         connection.execute(delete(self._items).where(*own))
 
     def set_reopened(
         self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
     ) -> None:
-        """Note whether an item that ended an answer to a user message was deleted."""
+        """Records whether an item that ended an answer to a user message was deleted."""
         own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
         connection.execute(update(self._items).where(*own).values(reopened=int(reopened)))
 
     def read_threads(
         self, connection: Connection, ids: Sequence[str]
     ) -> dict[str, list[ThreadItem]]:
-        """All items of some sessions, by session."""
         own_id, items = self._tables.sessions.c.session_id, self._items
         statement = (
             select(own_id, *self._columns())
@@ -196,19 +172,16 @@ class ThreadRows:
     def insert_items(
         self, connection: Connection, session_id: str, items: Iterable[ThreadItem]
     ) -> None:
-        """Insert items that a session does not have."""
         rows = [{"session_id": session_id, **item._asdict()} for item in items]
         for start in range(0, len(rows), _AT_ONCE):
             connection.execute(insert(self._items), rows[start : start + _AT_ONCE])
 
     def message_ids(self, connection: Connection, session_id: str) -> list[int]:
-        """The ids of the rows of a session's history, in their order."""
         messages = self._tables.messages
         statement = select(messages.c.id).where(messages.c.session_id == session_id)
         return sorted(connection.scalars(statement))
 
     def touch(self, connection: Connection, session_id: str) -> None:
-        """Make a session the most recently active one."""
         sessions = self._tables.sessions
         moved = update(sessions).where(sessions.c.session_id == session_id)
         connection.execute(moved.values(updated_at=func.current_timestamp()))
@@ -223,7 +196,7 @@ class ThreadRows:
     # ---- attachments ----
 
     def put_attachment(self, connection: Connection, attachment: Attachment) -> Attachment:
-        """Insert an attachment unless one has its id; return the stored one, locked."""
+        """Inserts an attachment unless its id exists; returns the stored one, locked."""
         insert = self._dialect.insert_missing(self._attachments)
         for _ in range(ROUNDS):
             connection.execute(insert, [attachment._asdict()])
@@ -234,7 +207,7 @@ class ThreadRows:
         raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
     def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
-        """Write the session and the text of an attachment that is locked."""
+        """The attachment must be locked. Only its session and its text are written."""
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
         values: Mapping[str, Any] = {
@@ -244,25 +217,17 @@ class ThreadRows:
         connection.execute(update(table).where(own).values(values))
 
     def read_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        """One attachment."""
         return self._read_attachment(connection, attachment_id, lock=False)
 
     def lock_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        """One attachment, locked as the first thing in a transaction."""
+        """Must begin the transaction."""
         self._begin(connection)
         return self._read_attachment(connection, attachment_id, lock=True)
 
     def lock_unattached(
         self, connection: Connection, before: Any, after: str, limit: int
     ) -> list[Attachment]:
-        """Some attachments that belong to no session, by their ids, locked as the first thing.
-
-        Args:
-            connection: The connection.
-            before: When they were created at the latest, for `moment_value`; None for any time.
-            after: The id that they come after.
-            limit: How many at most.
-        """
+        """Must begin the transaction. `before` is a time, and `after` is an id."""
         self._begin(connection)
         table = self._attachments
         statement = (
@@ -280,7 +245,7 @@ class ThreadRows:
         return [Attachment(*row) for row in connection.execute(statement, parameters)]
 
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
-        """Delete attachments that are locked."""
+        """The attachments must be locked."""
         table = self._attachments
         of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)

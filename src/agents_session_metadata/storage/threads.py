@@ -5,7 +5,7 @@
 | `…_thread_items` | an item of a thread; the thread is a session |
 | `…_attachments` | a file that was uploaded, before or after it belongs to a session |
 
-What an item means to a chat interface is not known here: it has a kind and a JSON text.
+Items are opaque here: each has a kind and a JSON text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from .definitions import (
 )
 
 THREADS = "threads"
-"""The name of the group."""
 
 
 def _define(

@@ -2,7 +2,7 @@
 
 | table | one row |
 |---|---|
-| `…_usage` | what the calls of one agent to one model used in one run |
+| `…_usage` | the usage of one model by one agent in one run |
 
 Rows outlive their session: its id is then set to NULL.
 """
@@ -47,7 +47,7 @@ from .definitions import (
 USAGE = "usage"
 
 COST_UNIT = Decimal("1e-12")
-"""The unit in which the ledger stores costs, as whole numbers."""
+"""The ledger stores costs as whole numbers of this unit."""
 
 COUNTERS = (
     "requests",
@@ -65,14 +65,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class UsageEntry(NamedTuple):
-    """What the calls of one agent to one model used.
-
-    Attributes:
-        agent: The agent's name; None if it is unknown.
-        model: The model's name; None if it is unknown.
-        counts: The numbers, in the order of `COUNTERS`.
-        cost: What it cost; None if the model has no price.
-    """
+    """`counts` is in the order of `COUNTERS`. `cost` is None if the model has no price."""
 
     agent: str | None
     model: str | None
@@ -81,7 +74,7 @@ class UsageEntry(NamedTuple):
 
 
 def owner_key(owner: JSONValue) -> bytes | None:
-    """What an owner is found by: equal values have equal keys, which an index holds whole."""
+    """Equal owners have equal keys, which are short enough for an index."""
     if owner is None:
         return None
     key = search_key(owner)
@@ -100,7 +93,6 @@ def add_usage(
     owner: JSONValue,
     day: date,
 ) -> None:
-    """Add entries to the ledger, in the transaction of a connection."""
     key = owner_key(owner)
     whose = {
         "session_id": session_id,
