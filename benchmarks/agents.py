@@ -13,12 +13,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 from sqlalchemy import delete
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import (
-    SessionCatalog,
-    SessionLifecycle,
-    SessionTracker,
-    session_tables,
-)
+from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker, session_tables
 
 from . import load
 from .data import Corpus

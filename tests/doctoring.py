@@ -12,8 +12,8 @@ from servers import program
 from sqlalchemy import insert, make_url
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.doctor import diagnose
-from agents_session_metadata.storage.tables import query_tables, table_names
 
 SAFE = re.compile(
     r"CREATE (TABLE|INDEX|TRIGGER|OR REPLACE FUNCTION) .*|REVOKE ALL ON FUNCTION [^;]*"

@@ -26,7 +26,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
     [
         *["agents", "agents.testing", *_DRIVERS],
-        *["agents_session_metadata.session", "agents_session_metadata.runs.tracking"],
+        *["agents_session_metadata.session", "agents_session_metadata.tracking.tracker"],
         *["sqlalchemy.dialects.sqlite.aiosqlite", "sqlalchemy.dialects.postgresql.asyncpg"],
         "sqlalchemy.dialects.mysql.asyncmy",
     ]

@@ -19,7 +19,7 @@ from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
 from agents_session_metadata import ModelPrice, PausedRuns, SessionCatalog, SessionTracker
-from agents_session_metadata.ddl import create_statements, drop_statements
+from agents_session_metadata.core.ddl import create_statements, drop_statements
 
 
 @pytest.fixture

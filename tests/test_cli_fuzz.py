@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 dumped = (
     (junk.json | corpus.filters())

@@ -24,11 +24,7 @@ from processes import run_program
 from servers import Database
 from sqlalchemy import Connection, inspect, text
 
-from agents_session_metadata import (
-    SessionCatalog,
-    SessionNotFoundError,
-    SQLAlchemyMetadataSession,
-)
+from agents_session_metadata import SessionCatalog, SessionNotFoundError, SQLAlchemyMetadataSession
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUICKSTART = EXAMPLES / "quickstart.py"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents_session_metadata.storage.known import Known
+from agents_session_metadata.core.known import Known
 
 NOWHERE: Any = None
 

@@ -25,21 +25,21 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import PausedRuns, SessionCatalog
-from agents_session_metadata.mcp_server import (
+from agents_session_metadata.mcp import (
     ANSWER_CHARACTERS,
     ERROR_CHARACTERS,
     READ_TOOLS,
     WRITE_TOOLS,
     make_server,
 )
-from agents_session_metadata.mcp_server.answers import (
+from agents_session_metadata.mcp.answers import (
     HISTORY_NOTE,
     LISTED_ITEM_CHARACTERS,
     LISTED_VALUE_CHARACTERS,
     NOTE,
     WAITING_NOTE,
 )
-from agents_session_metadata.mcp_server.tools import TOOLS
+from agents_session_metadata.mcp.tools import TOOLS
 
 sqlite_only = pytest.mark.only_on("sqlite")
 """For what is the same on every database."""
@@ -679,7 +679,7 @@ async def test_database_errors_say_what_kind(shared_database, tmp_path, caplog):
         assert error.startswith("database error (")
         assert "something_else" not in error
     (record,) = caplog.records
-    assert record.name.startswith("agents_session_metadata.mcp_server")
+    assert record.name.startswith("agents_session_metadata.mcp")
     assert "search_key" in record.getMessage()
     assert "private" not in record.getMessage()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.maintenance.pairs import OUTPUT_OF, separated_pair
+from agents_session_metadata.history.pairs import OUTPUT_OF, separated_pair
 
 IDS = st.sampled_from(["a", "b", "c"])
 CALLERS = st.sampled_from([None, None, "a", "b"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.storage.previews import HEAD, LENGTH, completed, preview_of
+from agents_session_metadata.query.previews import HEAD, LENGTH, completed, preview_of
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

@@ -15,7 +15,7 @@ from documentation import ROOT, pages
 import agents_session_metadata
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.http import sessions_app
-from agents_session_metadata.mcp_server import make_server
+from agents_session_metadata.mcp import make_server
 from agents_session_metadata.web import browser_app
 
 SOURCE = ROOT / "src" / "agents_session_metadata"

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
+from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.dialects.sqlite import SQLite
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.storage.tables import query_tables, table_names
 
 PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
     st.sampled_from([{}, {}, {"a": 1}, {"a": {"$in": []}}, {"a": {"$nin": []}}]),

@@ -6,7 +6,7 @@ import pytest
 
 from agents_session_metadata import InvalidFilterError, ScopeError
 from agents_session_metadata.query.filters import parse_filter
-from agents_session_metadata.quoting import escaped, quoted
+from agents_session_metadata.text import escaped, quoted
 
 READABLE = ["Straße", "日本語", "عربي", "a\u3000b", "👩\u200d👧", "☎\ufe0f", "e\u0301", "\xa0"]
 

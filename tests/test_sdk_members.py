@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SQLAlchemyMetadataSession, session
 from agents_session_metadata import _sdk as sdk
+from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.scope import own_store
-from agents_session_metadata.storage.tables import table_names
 
 TREE = ast.parse(
     "\n".join(Path(each.__file__).read_text(encoding="utf-8") for each in (session, sdk)).replace(

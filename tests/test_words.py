@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.words import normalize, tokenize
+from agents_session_metadata.search.tokenizer import normalize, tokenize
 
 PIECES = [
     *["the", "a", "tram", "TRAM", "trams", "28", "2", "_x", "foo_bar", "x" * 70, "x" * 70 + "y"],

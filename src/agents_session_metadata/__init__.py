@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .catalog import SessionCatalog
+    from .core.definitions import CreateTrigger, TableGroup
+    from .core.tables import SessionTables, session_tables
     from .errors import (
         BudgetExceededError,
         CorruptMetadataError,
@@ -35,13 +37,7 @@ if TYPE_CHECKING:
         UnsupportedDialectError,
     )
     from .keys import normalize_agent
-    from .maintenance.transfer import OnConflict
-    from .query.filters import Where
-    from .query.ordering import OrderBy
-    from .query.paging import OnCorrupt
-    from .runs.budget import Budget
-    from .runs.claims import ClaimedRun
-    from .runs.lifecycle import (
+    from .lifecycle import (
         FINAL_PHASES,
         PHASES,
         PhaseChange,
@@ -50,14 +46,17 @@ if TYPE_CHECKING:
         ResumeReason,
         SessionLifecycle,
     )
+    from .query.filters import Where
+    from .query.ordering import OrderBy
+    from .query.pages import OnCorrupt
+    from .runs.claims import ClaimedRun
     from .runs.paused import PausedRuns
-    from .runs.prices import ModelPrice
     from .runs.records import Decision, PausedPage, PausedRun, PendingCall
-    from .runs.titles import SessionTitler
-    from .runs.tracking import SessionTracker
     from .session import SQLAlchemyMetadataSession
-    from .storage.definitions import CreateTrigger, TableGroup
-    from .storage.tables import SessionTables, session_tables
+    from .tracking.budget import Budget
+    from .tracking.titles import SessionTitler
+    from .tracking.tracker import SessionTracker
+    from .transfer.transfer import OnConflict
     from .types import (
         MAX_KEY_LENGTH,
         IndexInfo,
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
         UsageRow,
         ValueCount,
     )
+    from .usage.prices import ModelPrice
 
 __all__ = [
     "FINAL_PHASES",
@@ -161,12 +161,12 @@ _MODULES = {
         "UnsupportedDialectError",
     ],
     "keys": ["normalize_agent"],
-    "runs.budget": ["Budget"],
-    "maintenance.transfer": ["OnConflict"],
+    "tracking.budget": ["Budget"],
+    "transfer.transfer": ["OnConflict"],
     "query.filters": ["Where"],
     "query.ordering": ["OrderBy"],
-    "query.paging": ["OnCorrupt"],
-    "runs.lifecycle": [
+    "query.pages": ["OnCorrupt"],
+    "lifecycle": [
         "FINAL_PHASES",
         "PHASES",
         "PhaseChange",
@@ -175,15 +175,15 @@ _MODULES = {
         "ResumeReason",
         "SessionLifecycle",
     ],
-    "runs.prices": ["ModelPrice"],
-    "runs.titles": ["SessionTitler"],
-    "runs.tracking": ["SessionTracker"],
+    "usage.prices": ["ModelPrice"],
+    "tracking.titles": ["SessionTitler"],
+    "tracking.tracker": ["SessionTracker"],
     "runs.claims": ["ClaimedRun"],
     "runs.paused": ["PausedRuns"],
     "runs.records": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
     "session": ["SQLAlchemyMetadataSession"],
-    "storage.definitions": ["CreateTrigger", "TableGroup"],
-    "storage.tables": ["SessionTables", "session_tables"],
+    "core.definitions": ["CreateTrigger", "TableGroup"],
+    "core.tables": ["SessionTables", "session_tables"],
     "types": [
         "JSONValue",
         "MAX_KEY_LENGTH",

@@ -44,13 +44,13 @@ from sqlalchemy import inspect as inspected
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
+from .core.database import settle
+from .core.tables import SessionTables, TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
 from .query.queries import Queries
+from .runs.rows import check_not_paused, delete_paused_run, has_paused_run
 from .scope import ScopedStore, open_store
-from .storage.database import settle
-from .storage.paused_rows import check_not_paused, delete_paused_run, has_paused_run
-from .storage.tables import SessionTables, TableNames
 from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")

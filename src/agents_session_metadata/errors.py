@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .quoting import escaped, quoted
+from .text import escaped, quoted
 from .values import MetadataSizeError, MetadataValueError
 
 

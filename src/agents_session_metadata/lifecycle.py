@@ -11,15 +11,12 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from agents_session_metadata import keys
-from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import (
-    InvalidMetadataError,
-    InvalidPhaseError,
-    MetadataLimitError,
-)
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import JSONValue, Metadata
+
+from .catalog import SessionCatalog
+from .errors import InvalidMetadataError, InvalidPhaseError, MetadataLimitError
+from .scope import ScopedStore
+from .text import quoted
+from .types import JSONValue, Metadata
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
 """The default phases of active work. `start` enters the first one."""

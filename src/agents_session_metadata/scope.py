@@ -16,17 +16,17 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import StaticPool
 
+from .core.database import Database
+from .core.messages import has_items
+from .core.store import SessionStore, check_limit
+from .core.tables import TableNames
 from .errors import ScopeError
+from .indexes.walks import read_sessions
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import EVERYTHING, All, Condition
 from .query.queries import Queries
-from .query.walks import read_sessions
-from .quoting import quoted
-from .storage.database import Database
-from .storage.messages import has_items
-from .storage.store import SessionStore, check_limit
-from .storage.tables import TableNames
+from .text import quoted
 from .types import JSONValue, MetadataLimits
 from .values import EncodedValue, encode_metadata, plain, search_key
 

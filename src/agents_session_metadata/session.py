@@ -17,14 +17,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ._sdk import StoredSession, sdk_store
 from .catalog import SessionCatalog
+from .core.rows import check_id, check_id_type, id_problem
+from .core.store import check_on_clear
+from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
-from .maintenance.history import Cut, rewind
+from .history.rewind import Cut, rewind
 from .query.filters import Where
-from .quoting import quoted
 from .scope import MISSING, ScopedStore
-from .storage.rows import check_id, check_id_type, id_problem
-from .storage.store import check_on_clear
-from .storage.tables import table_names
+from .text import quoted
 from .types import ItemInfo, JSONValue, Metadata, MetadataLimits, OnClear
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from .quoting import quoted
+from .text import quoted
 
 
 def parse_json(text: str, *, duplicates: bool = False, **hooks: Any) -> Any:

@@ -7,7 +7,8 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from . import values
+from agents_session_metadata import values
+
 from .errors import InvalidMetadataError, MetadataLimitError
 from .values import MAX_KEY_LENGTH as MAX_KEY_LENGTH  # noqa: PLC0414  # re-exported
 from .values import JSONValue as JSONValue  # noqa: PLC0414  # re-exported

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.storage import database as database_module
+from agents_session_metadata.core import database as database_module
 from conformance import raw
 
 

@@ -14,7 +14,7 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from agents_session_metadata.maintenance import transfer
+from agents_session_metadata.transfer import transfer
 from conformance import raw
 
 TIME = "2020-01-01T00:00:00+00:00"

@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 from scaling import examples
 from sqlalchemy.exc import DBAPIError
 
-from agents_session_metadata import (
-    InvalidMetadataError,
-    MetadataLimitError,
-    SessionMetadataError,
-)
+from agents_session_metadata import InvalidMetadataError, MetadataLimitError, SessionMetadataError
 from conformance import raw
 
 TIME = "2020-01-01T00:00:00+00:00"

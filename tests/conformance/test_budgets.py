@@ -24,9 +24,9 @@ from agents_session_metadata import (
     TablesMissingError,
     keys,
 )
-from agents_session_metadata.runs import budget as budgets
-from agents_session_metadata.runs import tracking
-from agents_session_metadata.runs.budget import first_day
+from agents_session_metadata.tracking import budget as budgets
+from agents_session_metadata.tracking import tracker as tracking
+from agents_session_metadata.tracking.budget import first_day
 from conformance import raw
 from conformance.running import agent, calls
 

@@ -16,9 +16,9 @@ from scaling import examples, scale
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
+from agents_session_metadata.indexes.walks import Reader
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.walks import Reader
 from conformance import raw
 from conformance.test_indexes import difference
 from conformance.test_races import HEAD

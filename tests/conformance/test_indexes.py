@@ -20,10 +20,10 @@ from agents_session_metadata import (
     TablesMissingError,
     TriggersNotAllowedError,
 )
-from agents_session_metadata.ddl import drop_statements
-from agents_session_metadata.maintenance import indexes
-from agents_session_metadata.storage.activity import ACTIVITY, expected_entries
-from agents_session_metadata.storage.paused import PAUSED
+from agents_session_metadata.core.ddl import drop_statements
+from agents_session_metadata.indexes import creation as indexes
+from agents_session_metadata.indexes.tables import ACTIVITY, expected_entries
+from agents_session_metadata.runs.tables import PAUSED
 from agents_session_metadata.types import IndexInfo
 from conformance import raw
 

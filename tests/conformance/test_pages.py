@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents_session_metadata import (
-    InvalidCursorError,
-    SessionCatalog,
-    SessionInfo,
-    SessionPage,
-)
+from agents_session_metadata import InvalidCursorError, SessionCatalog, SessionInfo, SessionPage
 from conformance import raw
 
 ORDERS = ["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"]

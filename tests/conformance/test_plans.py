@@ -14,7 +14,7 @@ from servers import Database
 from sqlalchemy import Table, event, insert
 
 from agents_session_metadata import MetadataLimits, SessionCatalog
-from agents_session_metadata.storage.tables import query_tables, table_names
+from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
 
 SESSIONS = scale(20_000, 100_000)

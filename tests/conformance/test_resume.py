@@ -6,12 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from agents_session_metadata import (
-    ResumeDecision,
-    ResumePolicy,
-    SessionLifecycle,
-    keys,
-)
+from agents_session_metadata import ResumeDecision, ResumePolicy, SessionLifecycle, keys
 from conformance import raw
 
 LONG_AGO = "2020-02-02 00:00:00"

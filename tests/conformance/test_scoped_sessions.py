@@ -18,9 +18,9 @@ from agents_session_metadata import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from agents_session_metadata.storage.paused import PAUSED
-from agents_session_metadata.storage.threads import THREADS
-from agents_session_metadata.storage.usage import USAGE
+from agents_session_metadata.runs.tables import PAUSED
+from agents_session_metadata.threads.tables import THREADS
+from agents_session_metadata.usage.ledger import USAGE
 from conformance import raw
 from conformance.compaction import Client
 from conformance.triggers import drop_triggers

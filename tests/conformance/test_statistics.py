@@ -13,12 +13,7 @@ from hypothesis import given
 from scaling import examples, scale
 from sqlalchemy import event
 
-from agents_session_metadata import (
-    InvalidFilterError,
-    Statistics,
-    ToolStatistics,
-    keys,
-)
+from agents_session_metadata import InvalidFilterError, Statistics, ToolStatistics, keys
 from agents_session_metadata.doctor import diagnose
 from conformance import raw, strategies
 from conformance.test_bound_parameters import configure_new_connections

@@ -9,8 +9,9 @@ from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import Column, ForeignKeyConstraint, Index, MetaData, inspect
 
 from agents_session_metadata import SessionCatalog, TablesMissingError, session_tables
-from agents_session_metadata.storage import groups, tables
-from agents_session_metadata.storage.definitions import (
+from agents_session_metadata.core import features as groups
+from agents_session_metadata.core import tables
+from agents_session_metadata.core.definitions import (
     GroupDefinition,
     TableGroup,
     derived_name,

@@ -26,8 +26,8 @@ from agents_session_metadata import (
     session_tables,
 )
 from agents_session_metadata.chatkit import CatalogStore
+from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.doctor import diagnose
-from agents_session_metadata.storage.tables import table_names
 from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.compaction import Client

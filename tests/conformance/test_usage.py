@@ -27,7 +27,7 @@ from agents_session_metadata import (
     UsageRow,
     keys,
 )
-from agents_session_metadata.runs import tracking
+from agents_session_metadata.tracking import tracker as tracking
 from conformance import raw
 from conformance.approving import Deployer, call, deploys
 from conformance.running import USAGE, agent, calls, count_writes
@@ -196,7 +196,7 @@ async def test_rows_outlive_the_session(session, catalog, engine):
 
 
 async def test_many_rows_are_deleted(session, catalog, engine, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.reports.usage._BATCH", 3)
+    monkeypatch.setattr("agents_session_metadata.usage.report._BATCH", 3)
     for _ in range(7):
         await run(session)
     assert await catalog.delete_usage(before=today() + timedelta(days=1)) == 7

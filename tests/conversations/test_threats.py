@@ -246,7 +246,7 @@ async def test_slow_clients_hold_no_connection(shared_database):
     ],
 )
 async def test_a_database_that_is_down(url, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.storage.database.RETRY_DELAYS", ())
+    monkeypatch.setattr("agents_session_metadata.core.database.RETRY_DELAYS", ())
     async with SessionCatalog.from_url(url) as catalog, raw_client(mounted(catalog)) as client:
         for method, path, body in [*requests_for("mine", "msg_a"), ("POST", "/conversations", {})]:
             response = await client.request(method, path, json=body)

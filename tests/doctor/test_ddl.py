@@ -18,8 +18,8 @@ from doctoring import (
 )
 from sqlalchemy import event, inspect, text
 
-from agents_session_metadata.ddl import DIALECTS, create_statements, drop_statements
-from agents_session_metadata.storage.tables import table_names
+from agents_session_metadata.core.ddl import DIALECTS, create_statements, drop_statements
+from agents_session_metadata.core.tables import table_names
 
 
 def printed(dialect, names=None):

@@ -20,8 +20,8 @@ from doctoring import (
 )
 from sqlalchemy import event, text
 
+from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.doctor import diagnose
-from agents_session_metadata.storage.tables import table_names
 
 ROWS = "agent_sessions_metadata"
 ELEMENTS = f"{ROWS}_elements"

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agents_session_metadata.core.store import check_on_clear
+from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.dialects.urls import create_engine, shown_url
 from agents_session_metadata.scope import Scope, ScopedStore
-from agents_session_metadata.storage.store import check_on_clear
-from agents_session_metadata.storage.tables import table_names
-from agents_session_metadata.types import (
-    JSONValue,
-    MetadataLimits,
-    OnClear,
-)
+from agents_session_metadata.types import JSONValue, MetadataLimits, OnClear
 
 from .histories import Histories
 from .indexes import Indexes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents_session_metadata.maintenance.history import Cut, ItemOrder, read_page, rewind
-from agents_session_metadata.storage.store import check_limit
+from agents_session_metadata.core.store import check_limit
+from agents_session_metadata.history.rewind import Cut, ItemOrder, read_page, rewind
 from agents_session_metadata.types import ItemInfo, ItemPage
 
 from .part import CatalogPart

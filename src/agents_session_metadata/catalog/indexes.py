@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agents_session_metadata.errors import ScopeError
-from agents_session_metadata.maintenance.indexes import (
+from agents_session_metadata.indexes.creation import (
     check_index_key,
     create_index,
     drop_index,

@@ -8,29 +8,17 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from agents_session_metadata.errors import (
-    SessionNotFoundError,
-)
-from agents_session_metadata.maintenance.history import Cut
-from agents_session_metadata.maintenance.retention import delete_matching, expired, sparing_paused
-from agents_session_metadata.maintenance.transfer import (
-    BATCH,
-    Import,
-    OnConflict,
-    fork,
-    read_records,
-)
+from agents_session_metadata.core.rows import check_id_type
+from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.history.rewind import Cut
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import Position
-from agents_session_metadata.query.paging import OnCorrupt
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.rows import check_id_type
-from agents_session_metadata.types import (
-    JSONValue,
-)
-from agents_session_metadata.values import (
-    is_text,
-)
+from agents_session_metadata.query.pages import OnCorrupt
+from agents_session_metadata.text import quoted
+from agents_session_metadata.transfer.retention import delete_matching, expired, sparing_paused
+from agents_session_metadata.transfer.transfer import BATCH, Import, OnConflict, fork, read_records
+from agents_session_metadata.types import JSONValue
+from agents_session_metadata.values import is_text
 
 from .part import CatalogPart
 from .questions import LONGEST_PAGE

@@ -7,27 +7,18 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection
 
-from agents_session_metadata.errors import (
-    InvalidFilterError,
-)
+from agents_session_metadata.core.rows import storable_keys
+from agents_session_metadata.core.store import check_limit
+from agents_session_metadata.errors import InvalidFilterError
 from agents_session_metadata.query.cursors import decode_cursor, encode_cursor
 from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.ordering import WALK, OrderBy, Ordering, Position
-from agents_session_metadata.query.paging import OnCorrupt, read_counts
+from agents_session_metadata.query.pages import OnCorrupt, read_counts
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.reports.statistics import read_statistics
-from agents_session_metadata.storage.rows import storable_keys
-from agents_session_metadata.storage.store import check_limit
-from agents_session_metadata.types import (
-    SessionInfo,
-    SessionPage,
-    Statistics,
-    ValueCount,
-)
-from agents_session_metadata.values import (
-    key_problem,
-)
+from agents_session_metadata.types import SessionInfo, SessionPage, Statistics, ValueCount
+from agents_session_metadata.usage.statistics import read_statistics
+from agents_session_metadata.values import key_problem
 
 from .part import CatalogPart
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from agents_session_metadata.errors import TablesMissingError
-from agents_session_metadata.maintenance.indexes import NO_TEXT_INDEX
+from agents_session_metadata.indexes.creation import NO_TEXT_INDEX
 from agents_session_metadata.query.filters import Where
 
 from .part import CatalogPart

@@ -6,27 +6,18 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from agents_session_metadata.errors import (
-    SessionExistsError,
-)
+from agents_session_metadata.core.rows import check_id_type, storable_keys
+from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.keys import AGENT, normalize_agent
 from agents_session_metadata.query.conditions import IdIn, equality
 from agents_session_metadata.query.derived_ids import derived_id
 from agents_session_metadata.query.details import Details
 from agents_session_metadata.query.filters import Where, parse_values
 from agents_session_metadata.query.ordering import WALK
-from agents_session_metadata.query.paging import OnCorrupt
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.rows import check_id_type, storable_keys
-from agents_session_metadata.types import (
-    JSONValue,
-    Metadata,
-    SessionInfo,
-)
-from agents_session_metadata.values import (
-    encode_metadata,
-    is_text,
-)
+from agents_session_metadata.query.pages import OnCorrupt
+from agents_session_metadata.text import quoted
+from agents_session_metadata.types import JSONValue, Metadata, SessionInfo
+from agents_session_metadata.values import encode_metadata, is_text
 
 from .part import CatalogPart
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date
 
-from agents_session_metadata.reports.usage import delete_usage, read_usage
 from agents_session_metadata.types import JSONValue, UsageRow
+from agents_session_metadata.usage.report import delete_usage, read_usage
 
 from .part import CatalogPart
 

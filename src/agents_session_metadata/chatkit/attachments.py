@@ -11,12 +11,12 @@ from chatkit.types import Attachment
 from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
-from agents_session_metadata.maintenance.retention import check_age, moment_before
-from agents_session_metadata.maintenance.threads import exists, rows_of
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage import thread_rows
-from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.threads import rows as thread_rows
+from agents_session_metadata.threads.items import exists, rows_of
+from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.values import search_key
 
 from .base import StorePart, check_id, missing, run_read, run_write, stored_text

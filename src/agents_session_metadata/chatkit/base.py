@@ -13,11 +13,11 @@ from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.rows import id_problem
-from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.text import quoted
+from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import JSONValue
 
 T = TypeVar("T")

@@ -12,20 +12,20 @@ from chatkit.types import Page, ThreadItem, ThreadMetadata
 from pydantic import TypeAdapter
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.core.store import check_limit
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata.history.cursors import decode_item_cursor, encode_item_cursor
 from agents_session_metadata.keys import CHATKIT, TITLE
-from agents_session_metadata.maintenance.threads import (
+from agents_session_metadata.session import SQLAlchemyMetadataSession
+from agents_session_metadata.text import quoted
+from agents_session_metadata.threads.items import (
     deleting_item,
     read_item,
     read_items,
     rewinding_before,
     writing_item,
 )
-from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.session import SQLAlchemyMetadataSession
-from agents_session_metadata.storage.rows import id_problem
-from agents_session_metadata.storage.store import check_limit
 from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
 
 from .attachments import Attachments

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from agents_session_metadata.quoting import escaped, quoted
+from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
 from ._interrupt import exit_at_once
@@ -51,7 +51,7 @@ def ddl(
     ] = False,
 ) -> None:
     """Print the SQL that creates the tables, or drops them, without a database."""
-    from agents_session_metadata.ddl import create_statements, drop_statements
+    from agents_session_metadata.core.ddl import create_statements, drop_statements
     from agents_session_metadata.dialects import dialect_of
     from agents_session_metadata.dialects.names import offline
 
@@ -145,7 +145,7 @@ def mcp(
     The server is read-only unless --allow-write is given, and restricted to --scope.
     """
     try:
-        from agents_session_metadata.mcp_server import make_server
+        from agents_session_metadata.mcp import make_server
     except ImportError as error:
         if error.name != "mcp":
             raise

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 from .command import build, prepared
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from agents_session_metadata.quoting import escaped, quoted
+from agents_session_metadata.text import escaped, quoted
 
 from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.storage.tables import TableNames
+    from agents_session_metadata.core.tables import TableNames
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Place:
 
     @property
     def names(self) -> TableNames:
-        from agents_session_metadata.storage.tables import table_names
+        from agents_session_metadata.core.tables import table_names
 
         names = (self.sessions_table, self.messages_table, self.metadata_table)
         for name in names:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 from . import command as registry
 from .command import place_of
@@ -149,7 +149,7 @@ def fork(
     """
     values = parse_pairs(meta, "--meta")
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.storage.rows import check_id
+        from agents_session_metadata.core.rows import check_id
 
         if new_session is not None:
             checked(check_id, new_session)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agents_session_metadata.quoting import escaped, quoted
+from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
 from .command import place_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.runs.lifecycle import ResumeDecision, ResumePolicy
+    from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy
     from agents_session_metadata.types import Metadata
 
     from .connection import Calls, Place
@@ -85,8 +85,8 @@ def start(
         session = str(uuid.uuid4())
     more = parse_pairs(meta, "--meta")
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.runs.lifecycle import SessionLifecycle
-        from agents_session_metadata.storage.rows import check_id
+        from agents_session_metadata.core.rows import check_id
+        from agents_session_metadata.lifecycle import SessionLifecycle
 
         checked(check_id, session)
         metadata = wait(SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more))
@@ -113,7 +113,7 @@ def phase(
     if phase is None and more:
         usage("--meta needs a phase; use the command set to store metadata only")
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.runs.lifecycle import SessionLifecycle
+        from agents_session_metadata.lifecycle import SessionLifecycle
 
         found = _existing(catalog, wait, session, as_json=as_json)
         if found is None:
@@ -146,7 +146,7 @@ def finish(
 ) -> int:
     """End the work of a session."""
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.runs.lifecycle import SessionLifecycle
+        from agents_session_metadata.lifecycle import SessionLifecycle
 
         if _existing(catalog, wait, session, as_json=as_json) is None:
             return 1
@@ -257,7 +257,7 @@ def _read_request(text: bytes) -> dict[str, Any]:
 
 
 def _policy(conditions: dict[str, Any]) -> ResumePolicy:
-    from agents_session_metadata.runs.lifecycle import ResumePolicy
+    from agents_session_metadata.lifecycle import ResumePolicy
 
     chosen: dict[str, Any] = {}
     if "max_idle_minutes" in conditions:
@@ -274,7 +274,7 @@ def _decide(
     place: Place, session: str | None, agent: str | None, policy: ResumePolicy
 ) -> tuple[str | None, ResumeDecision]:
     from agents_session_metadata.keys import AGENT
-    from agents_session_metadata.runs.lifecycle import ResumeDecision, SessionLifecycle
+    from agents_session_metadata.lifecycle import ResumeDecision, SessionLifecycle
 
     with place.open() as (catalog, wait):
         if session is None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 import typer
 
 from agents_session_metadata import strict_json
-from agents_session_metadata.quoting import escaped, quoted
+from agents_session_metadata.text import escaped, quoted
 
 from .output import say
 

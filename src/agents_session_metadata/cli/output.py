@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo

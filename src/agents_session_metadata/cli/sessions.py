@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 from . import command as registry
 from .command import place_of
@@ -194,7 +194,7 @@ def set_(
     if not values:
         usage("nothing to set; pass KEY=VALUE")
     with place_of(ctx).open() as (catalog, wait):
-        from agents_session_metadata.storage.rows import check_id
+        from agents_session_metadata.core.rows import check_id
 
         checked(check_id, session)
         try:

@@ -49,7 +49,7 @@ def usage(
     as_json: JsonOption = False,
 ) -> int:
     """Print the requests, tokens and cost of tracked runs."""
-    from agents_session_metadata.reports.usage import check_by
+    from agents_session_metadata.usage.report import check_by
 
     fields = tuple(by or ("day", "model"))
     checked(check_by, fields)

@@ -1,1 +1,1 @@
-"""Tables, transactions and the rows of one session."""
+"""Tables, connections, and the rows of one session."""

@@ -27,8 +27,8 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .creation import create_missing, existing_names, lost_sessions, missing_names
 from .known import Known, read_indexes
+from .schema import create_missing, existing_names, lost_sessions, missing_names
 from .tables import CORE, SessionTables, TableNames, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -8,18 +8,14 @@ from sqlalchemy import Dialect as SADialect
 from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
-from .dialects import dialect_of
-from .dialects._dialect import Dialect
-from .dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
-from .dialects.names import offline
-from .storage.creation import CreateWithIndexes
-from .storage.definitions import dropping
-from .storage.tables import (
-    SessionTables,
-    TableNames,
-    create_tables,
-    table_names,
-)
+from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
+from agents_session_metadata.dialects.names import offline
+
+from .definitions import dropping
+from .schema import CreateWithIndexes
+from .tables import SessionTables, TableNames, create_tables, table_names
 
 
 def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from . import activity, paused, threads, usage
+from agents_session_metadata.indexes import tables as activity
+from agents_session_metadata.runs import tables as paused
+from agents_session_metadata.threads import tables as threads
+from agents_session_metadata.usage import ledger as usage
+
 from .definitions import GroupDefinition
 
 GROUPS: tuple[GroupDefinition, ...] = (

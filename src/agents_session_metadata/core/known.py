@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection, select
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.indexes.states import COMPLETE
+from agents_session_metadata.indexes.tables import ACTIVITY
 
-from .activity import ACTIVITY
-from .index_states import COMPLETE
 from .tables import SessionTables, TableGroup
 
 T = TypeVar("T")

@@ -26,15 +26,9 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.dialects._locks import Found, Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
-from agents_session_metadata.values import (
-    LIST,
-    EncodedValue,
-    SearchKey,
-    decode_value,
-    key_problem,
-)
+from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
 from .messages import delete_histories, delete_messages
 from .tables import SessionTables, element_rows

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args
 from sqlalchemy import Connection
 
 from agents_session_metadata.errors import SessionNotFoundError
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits, OnClear
 from agents_session_metadata.values import (
     EncodedValue,

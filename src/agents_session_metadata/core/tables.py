@@ -33,7 +33,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 from agents_session_metadata.values import SearchKey
 
 from .definitions import (
@@ -51,7 +51,7 @@ from .definitions import (
     session_link,
     table_options,
 )
-from .groups import GROUPS
+from .features import GROUPS
 
 __all__ = [
     "CORE",

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 
 ROUNDS = 10
 """Attempts to lock a row that others create and delete in the meantime."""

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from sqlalchemy import URL
 from sqlalchemy import Dialect as SADialect
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
 DIALECTS: tuple[str, ...] = get_args(DialectName)

@@ -39,7 +39,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Statement, Triples, replacements
 from ._locks import ROUNDS, Locks

@@ -34,7 +34,7 @@ from sqlalchemy.sql.operators import custom_op
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 
 from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, IdColumn, Triples, replacements

@@ -16,10 +16,10 @@ from sqlalchemy.exc import DBAPIError, NotSupportedError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
+from agents_session_metadata.core.tables import TableNames, table_names
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.names import PRODUCTS, connected_name
 from agents_session_metadata.dialects.urls import with_transactions
-from agents_session_metadata.storage.tables import TableNames, table_names
 
 from .findings import Finding
 from .rewriting import Rewritten, rewrite_search_keys

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from agents_session_metadata.core.tables import TableNames, element_rows, table_names
 from agents_session_metadata.scope import ScopedStore, own_store
-from agents_session_metadata.storage.tables import TableNames, element_rows, table_names
 
 from .rows import Stored, StoredValues
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, type_coerce
 from sqlalchemy.types import NullType
 
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.core.tables import SessionTables
+from agents_session_metadata.text import quoted
 from agents_session_metadata.values import SearchKey, decode_elements, decode_value, search_key
 
 from .findings import Finding

@@ -19,13 +19,9 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
-from agents_session_metadata.ddl import as_text, table_elements
-from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.names import connected_name, offline
-from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.creation import existing_names, types_beside
-from agents_session_metadata.storage.tables import (
+from agents_session_metadata.core.ddl import as_text, table_elements
+from agents_session_metadata.core.schema import existing_names, types_beside
+from agents_session_metadata.core.tables import (
     CORE,
     CREATE_TYPES,
     SessionTables,
@@ -33,6 +29,10 @@ from agents_session_metadata.storage.tables import (
     build_tables,
     query_tables,
 )
+from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.names import connected_name, offline
+from agents_session_metadata.indexes.tables import ACTIVITY
 
 from .findings import Finding
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import select
 
+from agents_session_metadata.core.tables import DropTrigger
 from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
-from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.activity_triggers import activity_triggers
-from agents_session_metadata.storage.tables import DropTrigger
+from agents_session_metadata.indexes.tables import ACTIVITY
+from agents_session_metadata.indexes.triggers import activity_triggers
 
 from .findings import Finding
 from .structure import INDEX_AGAIN, Inspection

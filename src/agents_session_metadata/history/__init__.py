@@ -1,1 +1,1 @@
-"""Retention, transfer, forks, histories and indexes."""
+"""Histories: pages of items, rewinding, and which items belong together."""

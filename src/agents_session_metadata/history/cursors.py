@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 
 from agents_session_metadata.errors import InvalidCursorError
-
-from .cursors import seal, unseal
-from .logic import Condition
+from agents_session_metadata.query.cursors import seal, unseal
+from agents_session_metadata.query.logic import Condition
 
 
 def encode_item_cursor(item_id: int, session_id: str, order_by: str, within: Condition) -> str:

@@ -8,15 +8,15 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.messages import (
+from agents_session_metadata.core.messages import (
     UNREADABLE,
     Restriction,
     delete_messages,
     read_items,
 )
-from agents_session_metadata.storage.rows import check_id, id_problem
+from agents_session_metadata.core.rows import check_id, id_problem
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, JSONValue
 
 _AT_ONCE = 10

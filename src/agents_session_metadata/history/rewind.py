@@ -14,22 +14,22 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from sqlalchemy import Connection, func, update
 
-from agents_session_metadata.errors import SessionChangedError, SessionNotFoundError
-from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
-from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.messages import (
+from agents_session_metadata.core.messages import (
     UNREADABLE,
     delete_messages,
     read_history,
     read_items,
     read_lengths,
 )
-from agents_session_metadata.storage.paused_rows import check_not_paused
-from agents_session_metadata.storage.rows import check_id_type
+from agents_session_metadata.core.rows import check_id_type
+from agents_session_metadata.errors import SessionChangedError, SessionNotFoundError
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.runs.rows import check_not_paused
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage
 from agents_session_metadata.values import is_text
 
+from .cursors import decode_item_cursor, encode_item_cursor
 from .pairs import is_user_message, separated_pair
 
 ItemOrder: TypeAlias = Literal["item_id", "-item_id"]

@@ -7,8 +7,7 @@ app.mount("/v1", sessions_app(catalog, scope=lambda request: {"owner_id": reques
 ```
 """
 
-from agents_session_metadata.asgi import GetScope
-
 from .app import sessions_app
+from .asgi import GetScope
 
 __all__ = ["GetScope", "sessions_app"]

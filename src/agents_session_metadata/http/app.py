@@ -15,14 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agents_session_metadata.asgi import (
-    GetScope,
-    accept_lifespan,
-    check_arguments,
-    scoped_catalog,
-)
 from agents_session_metadata.catalog import SessionCatalog
 
+from .asgi import GetScope, accept_lifespan, check_arguments, scoped_catalog
 from .errors import APIError, answer_to
 from .openapi import document
 from .requests import read_body, read_query

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.types import Receive, Send
 
-from .catalog import SessionCatalog
-from .errors import InvalidFilterError
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.errors import InvalidFilterError
 
 GetScope: TypeAlias = (
     "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"

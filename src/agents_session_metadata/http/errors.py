@@ -27,7 +27,7 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
     SessionPausedError,
 )
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agents_session_metadata.maintenance.items import Wanted
+from agents_session_metadata.history.items import Wanted
 from agents_session_metadata.types import ItemInfo
 
 UNKNOWN: Final = "unknown"

@@ -16,20 +16,20 @@ from pydantic import BaseModel
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     TablesMissingError,
 )
-from agents_session_metadata.maintenance.items import (
+from agents_session_metadata.history.cursors import decode_item_cursor, encode_item_cursor
+from agents_session_metadata.history.items import (
     Wanted,
     append_items,
     create_with_items,
     delete_item,
     find_item,
 )
-from agents_session_metadata.query.item_cursors import decode_item_cursor, encode_item_cursor
-from agents_session_metadata.storage.rows import id_problem
 from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 

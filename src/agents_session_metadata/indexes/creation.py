@@ -28,24 +28,20 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.definitions import derived_name
 from agents_session_metadata.errors import (
     InvalidMetadataError,
     TablesMissingError,
     TriggersNotAllowedError,
 )
-from agents_session_metadata.storage.activity import (
-    ACTIVITY,
-    ENTRY_COLUMNS,
-    expected_entries,
-)
-from agents_session_metadata.storage.activity_triggers import activity_triggers
-from agents_session_metadata.storage.database import Database
-from agents_session_metadata.storage.definitions import derived_name
-from agents_session_metadata.storage.index_states import COMPLETE, DROPPING, FILLING, lock_state
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
-from .index_triggers import create_triggers, lacking_triggers
+from .lacking import create_triggers, lacking_triggers
+from .states import COMPLETE, DROPPING, FILLING, lock_state
+from .tables import ACTIVITY, ENTRY_COLUMNS, expected_entries
+from .triggers import activity_triggers
 
 T = TypeVar("T")
 Progress = Callable[[int], object]

@@ -10,9 +10,9 @@ from collections.abc import Collection
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._triggers import RowTrigger, as_typed, has_body
-from agents_session_metadata.storage.tables import SessionTables
 
 
 def lacking_triggers(

@@ -9,10 +9,9 @@ from typing import Any
 from sqlalchemy import ColumnElement
 
 from agents_session_metadata.dialects._dialect import Dialect
-
-from .builder import NAME
-from .conditions import Contains, Equals, MetadataCondition, TimeBound
-from .logic import All, Condition, Context, Driver
+from agents_session_metadata.query.conditions import Contains, Equals, MetadataCondition, TimeBound
+from agents_session_metadata.query.logic import All, Condition, Context, Driver
+from agents_session_metadata.query.statements import NAME
 
 _BY_ID = frozenset({0, 2})
 """The ranks of conditions on the id, which need no index."""

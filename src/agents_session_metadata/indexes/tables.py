@@ -21,10 +21,7 @@ from sqlalchemy import (
     select,
 )
 
-from agents_session_metadata.dialects._dialect import Dialect, Statement
-
-from .activity_triggers import cleanup
-from .definitions import (
+from agents_session_metadata.core.definitions import (
     ColumnTypes,
     GroupDefinition,
     TableGroup,
@@ -33,6 +30,9 @@ from .definitions import (
     session_link,
     table_options,
 )
+from agents_session_metadata.dialects._dialect import Dialect, Statement
+
+from .triggers import cleanup
 
 ACTIVITY = "activity"
 ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Connection, DDLElement, Table, literal_column
 from sqlalchemy.ext.compiler import compiles
 
+from agents_session_metadata.core.definitions import derived_name, name_beside
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._triggers import RowTrigger
 
-from .definitions import derived_name, name_beside
-
 if TYPE_CHECKING:
-    from .tables import SessionTables
+    from agents_session_metadata.core.tables import SessionTables
 
 _NAMES = (
     (0, "_session_time"),

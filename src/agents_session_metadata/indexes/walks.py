@@ -33,21 +33,35 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import PlainBytes
-from agents_session_metadata.storage.activity import ACTIVITY
-from agents_session_metadata.storage.database import Database
-from agents_session_metadata.storage.index_states import COMPLETE
+from agents_session_metadata.query import pages as paging
+from agents_session_metadata.query.conditions import (
+    Equals,
+    MetadataCondition,
+    NotPausedSince,
+    TimeBound,
+    constant,
+)
+from agents_session_metadata.query.details import NOTHING_ELSE, Details
+from agents_session_metadata.query.logic import All, Condition
+from agents_session_metadata.query.ordering import Ordering, Position
+from agents_session_metadata.query.pages import Found
+from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.query.statements import (
+    NAME,
+    Builder,
+    Source,
+    Term,
+    after_position,
+    directed,
+    limit_of_call,
+)
 
-from . import paging
-from .builder import NAME, Builder, Source, Term, after_position, directed, limit_of_call
-from .conditions import Equals, MetadataCondition, NotPausedSince, TimeBound, constant
-from .details import NOTHING_ELSE, Details
-from .logic import All, Condition
-from .ordering import Ordering, Position
-from .paging import Found
 from .plans import LEADER, Plan, is_of_activity, is_single
-from .queries import Queries
+from .states import COMPLETE
+from .tables import ACTIVITY
 
 T = TypeVar("T")
 

@@ -31,9 +31,9 @@ from pydantic import BaseModel, ValidationError
 from sqlalchemy import exc as database_errors
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.errors import SessionMetadataError
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.rows import check_id
+from agents_session_metadata.text import quoted
 
 from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema
@@ -81,7 +81,7 @@ def make_server(
 ) -> MetadataServer:
     """Create an MCP server for a catalog. Its tools are restricted to the catalog's scope.
 
-    Database errors are logged by the logger `agents_session_metadata.mcp_server.server`. Answers
+    Database errors are logged by the logger `agents_session_metadata.mcp.server`. Answers
     contain only the kind of the error. Create the engine with `pool_pre_ping=True`, so that the
     first call after a lost connection works.
 

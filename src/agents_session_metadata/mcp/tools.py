@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.maintenance.history import ItemOrder
+from agents_session_metadata.history.rewind import ItemOrder
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.records import PausedRun, PendingCall
 from agents_session_metadata.types import ItemInfo, SessionInfo

@@ -32,11 +32,11 @@ from sqlalchemy import (
     true,
 )
 
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.keys import COARSE
-from agents_session_metadata.storage.paused_rows import paused_table
-from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.runs.rows import paused_table
 from agents_session_metadata.values import (
     FALSE,
     NULL,

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, FromClause, and_, false, not_, or_, select, true, union
 
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.storage.tables import SessionTables
 
 IN_ORDER = 3
 """Up to this rank, a condition yields its sessions in the order of their ids."""

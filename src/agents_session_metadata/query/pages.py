@@ -12,15 +12,15 @@ from sqlalchemy import Connection, Result
 
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.storage.previews import preview_of
 from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
-from .builder import MISSING
 from .details import NOTHING_ELSE, Details
 from .logic import Condition
 from .ordering import Ordering, Position
+from .previews import preview_of
 from .queries import Queries
+from .statements import MISSING
 
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
 """A function that is called with the error of each stored value that is not valid JSON."""

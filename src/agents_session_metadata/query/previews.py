@@ -9,10 +9,9 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
 
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import utf8_text
-
-from .tables import SessionTables
 
 LENGTH = 200
 ROWS = 10

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement
 
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.storage.tables import SessionTables
 
-from .builder import MISSING, Builder
 from .details import NOTHING_ELSE, Details
 from .logic import Condition, Context
 from .ordering import Ordering, Position
+from .statements import MISSING, Builder
 
 B = TypeVar("B", bound=Builder)
 

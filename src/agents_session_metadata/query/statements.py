@@ -32,13 +32,13 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Statement
-from agents_session_metadata.storage.previews import first_message
 from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
 from .conditions import UNLIMITED, bytes_of_call, constant
 from .details import Details
 from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
 from .ordering import Ordering
+from .previews import first_message
 
 MISSING = {False: b"\xff", True: b""}
 """The search key of a session without the key, by `descending`. Both sort last."""

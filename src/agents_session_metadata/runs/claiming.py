@@ -12,9 +12,9 @@ from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunClaimedError
 
 from .claims import Claimable, ClaimedRun
-from .paused_store import PausedStore, check_claim, check_history, nothing_paused
 from .records import Details, Encryption
 from .states import ContextArguments, apply_decisions, context_to_write, deserialize, serialize
+from .store import PausedStore, check_claim, check_history, nothing_paused
 
 _ROUNDS = 10
 """Attempts to claim a run that others keep changing."""

@@ -30,16 +30,16 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.core.database import settle
 from agents_session_metadata.errors import RunClaimedError, SessionNotFoundError
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.database import settle
-from agents_session_metadata.storage.paused_rows import PausedRow
+from agents_session_metadata.text import quoted
+from agents_session_metadata.tracking.tracker import SessionTracker
 
-from .claimed_session import RunSession, claimed_session, fence
 from .given_sessions import check_schema, is_encrypted
-from .paused_store import PausedStore, nothing_paused
 from .progress import Progress
 from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
+from .rows import PausedRow
+from .session import RunSession, claimed_session, fence
 from .states import (
     ContextArguments,
     deserialize,
@@ -49,7 +49,7 @@ from .states import (
     waits_inside,
     without_answered_questions,
 )
-from .tracking import SessionTracker
+from .store import PausedStore, nothing_paused
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata.dialects.urls import is_file_of, may_be_same
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
+from agents_session_metadata.text import quoted
 
 _STORED = (SQLAlchemySession, SQLiteSession)
 """Sessions that show where they are stored, including those of this package."""

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.catalog.questions import LONGEST_PAGE
+from agents_session_metadata.core.store import check_limit
 from agents_session_metadata.query.filters import Where
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.storage.paused_rows import PausedRow
-from agents_session_metadata.storage.store import check_limit
+from agents_session_metadata.text import quoted
 
-from .paused_store import PausedStore
 from .records import (
     Cipher,
     Details,
@@ -28,6 +26,8 @@ from .records import (
     paused_run,
     pending_as_stored,
 )
+from .rows import PausedRow
+from .store import PausedStore
 
 if TYPE_CHECKING:
     from agents import Agent, RunResult, RunResultStreaming
@@ -121,13 +121,7 @@ class PausedRuns:
                 `EncryptedSession` or has an encrypted history and there is no `encrypt`.
         """
         from .given_sessions import check_schema, is_encrypted, sessions_inside
-        from .states import (
-            ContextArguments,
-            check_context,
-            pending_calls,
-            restorable,
-            serialize,
-        )
+        from .states import ContextArguments, check_context, pending_calls, restorable, serialize
 
         if not isinstance(getattr(session, "session_id", None), str):
             raise TypeError(f"session must be the session of the run, got {type(session).__name__}")

@@ -19,14 +19,9 @@ from agents.exceptions import UserError
 from agents.lifecycle import RunHooksBase
 from agents.run_config import CallModelData, ModelInputData
 
-from agents_session_metadata.maintenance.pairs import calls_and_outputs
+from agents_session_metadata.history.pairs import calls_and_outputs
 
-from .states import (
-    restorable,
-    with_ids_used_again,
-    without_answered_questions,
-    without_lost_calls,
-)
+from .states import restorable, with_ids_used_again, without_answered_questions, without_lost_calls
 
 
 class Progress(RunHooks[Any]):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
-from agents_session_metadata.storage.paused_rows import PausedRow
+from .rows import PausedRow
 
 Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
 """A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""

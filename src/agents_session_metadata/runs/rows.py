@@ -21,13 +21,13 @@ from sqlalchemy import (
     update,
 )
 
+from agents_session_metadata.core.messages import Restriction
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.errors import SessionPausedError
 
-from .messages import Restriction
-from .paused import PAUSED
-from .tables import SessionTables
+from .tables import PAUSED
 
 
 class HistoryEnd(NamedTuple):

@@ -13,11 +13,11 @@ from typing import Any
 from agents.items import TResponseInputItem
 from sqlalchemy import Connection
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.core.database import insist, settle
+from agents_session_metadata.core.messages import newest_id, read_history
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.session import SQLAlchemyMetadataSession
-from agents_session_metadata.storage.database import insist, settle
-from agents_session_metadata.storage.messages import newest_id, read_history
+from agents_session_metadata.text import quoted
 
 from .given_sessions import sessions_inside
 from .progress import Progress

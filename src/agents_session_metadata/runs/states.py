@@ -12,9 +12,9 @@ from agents import Agent, RunState
 from agents.exceptions import UserError
 from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 
+from agents_session_metadata.core.database import settle
 from agents_session_metadata.errors import StateVersionError
-from agents_session_metadata.maintenance.pairs import Call, calls_and_outputs
-from agents_session_metadata.storage.database import settle
+from agents_session_metadata.history.pairs import Call, calls_and_outputs
 
 _TOLD = ("name", "namespace", "arguments", "input", "action", "operation")
 """Fields by which the SDK distinguishes two calls with the same id."""

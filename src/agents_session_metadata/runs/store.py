@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.database import insist
+from agents_session_metadata.core.rows import check_id_type, decoded, id_problem
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
@@ -23,24 +25,15 @@ from agents_session_metadata.errors import (
     SessionChangedError,
     SessionNotFoundError,
 )
-from agents_session_metadata.maintenance.history import is_item_encrypted
+from agents_session_metadata.history.rewind import is_item_encrypted
+from agents_session_metadata.lifecycle import KEPT, came_from, enter_phase
 from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.database import insist
-from agents_session_metadata.storage.paused import PAUSED
-from agents_session_metadata.storage.paused_rows import (
-    HistoryEnd,
-    PausedRow,
-    PausedRows,
-    paused_table,
-)
-from agents_session_metadata.storage.rows import check_id_type, decoded, id_problem
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 
-from .lifecycle import KEPT, came_from, enter_phase
 from .records import (
     Details,
     Encryption,
@@ -50,6 +43,8 @@ from .records import (
     moment,
     paused_run,
 )
+from .rows import HistoryEnd, PausedRow, PausedRows, paused_table
+from .tables import PAUSED
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from sqlalchemy import (
     Table,
 )
 
-from .definitions import (
+from agents_session_metadata.core.definitions import (
     ColumnTypes,
     GroupDefinition,
     TableGroup,

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
+from agents_session_metadata.history.pairs import is_user_message
+from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
+from agents_session_metadata.runs.rows import has_paused_run
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.messages import read_history
-from agents_session_metadata.storage.paused_rows import has_paused_run
-from agents_session_metadata.storage.thread_rows import USER_MESSAGE, ThreadItem, ThreadRows
 from agents_session_metadata.types import ItemInfo
 
-from .history import Cut, check_not_encrypted, rewinding
-from .pairs import is_user_message
+from .rows import USER_MESSAGE, ThreadItem, ThreadRows
 
 _ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
 """Kinds of items that are added when an answer has ended, or was interrupted."""

@@ -19,13 +19,13 @@ from sqlalchemy import (
     update,
 )
 
+from agents_session_metadata.core.messages import Restriction, newest_id
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 
-from .messages import Restriction, newest_id
-from .tables import SessionTables
-from .threads import THREADS
+from .tables import THREADS
 
 USER_MESSAGE = "user_message"
 _AT_ONCE = 500

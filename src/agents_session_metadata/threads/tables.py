@@ -22,7 +22,7 @@ from sqlalchemy import (
     text,
 )
 
-from .definitions import (
+from agents_session_metadata.core.definitions import (
     ColumnTypes,
     GroupDefinition,
     TableGroup,

@@ -14,10 +14,16 @@ from typing import Any
 
 from agents.usage import Usage
 
-from agents_session_metadata.storage.usage import UsageEntry
 from agents_session_metadata.types import JSONValue
-
-from .prices import ModelPrice, Prices, Tokens, cost_of, model_name, price_of
+from agents_session_metadata.usage.ledger import UsageEntry
+from agents_session_metadata.usage.prices import (
+    ModelPrice,
+    Prices,
+    Tokens,
+    cost_of,
+    model_name,
+    price_of,
+)
 
 _NOTHING = Tokens()
 _COST_DECIMALS = Decimal("1e-12")

@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 
 from agents_session_metadata.errors import BudgetExceededError
 from agents_session_metadata.keys import OWNER_ID
-from agents_session_metadata.quoting import quoted
-from agents_session_metadata.reports.usage import read_spent
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue
+from agents_session_metadata.usage.report import read_spent
 
 Per = Literal["session", "owner_id"]
 

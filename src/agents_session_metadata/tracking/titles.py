@@ -11,11 +11,10 @@ from agents import Agent, Model, RunConfig, Runner
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.messages import oldest_id
 from agents_session_metadata.errors import SessionNotFoundError
-from agents_session_metadata.storage.messages import oldest_id
+from agents_session_metadata.lifecycle import store_of
 from agents_session_metadata.types import Metadata
-
-from .lifecycle import store_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 

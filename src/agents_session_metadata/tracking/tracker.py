@@ -17,22 +17,22 @@ from agents.usage import Usage
 from sqlalchemy import Connection
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.database import settle
 from agents_session_metadata.errors import (
     MetadataLimitError,
     SessionMetadataError,
     TablesMissingError,
 )
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.lifecycle import Forwarding, count_of, edit_keeping, store_of
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.database import settle
-from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
+from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
+from agents_session_metadata.usage.prices import ModelPrice, check_prices
 from agents_session_metadata.values import storable_text
 
 from .accounting import Accounts, added_calls, added_cost
 from .budget import Budget, check_budget, read_owner
-from .lifecycle import Forwarding, count_of, edit_keeping, store_of
-from .prices import ModelPrice, check_prices
 from .titles import SessionTitler
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, false, literal_column, select
 
+from agents_session_metadata.core.messages import delete_histories
+from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.threads.rows import ThreadItem
 from agents_session_metadata.values import EncodedValue
-
-from .messages import delete_histories
-from .tables import SessionTables, element_rows
-from .thread_rows import ThreadItem
 
 
 @dataclass(frozen=True)

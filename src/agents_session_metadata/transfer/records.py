@@ -29,10 +29,10 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import InvalidMetadataError
-from agents_session_metadata.quoting import escaped, quoted
-from agents_session_metadata.storage.rows import id_problem
-from agents_session_metadata.storage.thread_rows import ThreadItem
+from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.threads.rows import ThreadItem
 from agents_session_metadata.values import finite
 
 FORMAT = 1

@@ -7,14 +7,15 @@ from datetime import datetime, timedelta, timezone
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.indexes.walks import read_sessions
 from agents_session_metadata.query.conditions import IdIn, NotPausedSince, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.query.walks import read_sessions
+from agents_session_metadata.runs.tables import PAUSED
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.bulk import delete_sessions, lock_sessions
-from agents_session_metadata.storage.paused import PAUSED
+
+from .bulk import delete_sessions, lock_sessions
 
 
 def check_age(name: str, age: object) -> None:

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias, cast
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.core.messages import read_history
+from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -20,28 +22,20 @@ from agents_session_metadata.errors import (
     TablesMissingError,
     TriggersNotAllowedError,
 )
+from agents_session_metadata.history.rewind import Cut, lock_to_change
 from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
 from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
-from agents_session_metadata.query.paging import Found, read_page
+from agents_session_metadata.query.pages import Found, read_page
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.bulk import (
-    NewSession,
-    delete_sessions,
-    insert_sessions,
-    lock_sessions,
-    read_histories,
-)
-from agents_session_metadata.storage.messages import read_history
-from agents_session_metadata.storage.rows import check_id
-from agents_session_metadata.storage.threads import THREADS
+from agents_session_metadata.threads.items import copy_thread, insert_threads, read_threads
+from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
 
-from .history import Cut, lock_to_change
-from .threads import copy_thread, insert_threads, read_threads
+from .bulk import NewSession, delete_sessions, insert_sessions, lock_sessions, read_histories
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""

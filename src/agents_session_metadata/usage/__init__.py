@@ -1,1 +1,1 @@
-"""Statistics and usage over many sessions."""
+"""The usage ledger, prices and statistics."""

@@ -29,12 +29,7 @@ from sqlalchemy import (
     insert,
 )
 
-from agents_session_metadata.dialects.sqltypes import RowId
-from agents_session_metadata.keys import OWNER_ID
-from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
-from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key, storable_text
-
-from .definitions import (
+from agents_session_metadata.core.definitions import (
     ColumnTypes,
     GroupDefinition,
     TableGroup,
@@ -43,6 +38,10 @@ from .definitions import (
     session_link,
     table_options,
 )
+from agents_session_metadata.dialects.sqltypes import RowId
+from agents_session_metadata.keys import OWNER_ID
+from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
+from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key, storable_text
 
 USAGE = "usage"
 

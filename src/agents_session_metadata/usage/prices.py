@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from agents.models import get_default_model
 from agents.usage import Usage
 
-from agents_session_metadata.quoting import quoted
+from agents_session_metadata.text import quoted
 
 _PER = 1_000_000
 _TOO_MUCH = Decimal(10**12)

@@ -21,16 +21,17 @@ from sqlalchemy import (
     type_coerce,
 )
 
+from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.quoting import quoted
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.storage.bulk import lock_sessions
-from agents_session_metadata.storage.rows import check_id_type
-from agents_session_metadata.storage.usage import COST_UNIT, COUNTERS, USAGE, owner_key
+from agents_session_metadata.text import quoted
+from agents_session_metadata.transfer.bulk import lock_sessions
 from agents_session_metadata.types import JSONValue, UsageRow
 from agents_session_metadata.values import decode_value, is_text, json_text
+
+from .ledger import COST_UNIT, COUNTERS, USAGE, owner_key
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id")
 

@@ -30,12 +30,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.rows import decode_stored
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.query.builder import Builder
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.storage.rows import decode_stored
-from agents_session_metadata.storage.tables import SessionTables
+from agents_session_metadata.query.statements import Builder
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
     LIST,

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
+from agents_session_metadata.core.messages import Restriction
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.storage.messages import Restriction
-from agents_session_metadata.storage.tables import SessionTables
 from agents_session_metadata.values import decode_value
 
 

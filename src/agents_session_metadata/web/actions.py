@@ -7,7 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.storage.rows import id_problem
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.types import Metadata
 
 from . import text

@@ -13,12 +13,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agents_session_metadata.asgi import (
-    GetScope,
-    accept_lifespan,
-    check_arguments,
-    scoped_catalog,
-)
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
@@ -27,6 +21,12 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
     SessionPausedError,
     TablesMissingError,
+)
+from agents_session_metadata.http.asgi import (
+    GetScope,
+    accept_lifespan,
+    check_arguments,
+    scoped_catalog,
 )
 
 from . import actions, pages, statistics, waiting

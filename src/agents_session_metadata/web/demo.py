@@ -16,10 +16,10 @@ from sqlalchemy import Connection, update
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.paused_store import PausedStore
 from agents_session_metadata.runs.records import Details
-from agents_session_metadata.storage.paused_rows import paused_table
-from agents_session_metadata.storage.usage import USAGE, UsageEntry, add_usage
+from agents_session_metadata.runs.rows import paused_table
+from agents_session_metadata.runs.store import PausedStore
+from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 
 _SESSIONS: Final = 180
 _DAYS: Final = 30

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.query.item_cursors import encode_item_cursor
+from agents_session_metadata.history.cursors import encode_item_cursor
 from agents_session_metadata.types import ItemInfo, SessionInfo
 
 from . import charts

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.errors import TablesMissingError
-from agents_session_metadata.reports.daily import Day, read_daily
-from agents_session_metadata.reports.statistics import nearest_rank
 from agents_session_metadata.types import SessionInfo, UsageRow
+from agents_session_metadata.usage.daily import Day, read_daily
+from agents_session_metadata.usage.statistics import nearest_rank
 
 from . import charts
 from .call import Call

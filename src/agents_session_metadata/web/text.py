@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agents_session_metadata import keys
-from agents_session_metadata.quoting import escaped
+from agents_session_metadata.text import escaped
 from agents_session_metadata.types import SessionInfo
 
 _LONGEST_TEXT = 20_000

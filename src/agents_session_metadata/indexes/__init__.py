@@ -1,0 +1,1 @@
+"""Indexes of sessions by activity, which the database keeps up to date by triggers."""

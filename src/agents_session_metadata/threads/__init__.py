@@ -1,0 +1,1 @@
+"""The rows of ChatKit's threads and attachments."""

@@ -1,0 +1,1 @@
+"""Run hooks that record what agents do, with budgets and titles."""

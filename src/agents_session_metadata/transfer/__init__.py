@@ -1,0 +1,1 @@
+"""Whole sessions: export, import, fork and retention."""
