@@ -44,6 +44,13 @@ class InvalidMetadataError(SessionMetadataError, MetadataValueError):
         ValueError.__init__(self, f"metadata key {quoted(key)}{where}: {problem}")
 
 
+def invalid_record(path: str, problem: str) -> InvalidMetadataError:
+    """Returns the error for a path in an imported record, such as `$.items[2].created_at`."""
+    error = InvalidMetadataError(problem, key="record", path=path)
+    error.args = (f"{'the record' if path == '$' else escaped(path)} {problem}",)
+    return error
+
+
 class MetadataLimitError(SessionMetadataError, MetadataSizeError):
     """A limit of `MetadataLimits` was exceeded. Nothing was written.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agents_session_metadata.indexes.walks import read_sessions
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.pages import Found
+from agents_session_metadata.query.pages import Found, read_sessions
 from agents_session_metadata.query.queries import Queries, Query
 from agents_session_metadata.scope import ScopedStore
 

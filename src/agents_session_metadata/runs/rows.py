@@ -23,9 +23,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.messages import Restriction
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.errors import SessionPausedError
 
 from .tables import PAUSED
 
@@ -67,34 +65,6 @@ class PausedRow(NamedTuple):
 
 def paused_table(tables: SessionTables) -> Table:
     return tables.group(PAUSED).tables[0]
-
-
-def has_paused_table(connection: Connection, tables: SessionTables) -> bool:
-    """Without the table, no run is paused."""
-    name = paused_table(tables).name
-    return name in dialect_of(connection.dialect).existing(connection, tables.sessions, [name])
-
-
-def has_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> bool:
-    """The table need not exist."""
-    if not has_paused_table(connection, tables):
-        return False
-    table = paused_table(tables)
-    found = select(table.c.session_id).where(table.c.session_id == session_id)
-    return connection.execute(found).first() is not None
-
-
-def check_not_paused(connection: Connection, tables: SessionTables, session_id: str) -> None:
-    """Rejects a change to a history that a paused run depends on; the table need not exist."""
-    if has_paused_run(connection, tables, session_id):
-        raise SessionPausedError(session_id)
-
-
-def delete_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> None:
-    """The session must be locked; the table need not exist."""
-    if has_paused_table(connection, tables):
-        table = paused_table(tables)
-        connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
 class PausedRows:

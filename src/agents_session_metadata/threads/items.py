@@ -8,16 +8,16 @@ from the history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.runs.rows import has_paused_run
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo
 
@@ -101,7 +101,7 @@ def deleting_item(
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
             return
-        is_paused = has_paused_run(connection, store.database.tables, session_id)
+        is_paused = hold(store.database, connection, session_id) is not None
         newest = rows.read_newest(connection, session_id)
         if not is_own and newest is not None and newest.position == item.position:
             if is_paused:
@@ -237,84 +237,3 @@ def exists(store: ScopedStore, connection: Connection, queries: Queries, session
     statement, parameters = store.question(queries, store.rows.looking, own_id)
     parameters["of_session"] = session_id
     return connection.execute(statement, parameters).first() is not None
-
-
-# ---- copies ----
-
-
-def copy_thread(
-    store: ScopedStore,
-    connection: Connection,
-    session_id: str,
-    new_id: str,
-    kept: list[int] | None,
-) -> None:
-    """Copies the items of a thread to a session whose history was copied.
-
-    The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
-    ends before the first user message of which nothing was copied.
-    """
-    rows = rows_of(store)
-    if not rows.exist(connection):
-        return
-    items = rows.read_threads(connection, [session_id]).get(session_id, [])
-    if not items:
-        return
-    if kept is None:
-        kept = rows.message_ids(connection, session_id)
-    else:
-        last = max(kept, default=0)
-        ends = (-1 if item.history_end is None else item.history_end for item in items)
-        items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
-    copied = with_ids(as_counts(items, kept), rows.message_ids(connection, new_id))
-    rows.insert_items(connection, new_id, copied)
-
-
-def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Converts `history_end` from the id of the last row to a number of rows."""
-
-    def count(end: int) -> int | None:
-        before = sum(each <= end for each in history)
-        # Without a row before it, the history was replaced: it is not known where it ended.
-        return before if before or not end else None
-
-    return [
-        item if item.history_end is None else item._replace(history_end=count(item.history_end))
-        for item in items
-    ]
-
-
-def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Converts `history_end` from a number of rows to the id of the last row."""
-
-    def end(count: int) -> int:
-        return history[min(count, len(history)) - 1] if count and history else 0
-
-    return [
-        item if item.history_end is None else item._replace(history_end=end(item.history_end))
-        for item in items
-    ]
-
-
-def read_threads(
-    store: ScopedStore, connection: Connection, ids: list[str]
-) -> dict[str, list[ThreadItem]]:
-    """Returns items whose `history_end` is a number of rows of the history."""
-    rows = rows_of(store)
-    if not ids or not rows.exist(connection):
-        return {}
-    return {
-        session_id: as_counts(items, rows.message_ids(connection, session_id))
-        for session_id, items in rows.read_threads(connection, ids).items()
-    }
-
-
-def insert_threads(
-    store: ScopedStore, connection: Connection, threads: Mapping[str, list[ThreadItem]]
-) -> None:
-    """Inserts items of new sessions. Their `history_end` is a number of rows."""
-    rows = rows_of(store)
-    for session_id, items in threads.items():
-        if items:
-            history = rows.message_ids(connection, session_id)
-            rows.insert_items(connection, session_id, with_ids(items, history))

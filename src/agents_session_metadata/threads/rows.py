@@ -64,10 +64,6 @@ class ThreadRows:
         self._dialect = dialect
         self._items, self._attachments = tables.group(THREADS).tables
 
-    def exist(self, connection: Connection) -> bool:
-        name = self._items.name
-        return name in self._dialect.existing(connection, self._tables.sessions, [name])
-
     # ---- items ----
 
     def read_page(

@@ -14,7 +14,6 @@ from sqlalchemy import Connection, delete, false, literal_column, select
 from agents_session_metadata.core.messages import delete_histories
 from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.threads.rows import ThreadItem
 from agents_session_metadata.values import EncodedValue
 
 
@@ -27,7 +26,8 @@ class NewSession:
     updated_at: Any
     metadata: Mapping[str, EncodedValue]
     items: Sequence[tuple[Any, str]]
-    thread: list[ThreadItem] = field(default_factory=list)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """The parts of features, by their names."""
 
     @property
     def size(self) -> int:
@@ -35,7 +35,7 @@ class NewSession:
         return (
             sum(len(text) for _, text in self.items)
             + sum(len(value.text) for value in self.metadata.values())
-            + sum(len(item.data) for item in self.thread)
+            + sum(len(str(item)) for part in self.parts.values() for item in part)
         )
 
 

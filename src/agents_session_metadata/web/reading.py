@@ -10,7 +10,7 @@ from typing import Any, Final
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.indexes.walks import Reader, read_sessions
+from agents_session_metadata.query.pages import Reader, read_sessions
 from agents_session_metadata.types import SessionInfo
 from agents_session_metadata.usage.values import read_values
 
