@@ -28,6 +28,8 @@ from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
 Q = TypeVar("Q")
 
+LONGEST_PAGE = 1000
+
 
 class SessionStore(Generic[Q]):
     """Metadata by session id. A subclass can restrict it by `admits`, called after each lock."""
