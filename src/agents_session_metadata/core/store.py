@@ -320,7 +320,7 @@ class SessionStore(Generic[Q]):
         changed = {}
         for key, value in metadata.items():
             name = key if key in texts else check_key(key, self.limits)
-            text = json_text(name, value, self.limits)
+            text = json_text(name, value)
             if text != texts.get(name):
                 changed[name] = encode_text(name, value, text, self.limits)
         return dict(sorted(changed.items()))
