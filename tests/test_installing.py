@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agents_session_metadata import installing
-from agents_session_metadata.installing import install_advice
+from agents_session_metadata import errors
+from agents_session_metadata.errors import install_advice
 
 INDEX = "'agents-session-metadata[cli]'"
 
@@ -61,10 +61,10 @@ def test_a_package_that_an_extra_installs_is_missing(package, extra, monkeypatch
 
 
 def test_no_other_module_names_an_install_command() -> None:
-    source = Path(installing.__file__).parent
+    source = Path(errors.__file__).parent
     named = [
         str(path.relative_to(source))
         for path in source.rglob("*.py")
         if "pip install" in path.read_text(encoding="utf-8")
     ]
-    assert named == ["installing.py"]
+    assert named == ["errors.py"]

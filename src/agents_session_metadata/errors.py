@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .text import escaped, quoted
-from .values import MetadataSizeError, MetadataValueError
+
+PACKAGE = "agents-session-metadata"
 
 
 class SessionMetadataError(Exception):
@@ -29,7 +30,7 @@ def _restored(
     return error
 
 
-class InvalidMetadataError(SessionMetadataError, MetadataValueError):
+class InvalidMetadataError(SessionMetadataError, ValueError):
     """A metadata key or value cannot be stored. Raised before anything is written.
 
     Attributes:
@@ -41,7 +42,7 @@ class InvalidMetadataError(SessionMetadataError, MetadataValueError):
         self.key = key
         self.path = path
         where = f" at {escaped(path)}" if path != "$" else ""
-        ValueError.__init__(self, f"metadata key {quoted(key)}{where}: {problem}")
+        super().__init__(f"metadata key {quoted(key)}{where}: {problem}")
 
 
 def invalid_record(path: str, problem: str) -> InvalidMetadataError:
@@ -51,7 +52,7 @@ def invalid_record(path: str, problem: str) -> InvalidMetadataError:
     return error
 
 
-class MetadataLimitError(SessionMetadataError, MetadataSizeError):
+class MetadataLimitError(SessionMetadataError, ValueError):
     """A limit of `MetadataLimits` was exceeded. Nothing was written.
 
     Attributes:
@@ -68,7 +69,7 @@ class MetadataLimitError(SessionMetadataError, MetadataSizeError):
             "max_keys": f"too many metadata keys: {size} exceeds",
             "max_key_length": f"metadata key {quoted(key)} is too long: {size} characters exceed",
         }.get(limit, f"the value of metadata key {quoted(key)} is too large: {size} bytes exceed")
-        ValueError.__init__(self, f"{found} the limit of {allowed} (`{limit}`)")
+        super().__init__(f"{found} the limit of {allowed} (`{limit}`)")
 
 
 class InvalidFilterError(SessionMetadataError, ValueError):
@@ -297,3 +298,36 @@ class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
         problem = f"is not supported with {setting}" if setting else "is not supported"
         remedy = "change this setting" if setting else "use SQLite, PostgreSQL, MariaDB or MySQL"
         super().__init__(f"database {quoted(dialect)} {problem}; {remedy}")
+
+
+def install_advice(extra: str) -> str:
+    """Returns a command that installs the extra from the origin of this package.
+
+    pip records the origin of a package that it did not get from an index: a checkout, an archive or
+    a repository. The index might not have this package, or have another version of it.
+    """
+    wanted = f"{PACKAGE}[{extra}]"
+    return f"install {wanted} with: pip install {_source(wanted, extra)}"
+
+
+def _source(wanted: str, extra: str) -> str:
+    # Only errors need these, and they take long to import.
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        recorded = distribution(PACKAGE).read_text("direct_url.json")
+    except PackageNotFoundError:
+        recorded = None
+    if recorded is None:
+        return shlex.quote(wanted)
+    origin = json.loads(recorded)
+    url = str(origin["url"])
+    if url.startswith("file:"):
+        path = shlex.quote(f"{url2pathname(urlsplit(url).path)}[{extra}]")
+        return f"-e {path}" if origin.get("dir_info", {}).get("editable") else path
+    system = origin.get("vcs_info", {}).get("vcs")
+    return shlex.quote(f"{wanted} @ {f'{system}+' if system else ''}{url}")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from agents_session_metadata import values
+JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
+"""What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
 
-from .errors import InvalidMetadataError, MetadataLimitError
-from .values import MAX_KEY_LENGTH as MAX_KEY_LENGTH  # noqa: PLC0414  # re-exported
-from .values import JSONValue as JSONValue  # noqa: PLC0414  # re-exported
+MAX_KEY_LENGTH = 255
+"""Characters that the key column holds."""
 
 Metadata: TypeAlias = "dict[str, Any]"
 """The metadata of one session. The values are `JSONValue`s; they are typed as `Any` so that you can
@@ -23,7 +23,7 @@ only the messages."""
 
 
 @dataclass(frozen=True)
-class MetadataLimits(values.MetadataLimits):
+class MetadataLimits:
     """Limits for the metadata of one session.
 
     Limits belong to the catalog or session object. The database does not store them.
@@ -38,8 +38,19 @@ class MetadataLimits(values.MetadataLimits):
         ValueError: If a limit is not a positive integer, or `max_key_length` is over 255.
     """
 
-    value_error: ClassVar[type[values.MetadataValueError]] = InvalidMetadataError
-    size_error: ClassVar[type[values.MetadataSizeError]] = MetadataLimitError
+    max_keys: int = 100
+    max_key_length: int = MAX_KEY_LENGTH
+    max_value_bytes: int = 65_536
+
+    def __post_init__(self) -> None:
+        for name in ("max_keys", "max_key_length", "max_value_bytes"):
+            number = getattr(self, name)
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise ValueError(f"{name} must be a positive integer, got {number!r}")
+        if self.max_key_length > MAX_KEY_LENGTH:
+            raise ValueError(
+                f"max_key_length must be at most {MAX_KEY_LENGTH}, got {self.max_key_length}"
+            )
 
 
 @dataclass(frozen=True)

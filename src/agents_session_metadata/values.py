@@ -6,8 +6,6 @@ independent of collations. Numbers of any size compare as the decimals in their 
 compare by code point. The first `SEARCH_KEY_BYTES` bytes are indexed; a second column holds the
 rest, and equality and order use both.
 
-This module imports only the standard library and knows nothing of sessions or databases.
-
 | value | encoding after the tag |
 |---|---|
 | None, False, True | nothing |
@@ -23,14 +21,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-JSONValue: TypeAlias = "str | int | float | bool | list[JSONValue] | dict[str, JSONValue] | None"
-"""What a metadata value may be: str, int, float, bool, None, or lists and dicts of these."""
-
-MAX_KEY_LENGTH = 255
-"""Characters that the key column holds."""
+from .errors import InvalidMetadataError, MetadataLimitError
+from .text import refuse_constant
+from .types import JSONValue, MetadataLimits
 
 SEARCH_KEY_BYTES = 512
 """Indexed bytes of a search key: the most that fits every database's index beside an id and a
@@ -62,10 +57,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _to_text = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
-
-
 def finite(text: str) -> float:
     """Raises `ValueError` for infinity and NaN. For the hooks of `json.loads`."""
     number = float(text)
@@ -74,63 +65,7 @@ def finite(text: str) -> float:
     return number
 
 
-_from_text = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=finite).raw_decode
-
-
-class MetadataValueError(ValueError):
-    """A metadata key or value cannot be stored. Raised before anything is written.
-
-    Attributes:
-        key: The metadata key concerned.
-        path: The place inside the value, such as `$.a[2]`; `$` is the value itself.
-    """
-
-    def __init__(self, problem: str, *, key: object, path: str = "$") -> None:
-        self.key = key
-        self.path = path
-        where = f" at {path}" if path != "$" else ""
-        super().__init__(f"metadata key {shown(key)}{where}: {problem}")
-
-
-class MetadataSizeError(ValueError):
-    """A limit of `MetadataLimits` was exceeded. Nothing was written.
-
-    Attributes:
-        limit: The name of the limit, such as `max_value_bytes`.
-        key: The first metadata key that exceeds it.
-        size: The size that was found, in the unit of the limit.
-    """
-
-    def __init__(self, limit: str, *, key: str, size: int, allowed: int) -> None:
-        self.limit = limit
-        self.key = key
-        self.size = size
-        super().__init__(
-            f"metadata key {shown(key)}: {size} exceeds the limit of {allowed} ({limit})"
-        )
-
-
-@dataclass(frozen=True)
-class MetadataLimits:
-    """Limits for the metadata of one session. Sizes are bytes of compact JSON text in UTF-8."""
-
-    max_keys: int = 100
-    max_key_length: int = MAX_KEY_LENGTH
-    max_value_bytes: int = 65_536
-
-    # What the functions of this module raise. A subclass can derive errors of its own.
-    value_error: ClassVar[type[MetadataValueError]] = MetadataValueError
-    size_error: ClassVar[type[MetadataSizeError]] = MetadataSizeError
-
-    def __post_init__(self) -> None:
-        for name in ("max_keys", "max_key_length", "max_value_bytes"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                raise ValueError(f"{name} must be a positive integer, got {number!r}")
-        if self.max_key_length > MAX_KEY_LENGTH:
-            raise ValueError(
-                f"max_key_length must be at most {MAX_KEY_LENGTH}, got {self.max_key_length}"
-            )
+_from_text = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite).raw_decode
 
 
 class SearchKey(NamedTuple):
@@ -163,7 +98,7 @@ def encode_metadata(
         encoded[name] = encode_value(name, value, limits)
     if len(encoded) > limits.max_keys:
         first_over = sorted(encoded)[limits.max_keys]
-        raise limits.size_error(
+        raise MetadataLimitError(
             "max_keys", key=first_over, size=len(encoded), allowed=limits.max_keys
         )
     return dict(sorted(encoded.items()))
@@ -173,9 +108,9 @@ def check_key(key: object, limits: MetadataLimits) -> str:
     """Returns the key as a plain `str`, also if it is an instance of a subclass."""
     problem = key_problem(key)
     if problem is not None or not isinstance(key, str):
-        raise limits.value_error(problem or "", key=key)
+        raise InvalidMetadataError(problem or "", key=key)
     if len(key) > limits.max_key_length:
-        raise limits.size_error(
+        raise MetadataLimitError(
             "max_key_length", key=key, size=len(key), allowed=limits.max_key_length
         )
     return str.__str__(key)
@@ -197,13 +132,13 @@ def key_problem(key: object) -> str | None:
 
 
 def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedValue:
-    return encode_text(key, value, json_text(key, value, limits), limits)
+    return encode_text(key, value, json_text(key, value), limits)
 
 
-def json_text(key: str, value: JSONValue, limits: MetadataLimits) -> str:
+def json_text(key: str, value: JSONValue) -> str:
     problem = value_problem(value)
     if problem is not None:
-        raise limits.value_error(problem[1], key=key, path=problem[0])
+        raise InvalidMetadataError(problem[1], key=key, path=problem[0])
     return _to_text(value)
 
 
@@ -211,7 +146,7 @@ def encode_text(key: str, value: JSONValue, text: str, limits: MetadataLimits) -
     """The value must have been checked and have this text."""
     size = len(text.encode())
     if size > limits.max_value_bytes:
-        raise limits.size_error(
+        raise MetadataLimitError(
             "max_value_bytes", key=key, size=size, allowed=limits.max_value_bytes
         )
     return EncodedValue(text, search_key(value), tuple(_elements(value)))
@@ -270,15 +205,6 @@ def decode_scalar(search: SearchKey) -> str | int | float | bool | None:
     if tag == NUMBER:
         return _decode_number(body)
     return {NULL: None, FALSE: False, TRUE: True}[tag]
-
-
-def shown(name: object) -> str:
-    """Quotes, escapes and shortens a name for an error message."""
-    try:
-        text = ascii(name)
-    except ValueError:  # an integer of more digits than Python writes
-        text = f"a long {type(name).__name__}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _problem(value: object, depth: int) -> tuple[str, str] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 try:
     import chatkit as _chatkit  # noqa: F401
 except ImportError:
-    from agents_session_metadata.installing import install_advice
+    from agents_session_metadata.errors import install_advice
 
     raise ImportError(
         f"the ChatKit store requires openai-chatkit; {install_advice('chatkit')}", name="chatkit"

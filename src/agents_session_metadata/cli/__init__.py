@@ -44,7 +44,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
             raise
-        from agents_session_metadata.installing import install_advice
+        from agents_session_metadata.errors import install_advice
 
         code = f"agent-sessions requires {error.name}; {install_advice('cli')}"
     # The work is done; the interpreter would die of a signal while it shuts down.

@@ -10,8 +10,7 @@ from typing import Annotated, Any, BinaryIO, NoReturn, TypeVar
 
 import typer
 
-from agents_session_metadata import strict_json
-from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.text import escaped, quoted, refuse_constant, strict_json
 
 from .output import say
 
@@ -81,7 +80,7 @@ SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The ses
 
 def parse_json(text: str, what: str) -> Any:
     try:
-        return strict_json.parse_json(text)
+        return strict_json(text)
     except ValueError as error:
         usage(f"{what} is not valid JSON: {error}")
 
@@ -93,7 +92,7 @@ def parse_value(text: str, what: str = "the value") -> Any:
     deep, a duplicate key.
     """
     try:
-        json.loads(text, parse_constant=strict_json.refuse_constant, parse_int=str)
+        json.loads(text, parse_constant=refuse_constant, parse_int=str)
     except ValueError:
         return text
     except RecursionError:

@@ -14,7 +14,7 @@ from typing import IO, Annotated, Any, BinaryIO, Literal
 
 import typer
 
-from agents_session_metadata.strict_json import parse_json
+from agents_session_metadata.text import strict_json
 
 from . import command as registry
 from .command import place_of
@@ -364,7 +364,7 @@ class _Records:
             if is_list:
                 line = b"\n".join([line, *[each async for each in lines]])  # noqa: PLW2901
             try:
-                found = parse_json(line.decode())
+                found = strict_json(line.decode())
             except ValueError as error:
                 place = "the list" if is_list else f"line {number}"
                 sentence = f"{place} is not valid JSON: {error}"

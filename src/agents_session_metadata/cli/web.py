@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from agents_session_metadata.installing import install_advice
+from agents_session_metadata.errors import install_advice
 
 from .command import command, place_of
 from .connection import Place

@@ -7,7 +7,7 @@ feature: its tables are created when that feature is first used, and nothing els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -154,10 +154,6 @@ class CreateTrigger(DDLElement):
             derived_name(target.name, f"_after_{event}") for event in ("delete", "insert", "update")
         )
         """The names that version 0.1 gave to its triggers. The first one does the same as this."""
-
-    def exists_in(self, names: Container[str]) -> bool:
-        """Whether a database with triggers of these names needs this one no more."""
-        return self.name in names or self.former_names[0] in names
 
 
 class DropTrigger(DDLElement):

@@ -28,6 +28,8 @@ from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
 Q = TypeVar("Q")
 
+LONGEST_PAGE = 1000
+
 
 class SessionStore(Generic[Q]):
     """Metadata by session id. A subclass can restrict it by `admits`, called after each lock."""
@@ -318,7 +320,7 @@ class SessionStore(Generic[Q]):
         changed = {}
         for key, value in metadata.items():
             name = key if key in texts else check_key(key, self.limits)
-            text = json_text(name, value, self.limits)
+            text = json_text(name, value)
             if text != texts.get(name):
                 changed[name] = encode_text(name, value, text, self.limits)
         return dict(sorted(changed.items()))

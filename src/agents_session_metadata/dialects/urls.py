@@ -11,8 +11,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
-from agents_session_metadata.errors import UnsupportedDialectError
-from agents_session_metadata.installing import install_advice
+from agents_session_metadata.errors import UnsupportedDialectError, install_advice
 
 from . import dialect_of
 

@@ -34,7 +34,6 @@ from .pairs import is_user_message, separated_pair
 
 ItemOrder: TypeAlias = Literal["item_id", "-item_id"]
 
-LONGEST_PAGE = 1000
 PAGE_BYTES = 8 * 2**20
 """The maximum size of a page of items, unless it has only one item."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from agents_session_metadata.strict_json import parse_json
+from agents_session_metadata.text import strict_json
 
 from .errors import APIError, invalid
 
@@ -25,7 +25,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def _filter(text: object) -> object:
-    return parse_json(text, duplicates=True) if isinstance(text, str) else text
+    return strict_json(text, duplicates=True) if isinstance(text, str) else text
 
 
 def _bounded(item: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
         message = "The body did not arrive in time."
         raise APIError(408, message, code="timeout", headers=headers) from None
     try:
-        value = parse_json(body.decode(), duplicates=True)
+        value = strict_json(body.decode(), duplicates=True)
     except ValueError as error:
         reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
         raise invalid(f"The body is not valid JSON: {reason}.") from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 try:
     from mcp.server import ServerRequestContext as _OnlyInMcp2  # noqa: F401
 except ImportError:
-    from agents_session_metadata.installing import install_advice
+    from agents_session_metadata.errors import install_advice
 
     raise ImportError(
         f"the MCP server requires mcp 2.x; {install_advice('mcp')}", name="mcp"

@@ -17,8 +17,8 @@ from pydantic import (
     create_model,
 )
 
-from agents_session_metadata import strict_json
 from agents_session_metadata.query.filters import OPERATORS
+from agents_session_metadata.text import strict_json
 
 _SHOWN_CHARACTERS = 80
 _SHOWN_ERRORS = 3
@@ -34,7 +34,7 @@ _ANY_VALUE = {"anyOf": [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS
 
 def parse_json(text: str) -> Any:
     try:
-        return strict_json.parse_json(text)
+        return strict_json(text)
     except ValueError as error:
         raise ValueError(f"not valid JSON: {error}") from None
 

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.catalog.questions import LONGEST_PAGE
-from agents_session_metadata.core.store import check_limit
+from agents_session_metadata.core.store import LONGEST_PAGE, check_limit
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.text import quoted
 

@@ -39,7 +39,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.dialects.sqltypes import RowId
 from agents_session_metadata.keys import OWNER_ID
-from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue, MetadataLimits
+from agents_session_metadata.types import MAX_KEY_LENGTH, JSONValue
 from agents_session_metadata.values import SEARCH_KEY_BYTES, json_text, search_key, storable_text
 
 USAGE = "usage"
@@ -58,7 +58,6 @@ COUNTERS = (
 """The columns that are added up, besides the cost."""
 
 _MOST = 2**63 - 1
-_LIMITS = MetadataLimits()
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -95,7 +94,7 @@ def add_usage(
     whose = {
         "session_id": session_id,
         "owner_key": key,
-        "owner_id": None if key is None else json_text(OWNER_ID, owner, _LIMITS),
+        "owner_id": None if key is None else json_text(OWNER_ID, owner),
         "day": day,
     }
     rows = [

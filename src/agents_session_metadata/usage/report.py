@@ -60,7 +60,7 @@ async def read_usage(
     usage = _ledger(store)
     conditions = _between(usage, since, until)
     if owner_id is not None:
-        json_text(OWNER_ID, owner_id, store.limits)
+        json_text(OWNER_ID, owner_id)
         conditions.append(usage.c.owner_key == owner_key(owner_id))
     if session_id is not None:
         conditions.append(usage.c.session_id == session_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 try:
     import jinja2 as _jinja2  # noqa: F401
 except ImportError:
-    from agents_session_metadata.installing import install_advice
+    from agents_session_metadata.errors import install_advice
 
     raise ImportError(
         f"the browser pages require Jinja2; {install_advice('web')}", name="jinja2"

@@ -10,7 +10,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from agents_session_metadata import keys
-from agents_session_metadata.strict_json import parse_json
+from agents_session_metadata.text import strict_json
 
 from .security import Refused
 
@@ -145,7 +145,7 @@ def _condition(key: str, in_list: bool, value: Any) -> dict[str, Any]:
 
 def read_value(text: str) -> Any:
     try:
-        return parse_json(text, duplicates=True)
+        return strict_json(text, duplicates=True)
     except ValueError:
         return text
 

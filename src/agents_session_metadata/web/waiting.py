@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from agents_session_metadata.errors import RunClaimedError, TablesMissingError
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.records import PausedPage
-from agents_session_metadata.strict_json import parse_json
+from agents_session_metadata.text import strict_json
 
 from .call import Call
 from .reading import read_named
@@ -116,7 +116,7 @@ def _readable(text: str) -> str:
     if len(text) <= _ONE_LINE and "\n" not in text:
         return text
     try:
-        value = parse_json(text, parse_float=_exact)
+        value = strict_json(text, parse_float=_exact)
         return cut(json.dumps(value, ensure_ascii=False, indent=2))
     except ValueError:
         return cut(text)

@@ -1,0 +1,1079 @@
+"""`SessionCatalog`: every session in one database."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+
+from sqlalchemy import URL, Connection
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from .core.rows import check_id_type, storable_keys
+from .core.store import LONGEST_PAGE, check_limit, check_on_clear
+from .core.tables import table_names
+from .dialects.urls import create_engine, shown_url
+from .errors import (
+    InvalidFilterError,
+    ScopeError,
+    SessionExistsError,
+    SessionNotFoundError,
+    TablesMissingError,
+)
+from .history.rewind import Cut, ItemOrder, read_page, rewind
+from .keys import AGENT, normalize_agent
+from .query.conditions import IdIn, equality
+from .query.cursors import decode_cursor, encode_cursor
+from .query.derived_ids import derived_id
+from .query.details import Details
+from .query.filters import Where, parse_values
+from .query.logic import Condition
+from .query.ordering import WALK, OrderBy, Ordering, Position
+from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
+from .query.queries import Queries
+from .scope import Scope, ScopedStore
+from .text import quoted
+from .transfer.retention import delete_matching, expired, sparing_paused
+from .transfer.transfer import BATCH, Import, OnConflict, fork, read_records
+from .types import (
+    IndexInfo,
+    ItemInfo,
+    ItemPage,
+    JSONValue,
+    Metadata,
+    MetadataLimits,
+    OnClear,
+    SessionInfo,
+    SessionPage,
+    Statistics,
+    UsageRow,
+    ValueCount,
+)
+from .values import encode_metadata, is_text, key_problem
+
+if TYPE_CHECKING:
+    from agents.memory import SessionSettings
+    from typing_extensions import Self
+
+    from .session import SQLAlchemyMetadataSession
+
+T = TypeVar("T")
+
+_DERIVED_IDS = 1000
+_WALK_PAGE = 500
+
+
+class SessionCatalog:
+    """All sessions in a database: create, list, filter, count, copy and delete them.
+
+    Sessions of the plain SDK are included; their metadata is empty. As an async context manager,
+    the catalog disposes the engine that `from_url` created.
+
+    ```python
+    async with SessionCatalog.from_url("sqlite:///chat.db", create_tables=True) as catalog:
+        mine = catalog.scoped({"owner_id": "u1"})
+        page = await mine.list_sessions({"tags": {"$contains": "travel"}}, limit=20)
+    ```
+
+    Args:
+        engine: An async engine for SQLite, PostgreSQL, MariaDB or MySQL.
+        create_tables: Whether to create missing tables on first use.
+        sessions_table: Name of the SDK's sessions table.
+        messages_table: Name of the SDK's messages table.
+        metadata_table: Name of the metadata table; by default the name of the sessions table with
+            `_metadata`.
+        metadata_limits: Limits for the metadata of a session.
+        on_clear: What `clear_session()` of returned sessions does.
+        session_settings: The SDK's settings for returned sessions.
+        ensure_ascii: As in the SDK, for returned sessions.
+
+    Raises:
+        TypeError: If `engine` is not an async engine, or `metadata_limits` not `MetadataLimits`.
+        UnsupportedDialectError: If the engine is for another database.
+        ValueError: If `on_clear` is neither `"delete"` nor `"keep"`, or two tables have the same
+            name.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+    ) -> None:
+        # The SDK may share the engine. It is imported late: that takes longer than most commands.
+        from ._sdk import sdk_store
+
+        check_on_clear(on_clear)
+        names = table_names(sessions_table, messages_table, metadata_table)
+        self._store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
+        self._session_arguments: dict[str, Any] = {
+            "on_clear": on_clear,
+            "session_settings": session_settings,
+            "ensure_ascii": ensure_ascii,
+        }
+        self._owns_engine = False
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str | URL,
+        *,
+        engine_kwargs: dict[str, Any] | None = None,
+        create_tables: bool = False,
+        sessions_table: str = "agent_sessions",
+        messages_table: str = "agent_messages",
+        metadata_table: str | None = None,
+        metadata_limits: MetadataLimits | None = None,
+        on_clear: OnClear = "delete",
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """Create a catalog with its own engine, which `async with` disposes.
+
+        Args:
+            url: A database URL, such as `postgresql+asyncpg://…`. A URL that names no driver, such
+                as `sqlite:///chat.db`, `postgres://…` or `mysql://…`, gets the default driver.
+            engine_kwargs: Arguments for `create_async_engine`.
+            create_tables: As in the constructor, like all other arguments.
+            sessions_table: Name of the SDK's sessions table.
+            messages_table: Name of the SDK's messages table.
+            metadata_table: Name of the metadata table.
+            metadata_limits: Limits for the metadata of a session.
+            on_clear: What `clear_session()` of returned sessions does.
+            session_settings: The SDK's settings for returned sessions.
+            ensure_ascii: As in the SDK, for returned sessions.
+            **kwargs: Further arguments for the constructor of a subclass.
+
+        Returns:
+            The catalog.
+
+        Raises:
+            ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            ValueError: If the URL is not valid.
+        """
+        catalog = cls(
+            create_engine(url, engine_kwargs),
+            create_tables=create_tables,
+            sessions_table=sessions_table,
+            messages_table=messages_table,
+            metadata_table=metadata_table,
+            metadata_limits=metadata_limits,
+            on_clear=on_clear,
+            session_settings=session_settings,
+            ensure_ascii=ensure_ascii,
+            **kwargs,
+        )
+        catalog._owns_engine = True
+        return catalog
+
+    @classmethod
+    def _sharing(cls, store: ScopedStore, **session_arguments: Any) -> Self:
+        catalog = cls.__new__(cls)
+        catalog._store = store
+        catalog._session_arguments = session_arguments
+        catalog._owns_engine = False
+        return catalog
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._owns_engine:
+            await self.engine.dispose()
+
+    def __repr__(self) -> str:
+        scope = f" scoped by {', '.join(self._store.scope.values)}" if self._store.scope else ""
+        return f"<{type(self).__name__} {shown_url(self.engine.url)}{scope}>"
+
+    @property
+    def engine(self) -> AsyncEngine:
+        """The engine."""
+        return self._store.database.engine
+
+    def scoped(self, values: Mapping[str, JSONValue]) -> Self:
+        """A catalog that is restricted to the sessions with these values.
+
+        Every session object and cursor that the scoped catalog returns is restricted to the scope.
+        New sessions get the values. A session outside the scope behaves as if it did not exist:
+        reads return `None`, `{}` or nothing, deletes do nothing, and other writes raise
+        `SessionNotFoundError`. The scope of a scoped catalog can only be narrowed.
+
+        ```python
+        mine = catalog.scoped({"owner_id": "u1"})
+        ```
+
+        Args:
+            values: Values by key, compared as by `$eq`.
+
+        Returns:
+            The scoped catalog, on the same engine.
+
+        Raises:
+            InvalidFilterError: If a key cannot be stored or a value is not JSON.
+            ScopeError: If the scope of this catalog has another value for a key.
+            TypeError: If `values` is not a mapping.
+            ValueError: If `values` is empty, or a value is `None`.
+        """
+        scope = self._store.scope.narrowed(Scope.of(values))
+        return self._sharing(self._store.within(scope), **self._session_arguments)
+
+    # ---- one session ----
+
+    def session(self, session_id: str, *, must_exist: bool = False) -> SQLAlchemyMetadataSession:
+        """A session object, to run agents with. No I/O; the session need not exist yet.
+
+        Args:
+            session_id: Its id.
+            must_exist: Whether the object never creates the session. Writing metadata or history
+                then raises `SessionNotFoundError` if the session does not exist, also when it was
+                deleted in the meantime; `delete_metadata` returns 0. `clear_session()` empties the
+                history but keeps the session and its metadata, whatever `on_clear` says. To end the
+                session, use `delete_session`.
+
+        Returns:
+            The session, with this catalog's engine, tables, settings and scope.
+
+        Raises:
+            TypeError: If the id is not a string.
+        """
+        # A session has a catalog, too; and what needs no session need not wait for the SDK.
+        from .session import SQLAlchemyMetadataSession
+
+        return SQLAlchemyMetadataSession._in_store(
+            session_id, self._store, must_exist=must_exist, **self._session_arguments
+        )
+
+    async def create_session(
+        self, session_id: str | None = None, *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> SQLAlchemyMetadataSession:
+        """Create a session with metadata in one transaction.
+
+        Args:
+            session_id: The id of the session; random by default.
+            metadata: The metadata of the session. The values of the scope are added.
+
+        Returns:
+            The session.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the id is in use, inside or outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+            ValueError: If the id is not valid for metadata.
+        """
+        name = str(uuid.uuid4()) if session_id is None else session_id
+        if not await self._create(name, metadata or {}):
+            raise SessionExistsError(name)
+        return self.session(name)
+
+    async def get_or_create_session(
+        self, values: Mapping[str, JSONValue], *, metadata: Mapping[str, JSONValue] | None = None
+    ) -> tuple[SQLAlchemyMetadataSession, bool]:
+        """Return the most recently active session with these values, or create one.
+
+        If several processes call this at the same time with the same values, one session is
+        created. The id of a new session is derived from the values.
+
+        ```python
+        session, created = await catalog.get_or_create_session({"repo": "o/r", "pr": 42})
+        ```
+
+        Args:
+            values: The values by key that identify the session.
+            metadata: More metadata for a new session. An existing session does not change.
+
+        Returns:
+            The session, and whether it was created.
+
+        Raises:
+            InvalidFilterError: If a key cannot be stored or a value is not JSON.
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the values contradict the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `values` is not a mapping.
+            ValueError: If `values` is empty, or `metadata` contradicts `values`.
+        """
+        wanted = parse_values(values, "values")
+        scope, limits = self._store.scope, self._store.limits
+        scope.check(wanted)
+        more = encode_metadata(metadata or {}, limits)
+        for key, encoded in encode_metadata(wanted, limits).items():
+            if key in more and more[key].search != encoded.search:
+                raise ValueError(f"metadata and values have different values for {quoted(key)}")
+        together = {**(metadata or {}), **wanted}
+        encode_metadata({**together, **scope.values}, limits)
+        condition = scope.restrict(equality(wanted))
+        search = encode_metadata({**wanted, **scope.values}, limits)
+        name = ""
+        for attempt in range(_DERIVED_IDS):
+            last = await self._read(lambda reader: reader.last(condition, keys=[]))
+            if last is not None:
+                return self.session(last.info.session_id), False
+            # If the id is taken and the session does not match, it had the values once: every
+            # caller goes on to the next id.
+            name = derived_id(search, attempt)
+            if await self._create(name, together):
+                return self.session(name), True
+        raise SessionExistsError(name)
+
+    async def get_session(
+        self,
+        session_id: str,
+        *,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+        preview: bool = False,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> SessionInfo | None:
+        """Return one session with its metadata.
+
+        Args:
+            session_id: The id of the session.
+            keys: The metadata keys to return; all stored keys by default.
+            count_items: Whether to count the items of the history.
+            preview: Whether to read the beginning of the first user message: at most 200
+                characters with whitespace collapsed. It is looked for among the first 10 items, in
+                the first 4,000 characters of the stored text.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is returned without these keys.
+
+        Returns:
+            The session, or None if it does not exist.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        wanted = storable_keys(keys)
+        check_id_type(session_id)
+        if not is_text(session_id):
+            return None
+        condition = self._store.scope.restrict(IdIn((session_id,)))
+        details = Details(count_items, preview)
+        found = await self._read(
+            lambda reader: reader.page(condition, WALK, limit=1, keys=wanted, details=details)
+        )
+        return found[0].checked(on_corrupt) if found else None
+
+    async def last_session(
+        self, where: Where | None = None, *, count_items: bool = False
+    ) -> SessionInfo | None:
+        """Return the most recently active session.
+
+        Among sessions that were active within the same second, which is the resolution of the SDK's
+        times on SQLite, MariaDB and MySQL, the session with the newest message is returned.
+
+        Args:
+            where: A filter. A string under `agent` is normalized: `@ai-engineer` finds
+                `ai-engineer`.
+            count_items: Whether to count the items of the history.
+
+        Returns:
+            The session, or None if no session matches.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        if isinstance(where, Mapping) and isinstance(where.get(AGENT), str):
+            where = {**where, AGENT: normalize_agent(where[AGENT])}
+        condition = self._store.condition(where)
+        details = Details(count_items)
+        found = await self._read(lambda reader: reader.last(condition, details=details))
+        return None if found is None else found.checked()
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Delete a session with its messages and metadata.
+
+        Args:
+            session_id: The id of the session.
+
+        Returns:
+            Whether the session existed.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        check_id_type(session_id)
+        return is_text(session_id) and await self._store.delete(session_id)
+
+    async def get_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> Metadata:
+        """As `SQLAlchemyMetadataSession.get_metadata`, by id. Use it if the session is wrapped."""
+        return await self._store.get_metadata(session_id, keys)
+
+    async def set_metadata(
+        self, session_id: str, values: Mapping[str, Any], *, must_exist: bool = False
+    ) -> None:
+        """As `SQLAlchemyMetadataSession.set_metadata`, by id."""
+        await self._store.set_metadata(session_id, values, must_exist=must_exist)
+
+    async def edit_metadata(
+        self,
+        session_id: str,
+        change: Callable[[Metadata], object],
+        *,
+        must_exist: bool = False,
+    ) -> Metadata:
+        """As `SQLAlchemyMetadataSession.edit_metadata`, by id."""
+        return await self._store.edit_metadata(session_id, change, must_exist=must_exist)
+
+    async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
+        """As `SQLAlchemyMetadataSession.delete_metadata`, by id."""
+        return await self._store.delete_metadata(session_id, keys)
+
+    # ---- sessions by filter ----
+
+    async def list_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        order_by: OrderBy = "-updated_at",
+        limit: int = 100,
+        cursor: str | None = None,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+        preview: bool = False,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> SessionPage:
+        """Return a page of sessions with their metadata.
+
+        Pages by `created_at` or `session_id` return every session that exists the whole time
+        exactly once, even if other sessions are created and deleted. Pages by `updated_at` or a
+        metadata key can miss or repeat a session whose position changes in the meantime.
+
+        ```python
+        page = await catalog.list_sessions({"owner_id": "u1"}, limit=20, keys=["title"])
+        page = await catalog.list_sessions(
+            {"owner_id": "u1"}, limit=20, keys=["title"], cursor=page.next_cursor
+        )
+        ```
+
+        Args:
+            where: A filter; all sessions by default.
+            order_by: `updated_at`, `created_at`, `session_id` or a metadata key, with `-` for
+                descending. By a column, ties are broken by id, in the same direction. By a
+                metadata key the order is `None`, `False`, `True`, numbers, strings (by code
+                point), then lists and objects (in no particular order among themselves); sessions
+                without the key come last in both directions, and ties are broken by most recent
+                activity, then by id ascending. The names of columns always mean the columns, and a
+                key that begins with `-` cannot be ordered by. The cursor of such a page contains
+                the last session's value of the key, in an encoded but readable form.
+            limit: Sessions per page, 1 to 1,000.
+            cursor: The `next_cursor` of the previous page, for the same filter, order and scope.
+            keys: The metadata keys to return; all stored keys by default. `[]` means none.
+            count_items: Whether to count the items of each history.
+            preview: As in `get_session`.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is returned without these keys.
+
+        Returns:
+            The page.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidCursorError: If the cursor is damaged or belongs to another query.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string, or `order_by` is not a string.
+            ValueError: If `limit` is out of range, or `order_by` is neither a column nor a key
+                that can be stored.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        ordering = Ordering.parse(order_by)
+        wanted = storable_keys(keys)
+        condition = self._store.condition(where)
+        after = None
+        if cursor is not None:
+            after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
+        # One more than requested tells whether there is a next page.
+        found = await self._read(
+            lambda reader: reader.page(
+                condition,
+                ordering,
+                limit=limit + 1,
+                after=after,
+                keys=wanted,
+                details=Details(count_items, preview),
+            )
+        )
+        next_cursor = None
+        if len(found) > limit:
+            next_cursor = encode_cursor(found[limit - 1].position, condition, ordering)
+        return SessionPage([each.checked(on_corrupt) for each in found[:limit]], next_cursor)
+
+    async def iter_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        keys: Iterable[str] | None = None,
+        count_items: bool = False,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> AsyncIterator[SessionInfo]:
+        """Iterate over all matching sessions, in constant memory.
+
+        Sessions are ordered by id. No connection is held between items. Every session that exists
+        and matches the whole time is returned exactly once.
+
+        Args:
+            where: A filter; all sessions by default.
+            keys: The metadata keys to return; all stored keys by default.
+            count_items: Whether to count the items of each history.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is yielded without these keys.
+
+        Yields:
+            The sessions.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+        """
+        wanted = storable_keys(keys)
+        condition = self._store.condition(where)
+        after: Position | None = None
+        while True:
+            ask = partial(
+                Reader.page,
+                condition=condition,
+                ordering=WALK,
+                limit=_WALK_PAGE,
+                after=after,
+                keys=wanted,
+                details=Details(count_items),
+            )
+            found = await self._read(ask)
+            for each in found:
+                yield each.checked(on_corrupt)
+            if len(found) < _WALK_PAGE:
+                return
+            after = found[-1].position
+
+    async def count_sessions(self, where: Where | None = None) -> int:
+        """Count matching sessions.
+
+        Args:
+            where: A filter; all sessions by default.
+
+        Returns:
+            The number of sessions.
+
+        Raises:
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        return await self._count(self._store.condition(where))
+
+    async def count_values(
+        self, key: str, where: Where | None = None, *, limit: int = 100
+    ) -> list[ValueCount]:
+        """Count the sessions for each value of a key. Each element of a list counts as a value.
+
+        Args:
+            key: A metadata key.
+            where: A filter; all sessions by default.
+            limit: The maximum number of values.
+
+        Returns:
+            The values with the most sessions first, then by value. 1 and 1.0 are the same value.
+            Objects, and lists as a whole, are not counted.
+
+        Raises:
+            InvalidFilterError: If the key cannot be stored, or the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If `limit` is not a positive integer.
+        """
+        problem = key_problem(key)
+        if problem is not None:
+            raise InvalidFilterError(problem, path="key")
+        check_limit(limit)
+        condition = self._store.condition(where)
+
+        def read(connection: Connection, queries: Queries) -> list[ValueCount]:
+            found = read_counts(connection, queries, key, condition, limit)
+            return [ValueCount(value, count) for value, count in found]
+
+        return await self._store.database.read(read)
+
+    async def delete_sessions(
+        self,
+        where: Where | None = None,
+        *,
+        inactive_for: timedelta | None = None,
+        paused_for: timedelta = timedelta(days=90),
+        dry_run: bool = False,
+        batch_size: int = 500,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Delete matching sessions with their messages and metadata, in short transactions.
+
+        Each transaction checks filter and activity again under its locks, and skips sessions that
+        become active in the meantime. After a crash, run it again. Reading a session and writing
+        its metadata are not activity.
+
+        A session is skipped, with a warning in the log, if a key of the filter has a value that
+        does not match its search key, for example because it was changed with SQL.
+
+        ```python
+        where = {"pinned": {"$ne": True}}
+        await catalog.delete_sessions(where, inactive_for=timedelta(days=30))
+        ```
+
+        Args:
+            where: A filter. It is optional if `inactive_for` is given or the catalog is scoped.
+                A filter that holds for every session, such as `{"$and": [{}]}`, counts as none.
+            inactive_for: Delete only sessions that have been inactive for at least this time. With
+                `timedelta(0)`, age does not matter, and sessions whose time lies in the future are
+                deleted too.
+            paused_for: Skip sessions whose run was paused within this time or is claimed, even if
+                they match. With `timedelta(0)`, they are deleted like all others.
+            dry_run: Count the sessions and delete nothing.
+            batch_size: The number of sessions per transaction, 1 to 1,000.
+            progress: Called after each transaction with the number of deleted sessions so far.
+
+        Returns:
+            The number of deleted sessions, or of sessions that would be deleted.
+
+        Raises:
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If `inactive_for` or `paused_for` is not a timedelta.
+            ValueError: If there is neither a filter nor an age, an age is negative, or
+                `batch_size` is out of range.
+        """
+        condition = self._store.condition(where)
+        if inactive_for is None and condition.constant:
+            raise ValueError(
+                "delete_sessions needs a filter with a condition, or inactive_for; "
+                "it does not delete everything"
+            )
+        if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
+            raise ValueError(
+                f"batch_size must be between 1 and {LONGEST_PAGE}, got {quoted(batch_size)}"
+            )
+        condition = expired(condition, inactive_for)
+        condition = await sparing_paused(self._store, condition, paused_for)
+        if dry_run:
+            return await self._count(condition)
+        return await delete_matching(
+            self._store, condition, batch_size=batch_size, progress=progress
+        )
+
+    # ---- histories ----
+
+    async def list_items(
+        self,
+        session_id: str,
+        *,
+        order_by: ItemOrder = "item_id",
+        limit: int = 100,
+        cursor: str | None = None,
+    ) -> ItemPage:
+        """Return a page of the items of a session's history.
+
+        A page has at most about 8 MiB, but at least one item. Rows that are not valid JSON are
+        skipped, as in the SDK. Items that were written through `EncryptedSession` are returned
+        encrypted. Iterating over all pages returns every item that exists during the whole
+        iteration exactly once.
+
+        Args:
+            session_id: The session's id.
+            order_by: `item_id`, or `-item_id` for the newest first.
+            limit: The maximum number of items per page, 1 to 1,000.
+            cursor: The `next_cursor` of the previous page, for the same session, order and scope.
+
+        Returns:
+            The page. It is empty if the session does not exist.
+
+        Raises:
+            InvalidCursorError: If the cursor is damaged or belongs to another query.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+            ValueError: If `limit` is out of range, or `order_by` has another value.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        return await read_page(self._store, session_id, order_by, limit, cursor)
+
+    async def rewind_session(
+        self,
+        session_id: str,
+        *,
+        turns: int | None = None,
+        before: int | None = None,
+        expect_last: int | None = None,
+    ) -> list[ItemInfo]:
+        """As `SQLAlchemyMetadataSession.rewind`, by id: for sessions behind a wrapper."""
+        return await rewind(self._store, session_id, Cut(turns, before, expect_last))
+
+    async def fork_session(
+        self,
+        session_id: str,
+        new_id: str | None = None,
+        *,
+        metadata: Mapping[str, JSONValue] | None = None,
+        before: int | None = None,
+    ) -> SQLAlchemyMetadataSession:
+        """Copy a session's history and metadata, in one transaction.
+
+        The metadata of the copy contains the id of this session under `forked_from`, and `before`,
+        if it is given, under `forked_before`. A copy of a copy contains only its direct original.
+
+        A history written through `EncryptedSession` cannot be read under another id: its key is
+        derived from the id.
+
+        Args:
+            session_id: The session to copy.
+            new_id: The id of the copy; random by default.
+            metadata: Metadata to set in the copy.
+            before: The `item_id` of the first item that is not copied; by default all items are
+                copied.
+
+        Returns:
+            The copy.
+
+        Raises:
+            InvalidMetadataError: If a key or value cannot be stored.
+            MetadataLimitError: If a limit is exceeded.
+            ScopeError: If the metadata contradicts the scope.
+            SessionExistsError: If the new id is in use.
+            SessionNotFoundError: If the session does not exist.
+            SessionPausedError: If the session has a paused run.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If an id is not a string, or `before` not an integer.
+            ValueError: If the new id is not valid for metadata, if `metadata` contradicts
+                `forked_from` or `forked_before`, or if the copy cannot end before that item, as in
+                `SQLAlchemyMetadataSession.rewind`.
+        """
+        name = str(uuid.uuid4()) if new_id is None else new_id
+        check_id_type(session_id)
+        cut = None if before is None else Cut(before=before)
+        if not is_text(session_id):
+            raise SessionNotFoundError(session_id)
+        work = fork(self._store, session_id, name, metadata or {}, cut)
+        await self._store.database.write(work)
+        return self.session(name)
+
+    # ---- export and import ----
+
+    async def export_sessions(
+        self, where: Where | None = None, *, on_corrupt: OnCorrupt | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Iterate over matching sessions as JSON records.
+
+        A record contains the id, times, metadata and items of a session at one moment, and the
+        version of the format. An encrypted history stays encrypted.
+
+        Args:
+            where: A filter; all sessions by default.
+            on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
+                not valid JSON, instead of raising it; the session is left out.
+
+        Yields:
+            The records, for `import_sessions`.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        condition = self._store.condition(where)
+        after: Position | None = None
+        size = 1
+        while True:
+            read = partial(read_records, self._store, condition, after, size)
+            found, records = await self._store.database.read_snapshot(read)
+            if records is None:
+                size = len(found) // 2
+                continue
+            for each, record in zip(found, records, strict=True):
+                each.checked(on_corrupt)
+                if not each.errors:
+                    yield record
+            if len(found) < size:
+                return
+            after, size = found[-1].position, min(2 * size, BATCH)
+
+    async def import_sessions(
+        self,
+        records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        on_conflict: OnConflict = "error",
+        *,
+        on_invalid: Callable[[Exception], object] | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Write records of `export_sessions`, from this or any other database.
+
+        Records are written in batches. An invalid record, a conflict or a database error stops the
+        import: the error contains the position of the record, and the records before it are
+        written. A database error, such as for a record that is too large for the server, is raised
+        as SQLAlchemy raises it, with the position in `detail`.
+
+        Args:
+            records: The records.
+            on_conflict: What to do if a session exists: stop with an error, skip the record, or
+                replace the session.
+            on_invalid: Called with the error of each record that cannot be written. The record is
+                skipped and the import continues. Without it, the error is raised.
+            progress: Called after each transaction with the number of processed records so far.
+
+        Returns:
+            The number of sessions written.
+
+        Raises:
+            InvalidMetadataError: If a record, or metadata in it, is invalid.
+            MetadataLimitError: If metadata exceeds a limit.
+            ScopeError: If metadata contradicts the scope.
+            SessionExistsError: If a session exists and `on_conflict` is `"error"`.
+            SessionNotFoundError: If a session to replace exists outside the scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If an id is not valid for metadata, or `on_conflict` is not one of the three
+                values.
+        """
+        if on_conflict not in get_args(OnConflict):
+            raise ValueError(
+                f"on_conflict must be 'error', 'skip' or 'replace', got {quoted(on_conflict)}"
+            )
+        importing = Import(
+            self._store,
+            on_conflict,
+            ensure_ascii=self._session_arguments["ensure_ascii"],
+            on_invalid=on_invalid,
+            progress=progress,
+        )
+        return await importing.run(records)
+
+    # ---- indexes and search ----
+
+    async def create_index(
+        self, key: str, *, progress: Callable[[int], object] | None = None
+    ) -> bool:
+        """Create an index, so that the cost of a page does not grow with the number of matches.
+
+        With an index on a key, a page by `updated_at`, `last_session`,
+        `find_sessions_by_metadata(limit=…)` and retention by age read as many entries as they
+        return, if their only condition (filter and scope together) requires one value of that key.
+        The elements of lists are indexed one by one, for `$contains`. `"$updated_at"` is the index
+        for pages without a filter: an SQL index on the SDK's sessions table. An index never changes
+        a result.
+
+        Triggers maintain the index on a key for every writer. On PostgreSQL the index is created in
+        one transaction, and other writers wait for it. On SQLite, MariaDB and MySQL it is filled in
+        steps. It is not used until it is complete; call this again to continue it. On MariaDB and
+        MySQL, the user requires the privilege TRIGGER, every process that writes must run version
+        0.2 or later, and creating the triggers or `"$updated_at"` can block other writers for up to
+        five seconds per attempt. A transaction of another writer can also end with a deadlock then,
+        which this package retries and the plain SDK raises.
+
+        Args:
+            key: A metadata key or `"$updated_at"`.
+            progress: Called with the number of indexed sessions so far.
+
+        Returns:
+            Whether the index was created. False if it exists already.
+
+        Raises:
+            InvalidMetadataError: If the key cannot be stored.
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If tables are missing and `create_tables` is off; and for `"$text"`,
+                the index for search, which is not available in this version.
+            TriggersNotAllowedError: If the database user may not create triggers.
+        """
+        from .indexes.creation import check_index_key, create_index
+
+        self._check_unscoped("create_index")
+        return await create_index(self._store.database, check_index_key(key), progress)
+
+    async def drop_index(self, key: str) -> bool:
+        """Drop an index. Queries then run without it.
+
+        The triggers are kept, and do nothing for keys without an index.
+
+        Args:
+            key: A metadata key or `"$updated_at"`.
+
+        Returns:
+            Whether the index existed.
+
+        Raises:
+            InvalidMetadataError: If the key cannot be stored.
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        from .indexes.creation import check_index_key, drop_index
+
+        self._check_unscoped("drop_index")
+        return await drop_index(self._store.database, check_index_key(key))
+
+    async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
+        """List the indexes, ordered by key.
+
+        Args:
+            count: Whether to count their entries.
+
+        Returns:
+            The indexes; an empty list if there are none, also if tables are missing.
+
+        Raises:
+            ScopeError: If the catalog has a scope.
+        """
+        from .indexes.creation import list_indexes
+
+        self._check_unscoped("list_indexes")
+        return await list_indexes(self._store.database, count=count)
+
+    async def search(
+        self,
+        query: str,
+        where: Where | None = None,
+        *,
+        limit: int = 20,
+        cursor: str | None = None,
+    ) -> NoReturn:
+        """Find the messages and titles that contain all words of a query, newest first.
+
+        Search requires the text index, which is not available in this version.
+
+        Args:
+            query: One to 32 terms, of which at least one must not be excluded.
+            where: A filter for the sessions to search; all sessions by default.
+            limit: The maximum number of hits per page, 1 to 100.
+            cursor: The `next_cursor` of the previous page, for the same query, filter and scope.
+
+        Raises:
+            TablesMissingError: Always.
+        """
+        from .indexes.creation import NO_TEXT_INDEX
+
+        del query, where, limit, cursor
+        raise TablesMissingError((), problem=NO_TEXT_INDEX)
+
+    # ---- usage of tracked runs ----
+
+    async def usage(
+        self,
+        *,
+        owner_id: JSONValue = None,
+        session_id: str | None = None,
+        by: Sequence[str] = ("day", "model"),
+        since: date | None = None,
+        until: date | None = None,
+    ) -> list[UsageRow]:
+        """Return the usage of tracked runs, added up from the usage ledger.
+
+        Rows are kept when their session is deleted. In a scope on `owner_id`, the rows of that
+        owner are counted. In any other scope, the rows of the sessions that exist in the scope are
+        counted. In a scope on `owner_id` and other keys, both conditions apply.
+
+        Args:
+            owner_id: Count only usage of sessions while they had this `owner_id`.
+            session_id: Count only usage of this session.
+            by: The fields to group by: any of `day`, `agent`, `model`, `owner_id`, `session_id`. An
+                empty tuple returns one row, or none if there is no usage.
+            since: The first day, in UTC: a date, or an aware datetime on that day.
+            until: The last day, in the same form.
+
+        Returns:
+            One row per group, ordered by the fields of `by`.
+
+        Raises:
+            InvalidMetadataError: If `owner_id` is not JSON.
+            TablesMissingError: If the ledger's table is missing and `create_tables` is off.
+            TypeError: If an argument has the wrong type.
+            ValueError: If `by` names an unknown field, or a datetime has no time zone.
+        """
+        from .usage.report import read_usage
+
+        return await read_usage(
+            self._store,
+            owner_id=owner_id,
+            session_id=session_id,
+            by=by,
+            since=since,
+            until=until,
+        )
+
+    async def delete_usage(self, *, before: date) -> int:
+        """Delete rows of the usage ledger from before a day, in short transactions.
+
+        In a scope, only the rows that `usage` counts there are deleted.
+
+        Args:
+            before: The first day to keep, in UTC: a date, or an aware datetime on that day.
+
+        Returns:
+            The number of deleted rows.
+
+        Raises:
+            TablesMissingError: If the ledger's table is missing and `create_tables` is off.
+            TypeError: If `before` is neither a date nor a datetime.
+            ValueError: If it is a datetime without a time zone.
+        """
+        from .usage.report import delete_usage
+
+        return await delete_usage(self._store, before=before)
+
+    async def statistics(self, where: Where | None = None) -> Statistics:
+        """Add up the data that lifecycle and tracker recorded, exactly and in the database.
+
+        Args:
+            where: A filter; all sessions by default.
+
+        Returns:
+            The totals.
+
+        Raises:
+            CorruptMetadataError: If a status, or a value that the database refuses to add, is not
+                valid JSON.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+        """
+        from .usage.statistics import read_statistics
+
+        condition = self._store.condition(where)
+        return await self._store.database.read(
+            lambda connection, queries: read_statistics(connection, queries, condition)
+        )
+
+    # ---- helpers ----
+
+    async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
+        check_id_type(session_id)
+        return await self._store.create(session_id, self._store.encode_new(metadata))
+
+    async def _read(self, work: Callable[[Reader], T]) -> T:
+        return await read_sessions(self._store.database, work)
+
+    async def _count(self, condition: Condition) -> int:
+        return await self._store.database.read(
+            lambda connection, queries: int(connection.scalars(*queries.count(condition)).one())
+        )
+
+    def _check_unscoped(self, method: str) -> None:
+        if self._store.scope:
+            raise ScopeError(
+                next(iter(self._store.scope.values)),
+                f"{method} needs a catalog without a scope: indexes belong to all sessions",
+            )
