@@ -1,4 +1,4 @@
-"""SQL for the items of threads and for attachments."""
+"""SQL for the items of threads and for attachments, and copies of threads."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from sqlalchemy import (
     bindparam,
     delete,
     false,
-    func,
     insert,
     select,
     update,
 )
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.messages import Restriction, newest_id
-from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 
 from .tables import THREADS
@@ -59,10 +58,10 @@ class Attachment(NamedTuple):
 class ThreadRows:
     """The caller must lock the session before it writes items or attaches something."""
 
-    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
-        self._tables = tables
-        self._dialect = dialect
-        self._items, self._attachments = tables.group(THREADS).tables
+    def __init__(self, database: Database[Any]) -> None:
+        self._tables = database.tables
+        self._dialect = database.dialect
+        self._items, self._attachments = self._tables.group(THREADS).tables
 
     def exist(self, connection: Connection) -> bool:
         name = self._items.name
@@ -181,11 +180,6 @@ class ThreadRows:
         statement = select(messages.c.id).where(messages.c.session_id == session_id)
         return sorted(connection.scalars(statement))
 
-    def touch(self, connection: Connection, session_id: str) -> None:
-        sessions = self._tables.sessions
-        moved = update(sessions).where(sessions.c.session_id == session_id)
-        connection.execute(moved.values(updated_at=func.current_timestamp()))
-
     def _columns(self) -> list[Any]:
         return [self._items.c[name] for name in ThreadItem._fields]
 
@@ -200,7 +194,7 @@ class ThreadRows:
         insert = self._dialect.insert_missing(self._attachments)
         for _ in range(ROUNDS):
             connection.execute(insert, [attachment._asdict()])
-            found = self._read_attachment(connection, attachment.attachment_id, lock=True)
+            found = self.read_attachment(connection, attachment.attachment_id, lock=True)
             # The one that prevented the insert may have been deleted since.
             if found is not None:
                 return found
@@ -210,19 +204,20 @@ class ThreadRows:
         """The attachment must be locked. Only its session and its text are written."""
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
-        values: Mapping[str, Any] = {
-            "session_id": attachment.session_id,
-            "data": attachment.data,
-        }
+        values = {"session_id": attachment.session_id, "data": attachment.data}
         connection.execute(update(table).where(own).values(values))
 
-    def read_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        return self._read_attachment(connection, attachment_id, lock=False)
-
-    def lock_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        """Must begin the transaction."""
-        self._begin(connection)
-        return self._read_attachment(connection, attachment_id, lock=True)
+    def read_attachment(
+        self, connection: Connection, attachment_id: str, *, lock: bool = False
+    ) -> Attachment | None:
+        """With `lock`, it must begin the transaction."""
+        own = self._attachments.c.attachment_id == attachment_id
+        statement = self._all_attachments().where(own)
+        if lock:
+            self._begin(connection)
+            statement = statement.with_for_update()
+        row = connection.execute(statement).first()
+        return None if row is None else Attachment(*row)
 
     def lock_unattached(
         self, connection: Connection, before: Any, after: str, limit: int
@@ -255,16 +250,6 @@ class ThreadRows:
         if self._dialect.single_writer:
             connection.execute(delete(self._attachments).where(false()))
 
-    def _read_attachment(
-        self, connection: Connection, attachment_id: str, *, lock: bool
-    ) -> Attachment | None:
-        own = self._attachments.c.attachment_id == attachment_id
-        statement = self._all_attachments().where(own)
-        if lock:
-            statement = statement.with_for_update()
-        row = connection.execute(statement).first()
-        return None if row is None else Attachment(*row)
-
     def _all_attachments(self) -> Any:
         table: Table = self._attachments
         return select(*(table.c[name] for name in Attachment._fields))
@@ -272,3 +257,81 @@ class ThreadRows:
 
 def _items(rows: Any) -> list[ThreadItem]:
     return [ThreadItem(*row) for row in rows]
+
+
+def copy_thread(
+    store: ScopedStore,
+    connection: Connection,
+    session_id: str,
+    new_id: str,
+    kept: list[int] | None,
+) -> None:
+    """Copies the items of a thread to a session whose history was copied.
+
+    The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
+    ends before the first user message of which nothing was copied.
+    """
+    rows = ThreadRows(store.database)
+    if not rows.exist(connection):
+        return
+    items = rows.read_threads(connection, [session_id]).get(session_id, [])
+    if not items:
+        return
+    if kept is None:
+        kept = rows.message_ids(connection, session_id)
+    else:
+        last = max(kept, default=0)
+        ends = (-1 if item.history_end is None else item.history_end for item in items)
+        items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
+    copied = with_ids(as_counts(items, kept), rows.message_ids(connection, new_id))
+    rows.insert_items(connection, new_id, copied)
+
+
+def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
+    """Converts `history_end` from the id of the last row to a number of rows."""
+
+    def count(end: int) -> int | None:
+        before = sum(each <= end for each in history)
+        # Without a row before it, the history was replaced: it is not known where it ended.
+        return before if before or not end else None
+
+    return [
+        item if item.history_end is None else item._replace(history_end=count(item.history_end))
+        for item in items
+    ]
+
+
+def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
+    """Converts `history_end` from a number of rows to the id of the last row."""
+
+    def end(count: int) -> int:
+        return history[min(count, len(history)) - 1] if count and history else 0
+
+    return [
+        item if item.history_end is None else item._replace(history_end=end(item.history_end))
+        for item in items
+    ]
+
+
+def read_threads(
+    store: ScopedStore, connection: Connection, ids: list[str]
+) -> dict[str, list[ThreadItem]]:
+    """Returns items whose `history_end` is a number of rows of the history."""
+    rows = ThreadRows(store.database)
+    if not ids or not rows.exist(connection):
+        return {}
+    return {
+        session_id: as_counts(items, rows.message_ids(connection, session_id))
+        for session_id, items in rows.read_threads(connection, ids).items()
+    }
+
+
+def insert_threads(
+    store: ScopedStore, connection: Connection, threads: Mapping[str, list[ThreadItem]]
+) -> None:
+    """Inserts items of new sessions. Their `history_end` is a number of rows."""
+    rows = ThreadRows(store.database)
+    for session_id, items in threads.items():
+        if items:
+            history = rows.message_ids(connection, session_id)
+            rows.insert_items(connection, session_id, with_ids(items, history))

@@ -30,7 +30,7 @@ from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, read_page
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.threads.items import copy_thread, insert_threads, read_threads
+from agents_session_metadata.threads.rows import copy_thread, insert_threads, read_threads
 from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
