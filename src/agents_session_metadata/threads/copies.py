@@ -28,7 +28,7 @@ def copy_thread(
     The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
     ends before the first user message of which nothing was copied.
     """
-    rows = ThreadRows(database.tables, database.dialect)
+    rows = ThreadRows(database)
     items = rows.read_threads(connection, [session_id]).get(session_id, [])
     if not items:
         return
@@ -72,7 +72,7 @@ def read_threads(
     database: Database[Any], connection: Connection, ids: Sequence[str]
 ) -> dict[str, list[ThreadItem]]:
     """Returns items whose `history_end` is a number of rows of the history."""
-    rows = ThreadRows(database.tables, database.dialect)
+    rows = ThreadRows(database)
     if not ids:
         return {}
     return {
@@ -85,7 +85,7 @@ def insert_threads(
     database: Database[Any], connection: Connection, threads: Mapping[str, list[ThreadItem]]
 ) -> None:
     """Inserts items of new sessions. Their `history_end` is a number of rows."""
-    rows = ThreadRows(database.tables, database.dialect)
+    rows = ThreadRows(database)
     for session_id, items in threads.items():
         if items:
             history = rows.message_ids(connection, session_id)

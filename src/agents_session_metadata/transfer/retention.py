@@ -8,14 +8,13 @@ from datetime import datetime, timedelta, timezone
 from sqlalchemy import Connection
 
 from agents_session_metadata.core.features import in_use
+from agents_session_metadata.core.rows import delete_sessions, lock_sessions
 from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
 from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-
-from .bulk import delete_sessions, lock_sessions
 
 
 def check_age(name: str, age: object) -> None:

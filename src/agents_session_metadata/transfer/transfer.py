@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import read_history
-from agents_session_metadata.core.rows import check_id
+from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -35,7 +35,7 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
 
-from .bulk import NewSession, delete_sessions, insert_sessions, lock_sessions, read_histories
+from .bulk import NewSession, insert_sessions, read_histories
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
