@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -30,37 +32,44 @@ NAME = "agents_session_metadata"
 PACKAGE = Path(agents_session_metadata.__file__).parent
 ROOT = PACKAGE.parents[1]
 
-# A module imports from its own sub-package, and from layers above its own in this list.
+# A module imports from its own folder, and from layers before its own in this list.
 LAYERS = [
-    {"values", "quoting", "keys", "words", "installing"},
-    {"errors", "strict_json"},
-    {"types"},
+    {"keys", "text", "types"},
+    {"errors"},
+    {"values"},
     {"dialects"},
-    {"storage"},
+    {"core"},
     {"query"},
     {"scope"},
-    {"maintenance", "reports"},
+    {"history"},
+    {"indexes", "search", "threads", "transfer", "usage"},
     {"_sdk"},
     {"session"},
     {"catalog"},
+    {"lifecycle"},
+    {"tracking"},
     {"runs"},
-    {"asgi"},
-    {"chatkit", "ddl", "http", "mcp_server"},
-    {"doctor", "web"},
+    {"http"},
+    {"chatkit", "doctor", "mcp", "web"},
     {"cli"},
 ]
-INTERFACES = {name for layer in LAYERS[-4:] for name in layer}
-# Optional or slow to import: the only modules and sub-packages that import them.
+DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
+# Each can be taken out, with what stands above it.
+REMOVABLE = [
+    *["indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
+    *sorted(DOORS),
+]
+# Optional or slow to import: the only modules and folders that import them.
 ONLY_IN = {
     "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
-    "mcp": {"mcp_server"},
-    "starlette": {"asgi", "http", "web"},
+    "mcp": {"mcp"},
+    "starlette": {"http", "web"},
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
-    "pydantic": {"maintenance", "mcp_server", "http", "chatkit"},
+    "pydantic": {"transfer", "threads", "mcp", "http", "chatkit"},
 }
 DRIVERS = [*EXTRAS, "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.
@@ -162,12 +171,12 @@ def words(name: str, *fields: str) -> Iterator[str]:
         yield from (word for field in fields if isinstance(word := getattr(node, field, None), str))
 
 
-def test_storage_and_query_know_neither_scope_nor_catalog() -> None:
+def test_core_and_query_know_neither_scope_nor_catalog() -> None:
     def known(name: str) -> list[str]:
         used = words(name, "id", "attr", "arg", "name")
         return [word for word in used if re.search("scope|catalog", word, re.IGNORECASE)]
 
-    core = [name for name in MODULES if part(name) in {"storage", "query"}]
+    core = [name for name in MODULES if part(name) in {"core", "query"}]
     assert broken(known, core) == {}
 
 
@@ -261,7 +270,65 @@ def test_importing_the_package_loads_little(imported, before) -> None:
     added = {part(name) for name in after - without} - set(sys.stdlib_module_names)
     assert added <= {NAME, "sqlalchemy"}
     assert not {part(name) for name in after} & {*DRIVERS, "typer", "rich"}
-    assert not after & {f"{NAME}.{each}" for each in INTERFACES}
+    assert not after & {f"{NAME}.{each}" for each in DOORS}
+
+
+def standing_on(name: str) -> set[str]:
+    """A feature and all that imports it, but for the package, which does so when asked for names.
+
+    The catalog stays: its methods import features when they are called.
+    """
+    found = {name}
+    while True:
+        above = {
+            part(module)
+            for module in MODULES
+            for each in own_imports(module)
+            if part(each) in found and part(module) != "catalog"
+        }
+        if above <= found:
+            return found
+        found |= above
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", REMOVABLE)
+def test_a_feature_can_be_removed(name: str, tmp_path: Path) -> None:
+    removed = standing_on(name)
+    assert not removed & {"core", "query", "scope", "history", "transfer", "session", "catalog"}
+    copied = tmp_path / NAME
+    shutil.copytree(PACKAGE, copied, ignore=shutil.ignore_patterns("__pycache__"))
+    for each in removed:
+        shutil.rmtree(copied / each, ignore_errors=True)
+        (copied / f"{each}.py").unlink(missing_ok=True)
+    left = [each for each in MODULES if part(each) not in removed and "__main__" not in each]
+    script = f"""
+import asyncio, importlib
+for name in {left!r}:
+    importlib.import_module("{NAME}." + name)
+from {NAME} import SessionCatalog
+
+async def main():
+    async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
+        session = await catalog.create_session("a", metadata={{"owner_id": "u1", "tags": ["x"]}})
+        await session.add_items([{{"role": "user", "content": str(n)}} for n in range(3)])
+        mine = catalog.scoped({{"owner_id": "u1"}})
+        where = {{"tags": {{"$contains": "x"}}}}
+        assert [one.session_id for one in (await mine.list_sessions(where)).sessions] == ["a"]
+        assert await catalog.count_sessions({{"owner_id": "u1"}}) == 1
+        assert len((await catalog.list_items("a")).items) == 3
+        await catalog.fork_session("a", "b")
+        assert len(await catalog.rewind_session("b", turns=1)) == 1
+        records = [record async for record in mine.export_sessions()]
+        assert await catalog.import_sessions(records, "replace") == 2
+        assert await catalog.delete_sessions({{"owner_id": "u1"}}) == 2
+        await session.clear_session()
+        assert await session.get_metadata() == {{}}
+
+asyncio.run(main())
+"""
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_every_public_name_is_there() -> None:
