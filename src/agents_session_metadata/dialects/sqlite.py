@@ -22,6 +22,7 @@ from sqlalchemy import (
     cast,
     event,
     func,
+    literal_column,
     select,
     text,
     type_coerce,
@@ -210,7 +211,11 @@ class SQLite(Dialect):
 
     def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # Stored times have a fraction or none.
-        return moment.concat("~") if high else func.substr(moment, 1, 10, type_=String)
+        return (
+            moment.concat(literal_column("'~'"))
+            if high
+            else func.substr(moment, 1, 10, type_=String)
+        )
 
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
