@@ -53,11 +53,11 @@ def test_values_after_the_equals_sign():
         (["list", "--url", f"oracle://u:{PASSWORD}@h/x"], "'oracle' is not supported"),
         (
             ["list", "--url", f"postgresql+psycopg2://u:{PASSWORD}@h/x"],
-            "is not an installed asyncio driver",
+            "use postgresql+asyncpg, and install agents-session-metadata[postgresql]",
         ),
         (
             ["list", "--url", f"postgresql+nothing://u:{PASSWORD}@h/x"],
-            "is not an installed asyncio driver",
+            "use postgresql+asyncpg, and install agents-session-metadata[postgresql]",
         ),
         (["list", "--url", "sqlite://somewhere"], "the URL is malformed"),
         (["list", "--url", "sqlite:///:memory:", "--where", "{"], "--where is not valid JSON"),

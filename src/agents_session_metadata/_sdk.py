@@ -6,6 +6,7 @@
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
 | `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
+| `_session` | every connection of the SDK passes here: its event loop is checked |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
@@ -48,7 +49,7 @@ from .core.database import settle
 from .core.features import check_history_may_change, end_history, hold
 from .core.tables import TableNames
 from .dialects import dialect_of
-from .dialects.urls import check_engine, owner_of, with_transactions
+from .dialects.urls import check_engine, check_loop, owner_of, with_transactions
 from .query.queries import Queries
 from .scope import ScopedStore, open_store
 from .types import MetadataLimits, OnClear
@@ -77,6 +78,7 @@ HOOKS = (
     "_get_compaction_snapshot",
     "_lock_session",
     "_run_sqlite_write_with_retry",
+    "_session",
 )
 """Members that `StoredSession` defines. If the SDK stopped calling them, nothing would fail."""
 
@@ -311,6 +313,10 @@ class StoredSession(SQLAlchemySession):
             return True
         replaced = partial(self._store.rows.lock_replaced, session_id=self.session_id)
         return await (await sess.connection()).run_sync(replaced)
+
+    def _session(self) -> Any:
+        check_loop(self._engine)
+        return super()._session()
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         """Finishes a read: a cancelled one would close the connection of a database in memory."""

@@ -88,9 +88,9 @@ class Place:
 
     def engine(self, **engine_options: Any) -> AsyncEngine:
         """Returns an engine, which the caller must dispose."""
-        from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
+        from sqlalchemy.exc import ArgumentError
 
-        from agents_session_metadata.dialects.urls import ASYNC_DRIVERS, EXTRAS, create_engine
+        from agents_session_metadata.dialects.urls import create_engine
 
         url = self.database_url()
         if not self.create_tables:
@@ -98,16 +98,11 @@ class Place:
         try:
             return create_engine(url, engine_options)
         except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] in EXTRAS:
-                raise Failure(str(error)) from None
-        except (NoSuchModuleError, InvalidRequestError):
-            pass  # No driver of that name, or none for asyncio.
+            raise Failure(str(error)) from None
+        except ValueError as error:
+            raise Failure(str(error), 2) from None
         except ArgumentError:
             usage("the URL is malformed; write it like sqlite:///folder/name.db")
-        drivers = ", ".join(ASYNC_DRIVERS)
-        raise Failure(
-            f"{url.drivername} is not an installed asyncio driver; use one of {drivers}", 2
-        )
 
     @contextmanager
     def connect(self, **engine_options: Any) -> Iterator[tuple[AsyncEngine, Calls]]:

@@ -25,6 +25,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
 from .features import features
@@ -311,6 +312,7 @@ class Database(Generic[Q]):
         return queries
 
     async def _connect(self, work: Callable[[Connection], T]) -> T:
+        check_loop(self.engine)
         engine = self.engine.sync_engine
 
         def unit() -> T:

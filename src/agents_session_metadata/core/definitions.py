@@ -29,7 +29,7 @@ from agents_session_metadata.dialects.sqltypes import (
     PlainBytes,
     SearchBytes,
     SessionId,
-    StoredTime,
+    TimeCopy,
 )
 from agents_session_metadata.types import MAX_KEY_LENGTH
 
@@ -93,7 +93,7 @@ CREATE_TYPES = ColumnTypes(
     LongText(),
     SearchBytes(),
     LongBytes(),
-    StoredTime(),
+    TimeCopy(),
 )
 
 

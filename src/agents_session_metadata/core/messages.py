@@ -104,7 +104,7 @@ def read_history(
         parameters["after_item"] = after
     rows = connection.execute(_selected(messages, dialect).where(own), parameters)
     # Sorted here, so that no database walks through the ids of all sessions.
-    return sorted(_items(rows, dialect), key=attrgetter("item_id"))
+    return sorted(_items(rows), key=attrgetter("item_id"))
 
 
 def read_lengths(
@@ -170,16 +170,16 @@ def read_items(
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters), dialect))
+    return list(_items(connection.execute(statement, parameters)))
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:
-    return select(messages.c.id, dialect.utc(messages.c.created_at), messages.c.message_data)
+    return select(messages.c.id, dialect.moment.of(messages.c.created_at), messages.c.message_data)
 
 
-def _items(rows: Any, dialect: Dialect) -> Iterator[ItemInfo]:
+def _items(rows: Any) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
-        yield ItemInfo(item_id, dialect.to_datetime(created_at), _item(text))
+        yield ItemInfo(item_id, created_at, _item(text))
 
 
 def _item(text: str) -> Any:

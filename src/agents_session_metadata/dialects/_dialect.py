@@ -24,7 +24,7 @@ from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
 from ._triggers import TriggerSQL
-from .sqltypes import SessionId
+from .sqltypes import SDKTime, SessionId
 
 Statement: TypeAlias = Any
 """A SELECT: SQLAlchemy 2.0 and 2.1 give `Select` different type parameters."""
@@ -53,6 +53,10 @@ class Dialect:
     """The SQL, error codes and flags of one database. This class uses standard SQL."""
 
     name: ClassVar[str]
+    stored_time: ClassVar[SDKTime]
+    """A time of the SDK's tables in a form that sorts. Its text fits into a cursor."""
+    moment: ClassVar[SDKTime]
+    """The same time as an aware datetime in UTC."""
     triggers: ClassVar[TriggerSQL] = TriggerSQL()
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
@@ -64,6 +68,7 @@ class Dialect:
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
     """The isolation level of transactions on an engine that commits each statement."""
+    refuses_nul: ClassVar[bool] = False
     bounded_ids: ClassVar[bool] = False
     """The sessions table truncates or rejects ids of more than 255 characters."""
     single_writer: ClassVar[bool] = False
@@ -181,9 +186,16 @@ class Dialect:
         """Returns one line of SQL that does not depend on settings of server and client."""
         return "'" + text.replace("'", "''") + "'"
 
-    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Returns a `stored_time` that does not use an index on the column."""
-        raise NotImplementedError
+    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Returns a column of the SDK's tables as an expression that no index serves."""
+        return time
+
+    def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
+        """Converts a `moment` to a limit on stored times that contains all moments within it.
+
+        It need not be exact: it only reduces the number of rows read.
+        """
+        return moment
 
     def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
         """Limits a column to times from `after_time` on, so that an index on it is read from there.
@@ -192,64 +204,16 @@ class Dialect:
         """
         return true()
 
-    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Converts a time of the SDK's tables to a form that sorts and that fits into a cursor."""
-        raise NotImplementedError
-
-    def stored_time_type(self) -> TypeEngine[Any]:
-        raise NotImplementedError
-
-    def stored_time_value(self, stored: str) -> Any:
-        """Raises ValueError or ArithmeticError if the text of a cursor is not a stored time."""
-        raise NotImplementedError
-
-    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
-        """Raises ValueError or ArithmeticError if no page can end there."""
-        session_id.encode()
-        time = {} if stored is None else {"after_time": self.stored_time_value(stored)}
-        return {"after_id": session_id, **time}
-
-    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Converts a time of the SDK's tables to the form that `to_datetime` requires."""
-        raise NotImplementedError
-
-    def to_datetime(self, value: Any) -> datetime:
-        """Converts a value selected by `utc` to an aware datetime in UTC."""
-        raise NotImplementedError
-
-    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Converts a time of the SDK's tables to a form that compares with a `moment_value`."""
-        raise NotImplementedError
-
-    def moment_type(self) -> TypeEngine[Any]:
-        raise NotImplementedError
-
-    def moment_value(self, moment: datetime) -> Any:
-        """Converts an aware datetime to a parameter that compares with `moment`."""
-        raise NotImplementedError
-
-    def outer_limit(self, name: str, *, high: bool) -> ColumnElement[Any]:
-        """Returns a limit on stored times that contains every moment within a given limit.
-
-        It need not be exact: it only reduces the number of rows read. Its parameter is
-        `<name>_outer`, an `outer_value`.
-        """
-        return bindparam(f"{name}_outer", type_=self.stored_time_type())
-
-    def outer_value(self, moment: datetime, *, high: bool) -> Any:
-        return self.moment_value(moment)
-
     def time_to_store(self, moment: datetime) -> Any:
         """Raises ValueError if the SDK's tables cannot store the time."""
         raise NotImplementedError
 
     def insert_rows(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
         """Inserts rows so that the numbers that the database assigns are in the same order.
 
-        All rows name the same columns. `times` are columns for times of the SDK's tables. In
-        `rows`, their names have the prefix `new_`, and their values come from `time_to_store`.
+        All rows name the same columns. Times are in the SDK's tables, from `time_to_store`.
         """
         raise NotImplementedError
 

@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
+    TIMESTAMP,
     BigInteger,
     BindParameter,
     ColumnElement,
     Connection,
-    DateTime,
     Insert,
     Integer,
     LargeBinary,
@@ -44,7 +45,7 @@ from agents_session_metadata.errors import UnsupportedDialectError
 from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._triggers import MySQLTriggerSQL, TriggerSQL
-from .sqltypes import ID_LENGTH
+from .sqltypes import ID_LENGTH, Impl, SDKTime
 
 _CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
@@ -158,8 +159,41 @@ class _MySQLLocks(Locks):
         return None
 
 
+class _StoredTime(SDKTime):
+    """Seconds since 1970: TIMESTAMP is UTC inside, which this reads in any time zone."""
+
+    impl: Impl = Numeric(20, 6)
+    cache_ok: bool | None = True
+
+    def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.unix_timestamp(column, type_=self)
+
+    def to_database(self, value: Any) -> Decimal:
+        seconds = Decimal(value)
+        if not abs(seconds) < 10**14:  # what `impl` holds
+            raise ValueError(value)
+        return seconds
+
+
+@lru_cache(maxsize=4096)
+def _moment_of(seconds: Decimal | None) -> datetime | None:
+    if seconds is None:
+        return None
+    return _EPOCH + timedelta(microseconds=int(Decimal(seconds) * 1_000_000))
+
+
+class _Moment(_StoredTime):
+    cache_ok: bool | None = True
+    from_database: ClassVar[Any] = staticmethod(_moment_of)
+
+    def to_database(self, value: Any) -> Decimal:
+        return Decimal((value - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
+
+
 class MySQL(Dialect):
     name = "mysql"
+    stored_time: ClassVar[SDKTime] = _StoredTime()
+    moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
@@ -211,17 +245,10 @@ class MySQL(Dialect):
         end = super().in_shell(statement)
         return f"DELIMITER ;;\n{end};\nDELIMITER ;" if ";" in statement else end
 
-    # TIMESTAMP is UTC inside; UNIX_TIMESTAMP reads it so in whatever zone the connection is.
-    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return func.unix_timestamp(column, type_=Numeric(20, 6))
-
-    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return self.stored_time(column)
-
     def reaches(self, column: ColumnElement[Any], *, descending: bool) -> ColumnElement[bool]:
         # The column compares with local times only, which may differ from UTC in order where a
         # clock is changed. Within three hours of that, the limit is wider.
-        time: Any = bindparam("after_time", type_=self.stored_time_type())
+        time: Any = bindparam("after_time", type_=self.stored_time)
         earlier, later = func.from_unixtime(time - _NEAR), func.from_unixtime(time + _NEAR)
         span = func.timestampdiff(literal_column("SECOND"), earlier, later)
         wider = time + _NEAR if descending else time - _NEAR
@@ -230,30 +257,6 @@ class MySQL(Dialect):
         reaches: ColumnElement[bool] = column <= limit if descending else column >= limit
         return reaches
 
-    def stored_time_type(self) -> TypeEngine[Any]:
-        return Numeric(20, 6)
-
-    def stored_time_value(self, stored: str) -> Any:
-        seconds = Decimal(stored)
-        if not abs(seconds) < 10**14:  # what `stored_time_type` holds
-            raise ValueError(stored)
-        return seconds
-
-    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return self.stored_time(column)
-
-    def to_datetime(self, value: Any) -> datetime:
-        return _EPOCH + timedelta(microseconds=int(Decimal(value) * 1_000_000))
-
-    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return self.stored_time(column)
-
-    def moment_type(self) -> TypeEngine[Any]:
-        return Numeric(20, 6)
-
-    def moment_value(self, moment: datetime) -> Any:
-        return Decimal((moment - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
-
     def time_to_store(self, moment: datetime) -> Any:
         # The server would store the current time instead of an earlier one.
         if not _FIRST_TIMESTAMP <= moment <= _LAST_TIMESTAMP:
@@ -261,12 +264,12 @@ class MySQL(Dialect):
         return moment.replace(tzinfo=None)
 
     def insert_rows(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
         if rows:
-            stored = {name: bindparam(f"new_{name}", type_=DateTime()) for name in times}
-            with self._times_in_utc(connection) if times else nullcontext():
-                connection.execute(insert(table).values(stored), rows)
+            has_times = any(isinstance(table.c[name].type, TIMESTAMP) for name in rows[0])
+            with self._times_in_utc(connection) if has_times else nullcontext():
+                connection.execute(insert(table), rows)
 
     @contextmanager
     def _times_in_utc(self, connection: Connection) -> Iterator[None]:

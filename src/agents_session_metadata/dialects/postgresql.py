@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -33,7 +33,6 @@ from sqlalchemy import (
     null,
     select,
     text,
-    type_coerce,
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
@@ -45,6 +44,7 @@ from ._dialect import Dialect, IdColumn, Statement, Triples, replacements
 from ._locks import ROUNDS, Locks
 from ._table_names import qualified, qualified_text
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
+from .sqltypes import Impl, SDKTime
 
 
 class _PostgreSQLLocks(Locks):
@@ -69,10 +69,42 @@ class _PostgreSQLLocks(Locks):
         return super().or_create(connection, session_id)
 
 
+_ZONE = func.current_setting("TimeZone")
+
+
+class _StoredTime(SDKTime):
+    """The local time of the writer, without a time zone."""
+
+    impl: Impl = TIMESTAMP(timezone=False)
+    cache_ok: bool | None = True
+
+    def to_database(self, value: str) -> datetime:
+        time = datetime.fromisoformat(value)
+        if time.utcoffset() is not None:
+            raise ValueError(value)
+        return time
+
+
+def _in_utc(moment: datetime | None) -> datetime | None:
+    return moment and moment.astimezone(timezone.utc)
+
+
+class _Moment(SDKTime):
+    impl: Impl = TIMESTAMP(timezone=True)
+    cache_ok: bool | None = True
+    from_database: ClassVar[Any] = staticmethod(_in_utc)
+
+    def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.timezone(_ZONE, column, type_=self)
+
+
 class PostgreSQL(Dialect):
     """PostgreSQL 13 or later."""
 
     name = "postgresql"
+    stored_time: ClassVar[SDKTime] = _StoredTime()
+    moment: ClassVar[SDKTime] = _Moment()
+    refuses_nul = True
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True
@@ -127,7 +159,6 @@ class PostgreSQL(Dialect):
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         return column if native else column.collate("C")
 
-    # The SDK stores the writer's local time without a time zone.
     def literal(self, text: str) -> str:
         plain = super().literal(text)
         if "\\" not in text and escaped(text) == text:
@@ -137,55 +168,13 @@ class PostgreSQL(Dialect):
         doubled = plain.replace("\\", "\\\\")
         return "E" + "".join(c if " " <= c <= "~" else f"\\U{ord(c):08x}" for c in doubled)
 
-    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return column
+    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return time.op("+")(literal_column("interval '0'"))
 
-    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        nothing: Any = literal_column("interval '0'")
-        return type_coerce(column.op("+")(nothing), self.stored_time_type())
-
-    def stored_time_type(self) -> TypeEngine[Any]:
-        return TIMESTAMP(timezone=False)
-
-    def stored_time_value(self, stored: str) -> Any:
-        moment = datetime.fromisoformat(stored)
-        if moment.utcoffset() is not None:
-            raise ValueError(stored)
-        return moment
-
-    def position_parameters(self, stored: str | None, session_id: str) -> dict[str, Any]:
-        parameters = super().position_parameters(stored, session_id)
-        if "\x00" in session_id:
-            raise ValueError(session_id)
-        return parameters
-
-    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        zone = func.current_setting("TimeZone")
-        return func.timezone(zone, column, type_=TIMESTAMP(timezone=True))
-
-    def to_datetime(self, value: Any) -> datetime:
-        return value.astimezone(timezone.utc)  # type: ignore[no-any-return]  # a driver's datetime
-
-    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return self.utc(column)
-
-    def moment_type(self) -> TypeEngine[Any]:
-        return TIMESTAMP(timezone=True)
-
-    def moment_value(self, moment: datetime) -> Any:
-        return moment
-
-    def outer_limit(self, name: str, *, high: bool) -> ColumnElement[Any]:
-        moment = bindparam(f"{name}_outer", type_=TIMESTAMP(timezone=True))
-        return func.timezone(func.current_setting("TimeZone"), moment, type_=TIMESTAMP())
-
-    def outer_value(self, moment: datetime, *, high: bool) -> Any:
+    def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
         # The end of summer time repeats an hour.
-        hours = timedelta(hours=3 if high else -3)
-        try:
-            return moment + hours
-        except OverflowError:
-            return moment
+        hours: Any = literal_column(f"interval '{3 if high else -3} hours'")
+        return func.timezone(_ZONE, moment).op("+")(hours)
 
     def time_to_store(self, moment: datetime) -> Any:
         # asyncpg stores the first moment of the calendar as -infinity, and near its ends, the local
@@ -195,11 +184,11 @@ class PostgreSQL(Dialect):
         return moment
 
     def insert_rows(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
         # A list for each column: drivers would run the statement once for each row.
         if rows:
-            statement = _insert_lists(table, tuple(rows[0]), times)
+            statement = _insert_lists(table, tuple(rows[0]))
             lists = {f"given_{name}": [row[name] for row in rows] for name in rows[0]}
             connection.execute(statement, lists)
 
@@ -363,12 +352,11 @@ created, and for a table that refers to the sessions table."""
 
 
 @lru_cache(maxsize=64)
-def _insert_lists(table: Table, names: tuple[str, ...], times: tuple[str, ...]) -> Any:
+def _insert_lists(table: Table, names: tuple[str, ...]) -> Any:
     """Inserts rows from one list per column."""
-    time_names = {f"new_{name}": name for name in times}
+    times = {name for name in names if isinstance(table.c[name].type, TIMESTAMP)}
     types: dict[str, TypeEngine[Any]] = {
-        name: TIMESTAMP(timezone=True) if name in time_names else table.c[name].type
-        for name in names
+        name: TIMESTAMP(timezone=True) if name in times else table.c[name].type for name in names
     }
     lists = (bindparam(f"given_{name}", type_=ARRAY(kind)) for name, kind in types.items())
     given = (
@@ -376,14 +364,12 @@ def _insert_lists(table: Table, names: tuple[str, ...], times: tuple[str, ...]) 
         .table_valued(*(column(*each) for each in types.items()), with_ordinality="ordinal")
         .render_derived()
     )
-    zone = func.current_setting("TimeZone")
     values: list[Any] = [
-        func.timezone(zone, given.c[name]) if name in time_names else given.c[name]
-        for name in names
+        func.timezone(_ZONE, given.c[name]) if name in times else given.c[name] for name in names
     ]
     # The rows get their serial numbers after they are sorted.
     return insert(table).from_select(
-        [time_names.get(name, name) for name in names],
+        list(names),
         select(*values).order_by(given.c.ordinal),
         include_defaults=False,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -21,6 +22,7 @@ from sqlalchemy import (
     cast,
     event,
     func,
+    literal_column,
     select,
     text,
     type_coerce,
@@ -31,7 +33,6 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
-from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.text import escaped
@@ -40,6 +41,7 @@ from ._aiosqlite import use_fewer_calls
 from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import Found, Locks, Reader
 from ._table_names import qualified
+from .sqltypes import Impl, SDKTime
 
 
 class _SQLiteLocks(Locks):
@@ -82,10 +84,42 @@ class _SQLiteLocks(Locks):
         return insert.on_conflict_do_nothing().returning(told)
 
 
+@lru_cache(maxsize=4096)
+def _moment_of(text: str | None) -> datetime | None:
+    if isinstance(text, datetime):
+        raise UnsupportedDialectError("sqlite", "the driver's option detect_types")
+    return None if text is None else datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
+
+
+class _StoredTime(SDKTime):
+    """Text in UTC, with six decimals or none."""
+
+    impl: Impl = String
+    cache_ok: bool | None = True
+
+    def to_database(self, value: str) -> str:
+        value.encode()
+        return value
+
+
+class _Moment(SDKTime):
+    impl: Impl = String
+    cache_ok: bool | None = True
+    from_database: ClassVar[Any] = staticmethod(_moment_of)
+
+    def comparable(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=self)
+
+    def to_database(self, value: datetime) -> str:
+        return value.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
 class SQLite(Dialect):
     """SQLite 3.35 or later."""
 
     name = "sqlite"
+    stored_time: ClassVar[SDKTime] = _StoredTime()
+    moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
     single_writer = True
     uses_triggers = True
@@ -172,43 +206,28 @@ class SQLite(Dialect):
             return super().literal(text)
         return f"CAST(x'{text.encode().hex()}' AS TEXT)"
 
-    def unindexed_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return UnaryExpression(column, operator=custom_op("+"), type_=String())
+    def unindexed(self, time: ColumnElement[Any]) -> ColumnElement[Any]:
+        return UnaryExpression(time, operator=custom_op("+"), type_=String())
 
-    # The SDK stores times as text in UTC, with six decimals or none.
-    def stored_time(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return type_coerce(column, String)
-
-    def stored_time_type(self) -> TypeEngine[Any]:
-        return String()
-
-    def stored_time_value(self, stored: str) -> Any:
-        stored.encode()
-        return stored
-
-    def utc(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return type_coerce(column, String)
-
-    def to_datetime(self, value: Any) -> datetime:
-        if isinstance(value, datetime):
-            raise UnsupportedDialectError(self.name, "the driver's option detect_types")
-        return datetime.fromisoformat(value).replace(tzinfo=timezone.utc)
-
-    def moment(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=String)
+    def outer_limit(self, moment: ColumnElement[Any], *, high: bool) -> ColumnElement[Any]:
+        # Stored times have a fraction or none.
+        return (
+            moment.concat(literal_column("'~'"))
+            if high
+            else func.substr(moment, 1, 10, type_=String)
+        )
 
     def time_to_store(self, moment: datetime) -> Any:
         # Without a zero fraction, as CURRENT_TIMESTAMP writes it: a fraction would sort above it.
         return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(" ")
 
     def insert_rows(
-        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *times: str
+        self, connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]
     ) -> None:
         # As the driver takes them: SQLAlchemy would take longer over each row than SQLite does.
         if rows:
             quote = connection.dialect.identifier_preparer.quote
-            stored = {f"new_{name}": name for name in times}
-            columns = ", ".join(quote(stored.get(name, name)) for name in rows[0])
+            columns = ", ".join(map(quote, rows[0]))
             marks = ", ".join("?" * len(rows[0]))
             insert = f"INSERT INTO {qualified(connection, table)} ({columns}) VALUES ({marks})"  # noqa: S608  # names
             connection.exec_driver_sql(insert, [tuple(map(row.get, rows[0])) for row in rows])
@@ -279,18 +298,6 @@ class SQLite(Dialect):
         )
         names = {"table": table.name, "schema": connection.schema_for_object(table) or "main"}
         return [IdColumn(*row) for row in connection.execute(text(query), names)]
-
-    def moment_type(self) -> TypeEngine[Any]:
-        return String()
-
-    def moment_value(self, moment: datetime) -> Any:
-        naive = moment.astimezone(timezone.utc).replace(tzinfo=None)
-        return naive.isoformat(" ", "microseconds")
-
-    def outer_value(self, moment: datetime, *, high: bool) -> Any:
-        text = self.moment_value(moment)
-        # Stored times have a fraction or none.
-        return f"{text}~" if high else text[:10]
 
 
 def _configure_connection(connection: Any, _record: object) -> None:

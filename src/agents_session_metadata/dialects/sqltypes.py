@@ -6,16 +6,18 @@ of another collation.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from sqlalchemy import (
     TIMESTAMP,
     BigInteger,
+    ColumnElement,
     Integer,
     LargeBinary,
     String,
     Text,
     TypeDecorator,
+    type_coerce,
 )
 from sqlalchemy import (
     Dialect as SADialect,
@@ -112,7 +114,33 @@ class RowId(TypeDecorator[int]):
         return Integer() if dialect.name == "sqlite" else BigInteger()
 
 
-class StoredTime(TypeDecorator[Any]):
+class SDKTime(TypeDecorator[Any]):
+    """The type of a column of the SDK's tables that contains a time, as `of` converts it."""
+
+    impl: Impl = TIMESTAMP
+    cache_ok: bool | None = True
+    from_database: ClassVar[Any] = None
+    """A function that converts a selected value."""
+
+    def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        return type_coerce(column, self)
+
+    def comparable(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Like `of`, if equal times can be stored in different forms."""
+        return self.of(column)
+
+    def to_database(self, value: Any) -> Any:
+        """Raises ValueError or ArithmeticError if the value is not a time."""
+        return value
+
+    def bind_processor(self, dialect: SADialect) -> Any:
+        return self.to_database
+
+    def result_processor(self, dialect: SADialect, coltype: object) -> Any:
+        return self.from_database
+
+
+class TimeCopy(TypeDecorator[Any]):
     """A copy of a time of the SDK's tables, in a form that sorts."""
 
     impl: Impl = TIMESTAMP

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import weakref
 from typing import Any
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine.base import OptionEngine
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import StaticPool
+from sqlalchemy.pool import NullPool, Pool, StaticPool
 
 from agents_session_metadata.errors import UnsupportedDialectError, install_advice
 
@@ -26,9 +28,6 @@ DRIVERS = {
 
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
 
-ASYNC_DRIVERS = tuple(sorted({*DRIVERS.values(), "postgresql+psycopg"}))
-"""The drivers that a URL may name."""
-
 DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
 """The packages whose exceptions are database errors."""
 
@@ -43,7 +42,14 @@ def with_driver(url: str | URL) -> URL:
         raise ValueError(
             "the database URL is not valid; write it like postgresql://user:password@host/name"
         ) from None
-    return parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+    parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
+    if parsed.drivername != "postgresql+asyncpg":
+        return parsed
+    # Hosts print the options of libpq, which psycopg takes as they are.
+    options = {name: value for name, value in parsed.query.items() if name != "channel_binding"}
+    if "sslmode" in options:
+        options.setdefault("ssl", options.pop("sslmode"))
+    return parsed.set(query=options)
 
 
 def is_file_based(url: URL) -> bool:
@@ -78,16 +84,26 @@ def may_be_same(one: URL, other: URL) -> bool:
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
-    """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing."""
+    """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing.
+
+    Raises `ModuleNotFoundError` if the driver is missing, or `ValueError` if it has no asyncio.
+    """
+    parsed = with_driver(url)
+    backend, _, driver = parsed.drivername.partition("+")
+    default = DRIVERS.get("sqlite" if backend == "sqlite3" else backend)
     try:
-        engine = create_async_engine(with_driver(url), **(engine_kwargs or {}))
-    except ModuleNotFoundError as error:
-        extra = EXTRAS.get((error.name or "").partition(".")[0])
-        if extra is None:
+        engine = create_async_engine(parsed, **(engine_kwargs or {}))
+    except (ModuleNotFoundError, NoSuchModuleError, InvalidRequestError) as error:
+        if driver in EXTRAS and isinstance(error, ModuleNotFoundError):
+            if (error.name or "").partition(".")[0] != driver:
+                raise  # Something that the driver needs.
+            problem = f"the driver {driver} is not installed; {install_advice(EXTRAS[driver])}"
+            raise ModuleNotFoundError(problem, name=driver) from None
+        if default is None:
             raise
-        raise ModuleNotFoundError(
-            f"the driver {error.name} is not installed; {install_advice(extra)}",
-            name=error.name,
+        advice = install_advice(EXTRAS[default.partition("+")[2]])
+        raise ValueError(
+            f"{parsed.drivername} is not an installed asyncio driver; use {default}, and {advice}"
         ) from None
     if is_file_based(engine.url):
         event.listen(engine.sync_engine, "connect", _enlarge_cache)
@@ -115,6 +131,27 @@ def check_engine(engine: object) -> None:
     if isinstance(engine, (str, URL)):
         advice = "use from_url for a URL"
     raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+
+
+_loops: weakref.WeakKeyDictionary[Pool, weakref.ref[asyncio.AbstractEventLoop]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The event loop that first used a pool. Disposing an engine gives it a new pool."""
+
+
+def check_loop(engine: AsyncEngine) -> None:
+    """Raises `RuntimeError` if the engine's connections belong to another event loop."""
+    pool = engine.sync_engine.pool
+    if isinstance(pool, NullPool) or (
+        engine.dialect.name == "sqlite" and not isinstance(pool, StaticPool)
+    ):
+        return
+    loop = asyncio.get_running_loop()
+    if _loops.setdefault(pool, weakref.ref(loop))() is not loop:
+        raise RuntimeError(
+            "the engine belongs to another event loop, which used it first; before that loop ends, "
+            "call `await engine.dispose()` there, or create an engine per event loop"
+        )
 
 
 def owner_of(engine: AsyncEngine) -> AsyncEngine:

@@ -97,7 +97,7 @@ def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
 def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:
     """Returns SELECT statements for the entries that the index should have."""
     sessions, _, values, elements = core
-    time = dialect.stored_time(sessions.c.updated_at)
+    time = dialect.stored_time.of(sessions.c.updated_at)
     of_rows: list[tuple[Table, Any, str]] = [
         (values, literal_column("-1"), "0"),
         (elements, elements.c.position, "1"),

@@ -114,7 +114,7 @@ class WalkBuilder(Builder):
         terms = list(self._by_columns(ordering, source.session_id))
         columns = self._info_columns(source.session_id, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        time = self._dialect.stored_time(self._sessions.c.updated_at)
+        time = self._dialect.stored_time.of(self._sessions.c.updated_at)
         is_current = time == walked_entries.c.updated_at
         columns.append(self._holds(leader, source.session_id, is_current))
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
@@ -187,7 +187,7 @@ class WalkBuilder(Builder):
     def _in_order(self, entries: FromClause, ordering: Ordering) -> list[Term]:
         # As in the index.
         own_id = self._dialect.by_code_point(entries.c.session_id, native=False)
-        time = bindparam("after_time", type_=self._dialect.stored_time_type())
+        time = bindparam("after_time", type_=self._dialect.stored_time)
         by_time = entries.c.updated_at
         return [
             Term("position", by_time, ordering.descending, time, [by_time]),
@@ -206,7 +206,8 @@ class WalkBuilder(Builder):
         for name, part in self._condition.conjunction(NAME):
             if isinstance(part, TimeBound) and is_of_activity(part):
                 high = part.operator in ("$lt", "$lte")
-                limit = self._dialect.outer_limit(name, high=high)
+                moment = bindparam(name, type_=self._dialect.moment)
+                limit = self._dialect.outer_limit(moment, high=high)
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
 
     def _of_sessions(self, walked: FromClause) -> Source:
@@ -408,14 +409,9 @@ class IndexReader(Reader):
         return None
 
     def _parameters(self, plan: Plan, limit: int, after: Position | None) -> dict[str, Any]:
-        dialect = self.queries.dialect
-        parameters = {**plan.parameters(dialect), "limit": limit}
-        for name, part in plan.condition.conjunction(NAME):
-            if isinstance(part, TimeBound) and is_of_activity(part):
-                high = part.operator in ("$lt", "$lte")
-                parameters[f"{name}_outer"] = dialect.outer_value(part.moment, high=high)
+        parameters = {**plan.parameters(self.queries.dialect), "limit": limit}
         if after is not None:
-            parameters.update(dialect.position_parameters(after.time, after.session_id))
+            parameters.update(after.parameters())
         return parameters
 
     def _few(self, plan: Plan) -> MetadataCondition | None:
@@ -447,7 +443,7 @@ class IndexReader(Reader):
             look(self.database, self.connection)
         found = [row for row in rows if row[0] is not None]
         is_right = bool(rows[0][usable]) and all(row[holds] for row in found)
-        sessions = paging.collected(names, found, self.queries.dialect) if is_right else []
+        sessions = paging.collected(names, found) if is_right else []
         return is_right, int(rows[0][walked]), sessions
 
     def _execute(

@@ -336,14 +336,14 @@ class TimeBound(Condition):
         return self.column, self.operator
 
     def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        return {name: dialect.moment_value(self.moment)}
+        return {name: self.moment}
 
     def truth(
         self, name: str, context: Context, session_id: ColumnElement[str]
     ) -> ColumnElement[bool]:
-        dialect = context.dialect
-        column = dialect.moment(context.tables.sessions.c[self.column])
-        moment = bindparam(name, type_=dialect.moment_type())
+        kind = context.dialect.moment
+        column = kind.comparable(context.tables.sessions.c[self.column])
+        moment = bindparam(name, type_=kind)
         truth: ColumnElement[bool] = _TIME_OPERATORS[self.operator](column, moment)
         return truth
 

@@ -57,7 +57,11 @@ def decode_cursor(
     body = unseal(cursor, _question(condition, ordering))
     try:
         position = _position(json.loads(body), ordering)
-        dialect.position_parameters(position.time, position.session_id)
+        position.session_id.encode()
+        if dialect.refuses_nul and "\x00" in position.session_id:
+            raise InvalidCursorError
+        if position.time is not None:
+            dialect.stored_time.to_database(position.time)
     except (ValueError, TypeError, ArithmeticError, RecursionError, binascii.Error):
         raise InvalidCursorError from None
     return position

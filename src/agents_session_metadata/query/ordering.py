@@ -25,6 +25,11 @@ class Position(NamedTuple):
     time: str | None = None
     value: SearchKey | None = None
 
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of a position by time, by id or by both."""
+        time = {} if self.time is None else {"after_time": self.time}
+        return {"after_id": self.session_id, **time}
+
 
 @dataclass(frozen=True)
 class Ordering:

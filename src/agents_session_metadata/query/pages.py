@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Result
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import features
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
@@ -84,7 +83,7 @@ class Reader:
     ) -> Found | None:
         """Reads the most recently active session."""
         query = self.queries.last(condition, keys=keys, details=details)
-        found = collect(self.connection.execute(*query), self.queries.dialect)
+        found = collect(self.connection.execute(*query))
         return found[0] if found else None
 
     def oldest(
@@ -142,7 +141,7 @@ def read_page(
     pieces = 1
     while True:
         result = connection.execute(*ask(pieces=pieces))
-        found = collect(result, queries.dialect)
+        found = collect(result)
         longest = _longest_tie(
             (each.position.value for each in found), pieces * queries.dialect.sorted_bytes
         )
@@ -169,15 +168,14 @@ def read_counts(
         pieces = longest // queries.dialect.sorted_bytes + 1
 
 
-def collect(result: Result[Any], dialect: Dialect) -> list[Found]:
-    return collected(list(result.keys()), result.all(), dialect)
+def collect(result: Result[Any]) -> list[Found]:
+    return collected(list(result.keys()), result.all())
 
 
-def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) -> list[Found]:
+def collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
     """Combines the rows of each session, which has one row per key."""
     place = {name: index for index, name in enumerate(names)}
     has_metadata, count, message = "key" in place, place.get("item_count"), place.get("message")
-    to_datetime = dialect.to_datetime
     found = []
     for session_id, group in groupby(every_row, itemgetter(0)):
         rows = list(group)
@@ -196,8 +194,8 @@ def collected(names: Sequence[str], every_row: Iterable[Any], dialect: Dialect) 
                     errors.append(CorruptMetadataError(session_id, each[-2]))
         info = SessionInfo(
             session_id,
-            to_datetime(row[1]),
-            to_datetime(row[2]),
+            row[1],
+            row[2],
             metadata,
             None if count is None else row[count],
             None if message is None else _preview(rows, message),

@@ -135,8 +135,9 @@ class Queries:
         parameters.update(self.dialect.list_parameters("keys", keys))
         return min(len(keys), self.dialect.many + 1)
 
-    def _position(self, ordering: Ordering, after: Position) -> dict[str, Any]:
-        parameters = self.dialect.position_parameters(after.time, after.session_id)
+    @staticmethod
+    def _position(ordering: Ordering, after: Position) -> dict[str, Any]:
+        parameters = after.parameters()
         if ordering.key is not None:
             value = after.value or (MISSING[ordering.descending], b"")
             parameters["after_key"], parameters["after_rest"] = value

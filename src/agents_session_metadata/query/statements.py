@@ -205,11 +205,11 @@ class Builder:
             )
 
     def _info_columns(self, session_id: Any, details: Details) -> list[Any]:
-        sessions, messages, utc = self._sessions, self._tables.messages, self._dialect.utc
+        sessions, messages, moment = self._sessions, self._tables.messages, self._dialect.moment
         columns = [
             session_id.label("session_id"),
-            utc(sessions.c.created_at).label("created_at"),
-            utc(sessions.c.updated_at).label("updated_at"),
+            moment.of(sessions.c.created_at).label("created_at"),
+            moment.of(sessions.c.updated_at).label("updated_at"),
         ]
         if details.count_items:
             count = select(func.count()).where(messages.c.session_id == session_id)
@@ -279,15 +279,15 @@ class Builder:
         """
         column = self._sessions.c[name]
         if self._is_of_all:
-            return self._dialect.stored_time(column), column
-        time = self._dialect.unindexed_time(column)
+            return self._dialect.stored_time.of(column), column
+        time = self._dialect.stored_time.of(self._dialect.unindexed(column))
         return time, time
 
     def _by_columns(self, ordering: Ordering, session_id: ColumnElement[str]) -> Iterator[Term]:
         by_key = ordering.key is not None
         if ordering.time is not None:
             time, order = self._time(ordering.time)
-            after = bindparam("after_time", type_=self._dialect.stored_time_type())
+            after = bindparam("after_time", type_=self._dialect.stored_time)
             yield Term("position", time, by_key or ordering.descending, after, [order])
         own_id = self._context.sorted_id(session_id, native=ordering.native)
         after_id = bindparam("after_id", type_=String)

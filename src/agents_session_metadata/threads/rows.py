@@ -14,6 +14,7 @@ from sqlalchemy import (
     delete,
     false,
     insert,
+    literal,
     select,
     update,
 )
@@ -228,11 +229,10 @@ class ThreadRows:
             .with_for_update()
         )
         if before is not None:
-            limit_time: Any = bindparam("before", type_=self._dialect.moment_type())
-            created = self._dialect.moment(table.c.created_at)
-            statement = statement.where(created <= limit_time)
-        parameters = {} if before is None else {"before": self._dialect.moment_value(before)}
-        return [Attachment(*row) for row in connection.execute(statement, parameters)]
+            moment = self._dialect.moment
+            limit_time: Any = literal(before, moment)
+            statement = statement.where(moment.comparable(table.c.created_at) <= limit_time)
+        return [Attachment(*row) for row in connection.execute(statement)]
 
     def delete_attachments(self, connection: Connection, ids: Sequence[str]) -> None:
         """The attachments must be locked."""

@@ -56,12 +56,12 @@ def insert_sessions(
     own = [
         {
             "session_id": each.session_id,
-            "new_created_at": each.created_at,
-            "new_updated_at": each.updated_at,
+            "created_at": each.created_at,
+            "updated_at": each.updated_at,
         }
         for each in new
     ]
-    dialect.insert_rows(connection, tables.sessions, own, "created_at", "updated_at")
+    dialect.insert_rows(connection, tables.sessions, own)
     ids = [each.session_id for each in new]
     _delete_leftovers(connection, tables, dialect, ids)
     metadata = [
@@ -84,11 +84,11 @@ def insert_sessions(
     ]
     dialect.insert_rows(connection, tables.elements, elements)
     items = [
-        {"session_id": each.session_id, "message_data": text, "new_created_at": at}
+        {"session_id": each.session_id, "message_data": text, "created_at": at}
         for each in new
         for at, text in each.items
     ]
-    dialect.insert_rows(connection, tables.messages, items, "created_at")
+    dialect.insert_rows(connection, tables.messages, items)
 
 
 def _delete_leftovers(
@@ -124,7 +124,7 @@ def read_histories(
     statement = (
         select(
             own_id,
-            dialect.utc(messages.c.created_at),
+            dialect.moment.of(messages.c.created_at),
             messages.c.message_data,
         )
         .join_from(tables.sessions, messages, own_id == messages.c.session_id)
@@ -137,6 +137,6 @@ def read_histories(
     if most is not None and len(found) > most:
         return None
     return {
-        session_id: [(dialect.to_datetime(at), text) for _, at, text in rows]
+        session_id: [(at, text) for _, at, text in rows]
         for session_id, rows in groupby(found, itemgetter(0))
     }

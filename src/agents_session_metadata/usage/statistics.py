@@ -327,10 +327,7 @@ def _read(
         joined = joined.outerjoin(values, same)
         columns.append(values.c.value)
     found = connection.execute(select(*columns).select_from(joined), parameters)
-    return [
-        (queries.dialect.to_datetime(created), list(map(_decoded, values)))
-        for created, *values in found
-    ]
+    return [(created, list(map(_decoded, values))) for created, *values in found]
 
 
 def _decoded(text: str | None) -> Any:
