@@ -958,7 +958,7 @@ class SessionCatalog:
         Search requires the text index, which is not available in this version.
 
         Args:
-            query: One to 32 terms, of which at least one must not be excluded.
+            query: One to 32 terms, at least one of them not excluded.
             where: A filter for the sessions to search; all sessions by default.
             limit: The maximum number of hits per page, 1 to 100.
             cursor: The `next_cursor` of the previous page, for the same query, filter and scope.

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.text import ago
 
 from . import text
 from .security import Refused, form_token
@@ -47,7 +48,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=text.clean,
     )
-    names = "encoded shown number short money seconds ago exact as_json title tags"
+    names = "encoded shown number short money seconds exact as_json title tags"
+    found.filters["ago"] = ago
     found.filters.update({name: getattr(text, name) for name in names.split()})
     return found
 

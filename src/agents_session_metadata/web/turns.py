@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from agents_session_metadata.text import content_texts
 from agents_session_metadata.types import ItemInfo
 
 from .text import as_json, cut, shown
@@ -86,15 +87,6 @@ def _step(info: ItemInfo) -> Step:
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
-    if not isinstance(content, list):
+    if isinstance(content, dict | int | float):
         return as_json(content, indent=2)
-    texts = []
-    for part in content:
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-        kind = part.get("type") if isinstance(part, dict) else None
-        texts.append(text if isinstance(text, str) else f"[{shown(kind or part, 60)}]")
-    return "\n".join(texts)
+    return "\n".join(content_texts(content))
