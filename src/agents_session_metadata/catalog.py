@@ -671,10 +671,7 @@ class SessionCatalog:
                 "delete_sessions needs a filter with a condition, or inactive_for; "
                 "it does not delete everything"
             )
-        if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
-            raise ValueError(
-                f"batch_size must be between 1 and {LONGEST_PAGE}, got {quoted(batch_size)}"
-            )
+        check_limit(batch_size, LONGEST_PAGE, "batch_size")
         condition = expired(condition, inactive_for)
         condition = await sparing_paused(self._store, condition, paused_for)
         if dry_run:
