@@ -17,7 +17,7 @@ from starlette.routing import Mount
 
 from agents_session_metadata import PausedRuns, SessionCatalog
 from agents_session_metadata.cli import web as command
-from agents_session_metadata.web import LOCAL_HOSTS, browser_app, reading, security
+from agents_session_metadata.web import LOCAL_HOSTS, browser_app, call, list_page
 
 HOST = "http://localhost:8000"
 
@@ -120,7 +120,7 @@ async def test_reading_only_is_the_default(catalog) -> None:
 
 
 async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> None:
-    monkeypatch.setattr(security, "FORM_SECONDS", 0.05)
+    monkeypatch.setattr(call, "FORM_SECONDS", 0.05)
     async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
         browser.headers.update(
             {"Origin": HOST, "Content-Type": "application/x-www-form-urlencoded"}
@@ -130,7 +130,7 @@ async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> Non
             yield b"id=a"
             await asyncio.Event().wait()
 
-        large = b"a=" + b"x" * security.LARGEST_FORM
+        large = b"a=" + b"x" * call.LARGEST_FORM
         for body, status in (
             (large, 413),
             (b"a=1&" * 60, 400),
@@ -178,7 +178,7 @@ async def test_facets_and_counts_are_bounded(catalog, monkeypatch) -> None:
     for number in range(6):
         metadata = {"agent": f"x{number % 2}"}
         await catalog.create_session(f"s{number}", metadata=metadata)
-    monkeypatch.setattr(reading, "SAMPLE", 4)
+    monkeypatch.setattr(list_page, "SAMPLE", 4)
     asked = []
     count = catalog.count_sessions
     monkeypatch.setattr(

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from .query.pages import OnCorrupt
     from .runs.claims import ClaimedRun
     from .runs.paused import PausedRuns
-    from .runs.records import Decision, PausedPage, PausedRun, PendingCall
+    from .runs.rows import Decision, PausedPage, PausedRun, PendingCall
     from .session import SQLAlchemyMetadataSession
     from .tracking.budget import Budget
     from .tracking.titles import SessionTitler
@@ -180,7 +180,7 @@ _MODULES = {
     "tracking.tracker": ["SessionTracker"],
     "runs.claims": ["ClaimedRun"],
     "runs.paused": ["PausedRuns"],
-    "runs.records": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
+    "runs.rows": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
     "core.tables": ["SessionTables", "session_tables"],

@@ -45,11 +45,11 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .core.database import settle
-from .core.tables import SessionTables, TableNames
+from .core.features import check_history_may_change, end_history, hold
+from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, owner_of, with_transactions
 from .query.queries import Queries
-from .runs.rows import check_not_paused, delete_paused_run, has_paused_run
 from .scope import ScopedStore, open_store
 from .types import MetadataLimits, OnClear
 
@@ -392,7 +392,7 @@ class StoredSession(SQLAlchemySession):
         if self._on_clear == "delete" and not self._must_exist:
             self._store.rows.delete_session(connection, self.session_id)
         else:
-            self._delete_history(connection, delete_paused_run)
+            self._delete_history(connection, end_history)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Never returns False: compaction would then clear the session and add the items again."""
@@ -402,20 +402,20 @@ class StoredSession(SQLAlchemySession):
                 self._enter(connection)
             elif not self._store.lock(connection, self.session_id):
                 return False
-            self._delete_history(connection, check_not_paused)
+            self._delete_history(connection, check_history_may_change)
             return True
 
         await self._write_items(items, begin)
         return True
 
     def _delete_history(
-        self, connection: Connection, before: Callable[[Connection, SessionTables, str], None]
+        self, connection: Connection, before: Callable[[Any, Connection, str], None]
     ) -> None:
-        before(connection, self._store.database.tables, self.session_id)
+        before(self._store.database, connection, self.session_id)
         self._store.rows.delete_history(connection, self.session_id)
 
     def _is_paused(self, connection: Connection) -> bool:
-        return has_paused_run(connection, self._store.database.tables, self.session_id)
+        return hold(self._store.database, connection, self.session_id) is not None
 
     async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
         if await self._store.database.look(self._is_paused):

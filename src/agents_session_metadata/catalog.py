@@ -24,7 +24,6 @@ from .errors import (
     TablesMissingError,
 )
 from .history.rewind import Cut, ItemOrder, read_page, rewind
-from .indexes.walks import Reader, read_sessions
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
@@ -33,7 +32,7 @@ from .query.details import Details
 from .query.filters import Where, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position
-from .query.pages import OnCorrupt, read_counts
+from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted

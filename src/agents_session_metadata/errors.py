@@ -45,6 +45,13 @@ class InvalidMetadataError(SessionMetadataError, ValueError):
         super().__init__(f"metadata key {quoted(key)}{where}: {problem}")
 
 
+def invalid_record(path: str, problem: str) -> InvalidMetadataError:
+    """Returns the error for a path in an imported record, such as `$.items[2].created_at`."""
+    error = InvalidMetadataError(problem, key="record", path=path)
+    error.args = (f"{'the record' if path == '$' else escaped(path)} {problem}",)
+    return error
+
+
 class MetadataLimitError(SessionMetadataError, ValueError):
     """A limit of `MetadataLimits` was exceeded. Nothing was written.
 

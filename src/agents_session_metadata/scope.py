@@ -21,10 +21,10 @@ from .core.messages import has_items
 from .core.store import SessionStore, check_limit
 from .core.tables import TableNames
 from .errors import ScopeError
-from .indexes.walks import read_sessions
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import EVERYTHING, All, Condition
+from .query.pages import read_sessions
 from .query.queries import Queries
 from .text import quoted
 from .types import JSONValue, MetadataLimits

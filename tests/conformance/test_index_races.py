@@ -16,9 +16,11 @@ from scaling import examples, scale
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.indexes.walks import Reader
+from agents_session_metadata.indexes.tables import look
+from agents_session_metadata.indexes.walks import IndexReader
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
+from agents_session_metadata.query.pages import Reader
 from conformance import raw
 from conformance.test_indexes import difference
 from conformance.test_races import HEAD
@@ -81,8 +83,10 @@ async def walk(database, where, order_by, limit, *, indexed):
     """All pages of an answer, with or without the indexes."""
 
     def read(connection, queries):
-        keys = database.known_indexes.get(connection, database.tables) if indexed else ()
-        reader = Reader(connection, queries, keys)
+        reader = Reader(connection, queries)
+        if indexed:
+            look(database, connection)
+            reader = IndexReader(connection, queries, database)
         condition, ordering = parse_filter(where), Ordering.parse(order_by)
         found, position = [], None
         while True:
@@ -220,11 +224,12 @@ READER = (
     + """
 async def work(engine):
     catalog = SessionCatalog(engine)
-    catalog._store.database.known_indexes.get = lambda *_: ("owner_id", "tags")
+    await catalog.count_sessions()
     old = {"$lt": "2021-01-01T00:00:00Z"}
     questions = [{"owner_id": "still"}, {"tags": {"$contains": "still"}}, {"$updated_at": old}]
     wrong = []
     for turn in range(int(arguments[1])):
+        catalog._store.database.notes["activity"] = ("owner_id", "tags")
         where = questions[turn % 3]
         page = await catalog.list_sessions(where, limit=20, order_by="updated_at")
         ids = [info.session_id for info in page.sessions]

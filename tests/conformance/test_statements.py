@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import aiosqlite
 import pytest
 from servers import Database
@@ -11,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects import _aiosqlite
+from agents_session_metadata.indexes import walks
 
 
 class Statements:
@@ -28,7 +31,8 @@ class Statements:
         return len(self.texts)
 
 
-async def test_statements_a_call(database: Database):
+async def test_statements_a_call(database: Database, monkeypatch):
+    monkeypatch.setattr(walks, "_SLOW", inf)  # On a busy machine, every answer is slow.
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     session = catalog.session("chat")

@@ -28,8 +28,7 @@ from agents_session_metadata import (
     UnsupportedDialectError,
 )
 from agents_session_metadata.chatkit import CatalogStore
-from agents_session_metadata.web.reading import read_facets
-from agents_session_metadata.web.view import View
+from agents_session_metadata.web.list_page import View, read_facets
 from conformance import raw
 from conformance.running import agent
 from conformance.thread_items import user_item

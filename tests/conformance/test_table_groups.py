@@ -9,14 +9,13 @@ from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import Column, ForeignKeyConstraint, Index, MetaData, inspect
 
 from agents_session_metadata import SessionCatalog, TablesMissingError, session_tables
-from agents_session_metadata.core import features as groups
 from agents_session_metadata.core import tables
 from agents_session_metadata.core.definitions import (
-    GroupDefinition,
     TableGroup,
     derived_name,
     ending_with_session,
 )
+from agents_session_metadata.core.features import Feature, features
 from conformance import raw
 from conformance.test_tables import TABLES, schema_of
 
@@ -46,8 +45,8 @@ def define_notes(metadata, core, names, types):
 @pytest.fixture
 def notes(monkeypatch):
     """A group of tables like those of the features to come."""
-    definition = GroupDefinition("notes", ("_notes",), define_notes)
-    monkeypatch.setattr(tables, "GROUPS", (*groups.GROUPS, definition))
+    feature = Feature("notes", ("_notes",), define_notes)
+    monkeypatch.setattr(tables, "features", lambda: (*features(), feature))
     tables.query_tables.cache_clear()
     yield "agent_sessions_metadata_notes"
     tables.query_tables.cache_clear()

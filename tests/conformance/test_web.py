@@ -11,8 +11,7 @@ from agents.extensions.memory import SQLAlchemySession
 from sqlalchemy import event
 
 from agents_session_metadata import SessionCatalog, keys
-from agents_session_metadata.web.reading import read_facets
-from agents_session_metadata.web.view import View
+from agents_session_metadata.web.list_page import View, read_facets
 from conformance import raw
 
 from .browsing import HOST, SCRIPT, client, edit_form, link, names, sent, token

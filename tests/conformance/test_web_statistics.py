@@ -9,9 +9,8 @@ from decimal import Decimal
 import pytest
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.usage.daily import read_daily
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.statistics import nearest_rank
+from agents_session_metadata.usage.statistics import nearest_rank, read_daily
 from conformance import raw
 
 from .browsing import client

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import uuid
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, cast
 
 from agents.models.fake_id import FAKE_RESPONSES_ID
-from chatkit.store import StoreItemType, TContext
-from chatkit.types import Page, ThreadItem, ThreadMetadata
-from pydantic import TypeAdapter
+from chatkit.store import NotFoundError, Store, StoreItemType, TContext
+from chatkit.types import Attachment, Page, ThreadItem, ThreadMetadata
+from pydantic import BaseModel, TypeAdapter
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
@@ -19,25 +22,28 @@ from agents_session_metadata.history.cursors import decode_item_cursor, encode_i
 from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import quoted
-from agents_session_metadata.threads.items import (
-    deleting_item,
-    read_item,
-    read_items,
-    rewinding_before,
-    writing_item,
-)
+from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
 
-from .attachments import Attachments
-from .base import check_id, missing, new_id, run_read, run_write, stored_text
+from . import transactions
 from .threads import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""
+_PREFIXES: dict[StoreItemType, str] = {
+    "thread": "thr",
+    "message": "msg",
+    "tool_call": "tc",
+    "workflow": "wf",
+    "task": "tsk",
+    "attachment": "atc",
+    "sdk_hidden_context": "shcx",
+}
 _ITEM: TypeAdapter[Any] = TypeAdapter(ThreadItem)
+_ATTACHMENT: TypeAdapter[Any] = TypeAdapter(Attachment)
 
 
-class CatalogStore(Attachments[TContext]):
+class CatalogStore(Store[TContext]):
     """An implementation of `chatkit.store.Store` in the database of a catalog.
 
     For a thread, an item or an attachment outside the scope, each method behaves as if it did not
@@ -93,7 +99,7 @@ class CatalogStore(Attachments[TContext]):
 
     def generate_thread_id(self, context: TContext) -> str:  # noqa: ARG002  # ChatKit's signature
         """A new id for a thread, with 122 random bits."""
-        return new_id("thread")
+        return _new_id("thread")
 
     def generate_item_id(
         self,
@@ -102,7 +108,7 @@ class CatalogStore(Attachments[TContext]):
         context: TContext,  # noqa: ARG002
     ) -> str:
         """A new id for an item, with 122 random bits."""
-        return new_id(item_type)
+        return _new_id(item_type)
 
     # ---- threads ----
 
@@ -122,7 +128,7 @@ class CatalogStore(Attachments[TContext]):
         catalog = self._within(context)
         info = await catalog.get_session(thread_id, keys=[TITLE, CHATKIT], on_corrupt=_leave_out)
         if info is None:
-            raise missing("thread", thread_id)
+            raise _missing("thread", thread_id)
         self._own_items.begin(thread_id)
         return self._thread(info)
 
@@ -167,7 +173,7 @@ class CatalogStore(Attachments[TContext]):
             else:
                 await catalog.edit_metadata(thread.id, change, must_exist=True)
         except SessionNotFoundError:
-            raise missing("thread", thread.id) from None
+            raise _missing("thread", thread.id) from None
         self._known.remember(thread)
 
     async def load_threads(
@@ -211,7 +217,7 @@ class CatalogStore(Attachments[TContext]):
             NotFoundError: If there is no such session.
         """
         if not await self._within(context).delete_session(thread_id):
-            raise missing("thread", thread_id)
+            raise _missing("thread", thread_id)
 
     # ---- items ----
 
@@ -241,10 +247,11 @@ class CatalogStore(Attachments[TContext]):
         position = None if after is None else decode_item_cursor(after, *question)
         found = None
         if id_problem(thread_id) is None:
-            work = read_items(store, thread_id, position, most + 1, descending=descending)
-            found = await run_read(store, work)
+            found = await transactions.read_items(
+                store, thread_id, position, most + 1, descending=descending
+            )
         if found is None:
-            raise missing("thread", thread_id)
+            raise _missing("thread", thread_id)
         page: Page[Any] = Page(data=[_item(thread_id, each.data) for each in found[:most]])
         if len(found) > most:
             page.has_more = True
@@ -268,7 +275,7 @@ class CatalogStore(Attachments[TContext]):
         """
         if item.id == FAKE_RESPONSES_ID:
             # A copy: ChatKit's server still has to find the item by its id.
-            item = item.model_copy(update={"id": new_id("message")})
+            item = item.model_copy(update={"id": _new_id("message")})
         await self._write_item(thread_id, item, context, activity=True)
         self._own_items.add(thread_id, item.id)
 
@@ -303,9 +310,9 @@ class CatalogStore(Attachments[TContext]):
         store = self._within(context)._store
         found = None
         if id_problem(thread_id) is None and id_problem(item_id) is None:
-            found = await run_read(store, read_item(store, thread_id, item_id))
+            found = await transactions.read_item(store, thread_id, item_id)
         if found is None:
-            raise missing("item", item_id)
+            raise _missing("item", item_id)
         self._own_items.add(thread_id, item_id)
         return cast("ThreadItem", _item(thread_id, found.data))
 
@@ -337,14 +344,14 @@ class CatalogStore(Attachments[TContext]):
         """
         store = self._within(context)._store
         if id_problem(thread_id) is not None:
-            raise missing("thread", thread_id)
+            raise _missing("thread", thread_id)
         if id_problem(item_id) is not None:
             item_id = " "  # Nobody has it; the thread is looked for all the same.
         is_own = self._own_items.has(thread_id, item_id)
         try:
-            await run_write(store, deleting_item(store, thread_id, item_id, is_own=is_own))
+            await transactions.delete_item(store, thread_id, item_id, is_own=is_own)
         except SessionNotFoundError:
-            raise missing("thread", thread_id) from None
+            raise _missing("thread", thread_id) from None
 
     async def rewind_before(
         self, thread: ThreadMetadata, item: ThreadItem, context: TContext
@@ -373,13 +380,113 @@ class CatalogStore(Attachments[TContext]):
         """
         store = self._within(context)._store
         if id_problem(thread.id) is not None or id_problem(item.id) is not None:
-            raise missing("item", item.id)
+            raise _missing("item", item.id)
         try:
-            return await run_write(store, rewinding_before(store, thread.id, item.id))
+            return await transactions.rewind_before(store, thread.id, item.id)
         except LookupError:
-            raise missing("item", item.id) from None
+            raise _missing("item", item.id) from None
+
+    # ---- attachments ----
+
+    async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
+        """Create or replace an attachment.
+
+        An attachment stores the values of the scope, because it is uploaded before the thread
+        exists. An attachment with a `thread_id` belongs to whoever the thread belongs to, and is
+        deleted with it.
+
+        Args:
+            attachment: The attachment.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If its id belongs to another user, or the thread does not exist.
+            ValueError: If its id is empty, too long, or not UTF-8 without NUL.
+        """
+        store = self._within(context)._store
+        _check_id("attachment", attachment.id)
+        thread_id = attachment.thread_id
+        if thread_id is not None and id_problem(thread_id) is not None:
+            raise _missing("thread", thread_id)
+        data = _stored_text(attachment)
+        try:
+            saved = await transactions.save_attachment(store, attachment.id, thread_id, data)
+        except SessionNotFoundError as error:
+            raise _missing("thread", error.session_id) from None
+        if not saved:
+            raise _missing("attachment", attachment.id)
+
+    async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
+        """An attachment by its id.
+
+        Args:
+            attachment_id: The id.
+            context: The request context.
+
+        Returns:
+            The attachment.
+
+        Raises:
+            NotFoundError: If there is none in the scope.
+        """
+        store, found = self._within(context)._store, None
+        if id_problem(attachment_id) is None:
+            found = await transactions.read_attachment(store, attachment_id)
+        if found is None:
+            raise _missing("attachment", attachment_id)
+        return cast("Attachment", _ATTACHMENT.validate_json(found))
+
+    async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
+        """Delete the record of an attachment.
+
+        Args:
+            attachment_id: The id.
+            context: The request context.
+
+        Raises:
+            NotFoundError: If there is none in the scope.
+        """
+        store, deleted = self._within(context)._store, False
+        if id_problem(attachment_id) is None:
+            deleted = await transactions.delete_attachment(store, attachment_id)
+        if not deleted:
+            raise _missing("attachment", attachment_id)
+
+    async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
+        """Delete the records of attachments that were never sent with a message.
+
+        It takes no request context and includes all users in the catalog's scope. Delete the files
+        of the returned attachments.
+
+        Args:
+            older_than: The minimum age of the attachments; `timedelta(0)` deletes all.
+
+        Returns:
+            The attachments that were deleted.
+
+        Raises:
+            TypeError: If `older_than` is not a timedelta.
+            ValueError: If it is negative.
+        """
+        check_age("older_than", older_than)
+        before = moment_before(older_than)
+        if before is None:
+            return []
+        limit = before if older_than else None
+        purged = await transactions.purge_attachments(self._catalog._store, limit)
+        return [_ATTACHMENT.validate_json(each) for each in purged]
 
     # ---- helpers ----
+
+    def _within(self, context: TContext) -> SessionCatalog:
+        if self._scope is None:
+            return self._catalog
+        values: Any = self._scope(context)
+        if inspect.isawaitable(values):
+            if inspect.iscoroutine(values):
+                values.close()
+            raise TypeError("scope must be a plain function; its result is not awaited")
+        return self._catalog.scoped(values)
 
     def _thread(self, info: SessionInfo) -> ThreadMetadata:
         thread = thread_of(info)
@@ -391,14 +498,15 @@ class CatalogStore(Attachments[TContext]):
     ) -> None:
         store = self._within(context)._store
         if id_problem(thread_id) is not None:
-            raise missing("thread", thread_id)
-        check_id("item", item.id)
-        data = stored_text(item)
-        work = writing_item(store, thread_id, item.id, item.type, data, activity=activity)
+            raise _missing("thread", thread_id)
+        _check_id("item", item.id)
+        data = _stored_text(item)
         try:
-            await run_write(store, work)
+            await transactions.write_item(
+                store, thread_id, item.id, item.type, data, activity=activity
+            )
         except SessionNotFoundError:
-            raise missing("thread", thread_id) from None
+            raise _missing("thread", thread_id) from None
 
 
 def _item(thread_id: str, data: str) -> Any:
@@ -423,3 +531,22 @@ def _is_descending(order: str) -> bool:
     if order not in ("asc", "desc"):
         raise ValueError(f"order must be 'asc' or 'desc', got {quoted(order)}")
     return order == "desc"
+
+
+def _stored_text(model: BaseModel) -> str:
+    # Not as ChatKit answers clients, which would leave out metadata.
+    return json.dumps(model.model_dump(mode="json", by_alias=True), separators=(",", ":"))
+
+
+def _new_id(kind: StoreItemType) -> str:
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
+
+
+def _missing(kind: str, name: str) -> NotFoundError:
+    return NotFoundError(f"{kind} {quoted(name)} does not exist")
+
+
+def _check_id(kind: str, name: str) -> None:
+    problem = id_problem(name)
+    if problem is not None:
+        raise ValueError(f"{kind} id {quoted(name)} {problem}")

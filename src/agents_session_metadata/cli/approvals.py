@@ -23,7 +23,7 @@ from .options import (
 from .output import counted, nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
-    from agents_session_metadata.runs.records import PausedRun
+    from agents_session_metadata.runs.rows import PausedRun
 
 _command = partial(registry.command, panel="Approvals")
 

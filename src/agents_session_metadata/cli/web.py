@@ -49,7 +49,7 @@ def web(
     """
     try:
         from agents_session_metadata.web import LOCAL_HOSTS, browser_app
-        from agents_session_metadata.web.server import serve
+        from agents_session_metadata.web.serving import serve
     except ImportError as error:
         if error.name not in {"jinja2", "uvicorn"}:
             raise

@@ -27,7 +27,7 @@ from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import TablesMissingError
 
-from .known import Known, read_indexes
+from .features import features
 from .schema import create_missing, existing_names, lost_sessions, missing_names
 from .tables import CORE, SessionTables, TableNames, query_tables
 
@@ -99,16 +99,16 @@ class _TablesState:
 
     `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
     connections. Within a transaction, it keeps to one. `queries` has the statements by factory and
-    `native_ids`.
+    `native_ids`. `existing` has the names of tables that were seen, and `notes` what features
+    remember of the database, by their names.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
     queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
-    indexes: Known[frozenset[str] | None] = field(
-        default_factory=lambda: Known(read_indexes, None, seconds=30)
-    )
+    existing: set[str] = field(default_factory=set)
+    notes: dict[str, Any] = field(default_factory=dict)
 
 
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
@@ -154,9 +154,9 @@ class Database(Generic[Q]):
         return await self.retry(lambda: self._run(work, self._begin_read))
 
     @property
-    def known_indexes(self) -> Known[frozenset[str] | None]:
-        """The known value is None if the tables do not exist."""
-        return self._state.indexes
+    def notes(self) -> dict[str, Any]:
+        """What features remember of this database, by their names."""
+        return self._state.notes
 
     async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
         return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
@@ -213,13 +213,12 @@ class Database(Generic[Q]):
         """
         await self.retry(_nothing, group=group)
 
-    async def has_group(self, group: str) -> bool:
-        names = [table.name for table in self.tables.group(group).tables]
-
-        def look(connection: Connection) -> bool:
-            return self.dialect.existing(connection, self.tables.sessions, names).issuperset(names)
-
-        return await self.look(look)
+    def has_tables(self, connection: Connection, group: str) -> bool:
+        """Returns whether all tables of a group exist; those seen once are not looked for again."""
+        names = {table.name for table in self.tables.group(group).tables}
+        if not (self.is_prepared and names <= self._state.existing):
+            self._state.existing = existing_names(connection, self.tables)
+        return names <= self._state.existing
 
     async def look(self, work: Callable[[Connection], T]) -> T:
         """Runs work that only reads, and that does not require the tables."""
@@ -258,11 +257,17 @@ class Database(Generic[Q]):
                 raise TablesMissingError(missing)
             if missing:
                 create_missing(connection, self.names, existing, group)
-            self._state.indexes.look(connection, self.tables)
-            self._state.native_ids = self.dialect.sorts_by_code_point(
-                connection, self.tables.sessions
-            )
+            if group == CORE:
+                self._state.native_ids = self.dialect.sorts_by_code_point(
+                    connection, self.tables.sessions
+                )
+                self._state.notes.clear()
+                for feature in features():
+                    names = {table.name for table in self.tables.group(feature.name).tables}
+                    if feature.learn is not None and names <= existing:
+                        feature.learn(self, connection)
             connection.commit()
+            self._state.existing = existing | set(missing)
 
         lock = self._init_lock()
         while not lock.acquire(blocking=False):  # noqa: ASYNC110  # shared by several event loops

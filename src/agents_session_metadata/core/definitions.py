@@ -7,14 +7,13 @@ feature: its tables are created when that feature is first used, and nothing els
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import (
     DDLElement,
     ForeignKeyConstraint,
-    MetaData,
     String,
     Table,
     Text,
@@ -136,7 +135,9 @@ class CreateTrigger(DDLElement):
         self, table: Table, target: Table, columns: tuple[str, ...], *, keeps_rows: bool = False
     ) -> None:
         self.table = table
+        """The table whose rows are deleted."""
         self.emptied = target
+        """The table whose rows follow."""
         quoted = [_quoted(column) for column in columns]
         same = " AND ".join(f"{column} = OLD.{column}" for column in quoted)
         # The tables stand without a schema: SQLite looks for them in the trigger's own.
@@ -144,17 +145,15 @@ class CreateTrigger(DDLElement):
         verb = f"DELETE FROM {name}"  # noqa: S608  # a name
         if keeps_rows:
             verb = f"UPDATE {name} SET {', '.join(f'{column} = NULL' for column in quoted)}"  # noqa: S608  # names
-        self.text: str = f"AFTER DELETE ON {_quoted(table.name)} BEGIN {verb} WHERE {same}; END"
-        mark = hashlib.sha256(self.text.encode()).hexdigest()[:8]
+        self.body: str = f"AFTER DELETE ON {_quoted(table.name)} BEGIN {verb} WHERE {same}; END"
+        """What follows the name of the trigger in the statement."""
+        mark = hashlib.sha256(self.body.encode()).hexdigest()[:8]
         self.name: str = derived_name(target.name, f"_after_delete_{mark}")
+        """The name of the trigger, which ends in a hash of its body."""
         self.former_names: tuple[str, ...] = tuple(
             derived_name(target.name, f"_after_{event}") for event in ("delete", "insert", "update")
         )
         """The names that version 0.1 gave to its triggers. The first one does the same as this."""
-
-    def exists_in(self, names: Container[str]) -> bool:
-        """Whether a database with triggers of these names needs this one no more."""
-        return self.name in names or self.former_names[0] in names
 
 
 class DropTrigger(DDLElement):
@@ -183,7 +182,7 @@ def _quoted(name: str) -> str:
 @compiles(CreateTrigger)
 def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
     name = name_beside(trigger.table, trigger.name, compiler)
-    return f"CREATE TRIGGER IF NOT EXISTS {name} {trigger.text}"
+    return f"CREATE TRIGGER IF NOT EXISTS {name} {trigger.body}"
 
 
 @compiles(DropTrigger)
@@ -221,15 +220,3 @@ class TableGroup:
     def __getitem__(self, suffix: str) -> Table:
         """The table whose name ends with `suffix`."""
         return next(table for table in self.tables if table.name.endswith(suffix))
-
-
-@dataclass(frozen=True)
-class GroupDefinition:
-    """`suffixes` are appended to the name of the metadata table."""
-
-    name: str
-    suffixes: tuple[str, ...]
-    define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
-
-    def names(self, metadata_table: str) -> tuple[str, ...]:
-        return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)

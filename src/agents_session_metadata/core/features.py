@@ -1,17 +1,105 @@
-"""The groups of tables that optional features use, in the order in which they are created."""
+"""The registry of optional features: what the core asks of each, without knowing it.
+
+A feature is a folder beside this one, with a module `feature` that defines `FEATURE`. Without the
+folder, the rest works as if nobody had used the feature.
+"""
 
 from __future__ import annotations
 
-from agents_session_metadata.indexes import tables as activity
-from agents_session_metadata.runs import tables as paused
-from agents_session_metadata.threads import tables as threads
-from agents_session_metadata.usage import ledger as usage
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from .definitions import GroupDefinition
+from sqlalchemy import Connection, MetaData
 
-GROUPS: tuple[GroupDefinition, ...] = (
-    activity.GROUP,
-    paused.GROUP,
-    usage.GROUP,
-    threads.GROUP,
-)
+from .definitions import ColumnTypes, TableGroup, derived_name
+
+if TYPE_CHECKING:
+    from .database import Database
+
+FOLDERS = ("indexes", "runs", "usage", "threads")
+"""In the order in which their tables are created."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """The tables of a feature, and what it does when sessions and histories change.
+
+    The functions, all but `define` and `parse`, are only called if the tables exist.
+
+    Attributes:
+        name: The name of its group of tables.
+        suffixes: The ends of the names of its tables, which begin with that of the metadata table.
+        define: Defines the tables beside the core tables, under the given names.
+        hold: Returns the error that a change of a locked session's history raises, if it must not
+            change now.
+        end: Deletes what depends on the history of a locked session, before the history is deleted.
+        spared: Returns the condition that retention may delete a session, given an age.
+        fork: Copies its rows of a locked session to a new one, given the ids of the items that were
+            copied; None if all were.
+        field: The name of its part of an exported record.
+        export: Returns its parts of the records of some sessions, as JSON, by session id.
+        parse: Checks a part of a record, with a function that validates JSON as a type.
+        load: Inserts parts that `parse` returned, by the id of a new session.
+        learn: Puts into `Database.notes` what it has to know, once per process and database.
+        reader: Returns a reader of pages in place of the one that uses no index.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
+    hold: Callable[[Database[Any], Connection, str], Exception | None] | None = None
+    end: Callable[[Database[Any], Connection, str], None] | None = None
+    spared: Callable[[timedelta], Any] | None = None
+    fork: Callable[[Database[Any], Connection, str, str, Sequence[int] | None], None] | None = None
+    field: str | None = None
+    export: Callable[[Database[Any], Connection, Sequence[str]], Mapping[str, Any]] | None = None
+    parse: Callable[[Any, Callable[..., Any]], Any] | None = None
+    load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
+    learn: Callable[[Database[Any], Connection], object] | None = None
+    reader: Callable[[Database[Any], Connection, Any], Any] | None = None
+
+    def names(self, metadata_table: str) -> tuple[str, ...]:
+        return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
+
+
+@cache
+def features() -> tuple[Feature, ...]:
+    package = __name__.partition(".")[0]
+    names = [f"{package}.{folder}" for folder in FOLDERS]
+    return tuple(
+        import_module(f"{name}.feature").FEATURE for name in names if find_spec(name) is not None
+    )
+
+
+def in_use(database: Database[Any], connection: Connection) -> Iterator[Feature]:
+    for feature in features():
+        if database.has_tables(connection, feature.name):
+            yield feature
+
+
+def hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
+    """Returns why the history of a session must not change now."""
+    for feature in in_use(database, connection):
+        problem = feature.hold and feature.hold(database, connection, session_id)
+        if problem:
+            return problem
+    return None
+
+
+def check_history_may_change(
+    database: Database[Any], connection: Connection, session_id: str
+) -> None:
+    problem = hold(database, connection, session_id)
+    if problem is not None:
+        raise problem
+
+
+def end_history(database: Database[Any], connection: Connection, session_id: str) -> None:
+    for feature in in_use(database, connection):
+        if feature.end is not None:
+            feature.end(database, connection, session_id)

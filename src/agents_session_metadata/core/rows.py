@@ -16,6 +16,7 @@ from sqlalchemy import (
     Connection,
     bindparam,
     delete,
+    false,
     func,
     insert,
     select,
@@ -297,6 +298,27 @@ def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[
         }
         for key, value in encoded.items()
     ]
+
+
+def lock_sessions(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> set[str]:
+    """Must begin the transaction. Returns the ids of the sessions that exist."""
+    if dialect.single_writer:
+        # Any write keeps all other writers out, also one that finds no row.
+        connection.execute(delete(tables.sessions).where(false()))
+    lock = dialect.lock_rows(tables.sessions, "ids", len(ids))
+    return set(connection.scalars(lock, dialect.list_parameters("ids", ids)))
+
+
+def delete_sessions(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> None:
+    """The sessions must be locked."""
+    delete_histories(connection, tables, dialect, ids)
+    of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
+    deletion = delete(tables.sessions).where(of_ids)
+    connection.execute(deletion, dialect.list_parameters("ids", ids))
 
 
 def decode_stored(session_id: str, key: str, text: str) -> JSONValue:

@@ -15,6 +15,7 @@ from .tables import (
     CORE,
     CREATE_TYPES,
     ColumnTypes,
+    CreateTrigger,
     SessionTables,
     TableGroup,
     TableNames,
@@ -32,8 +33,12 @@ def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
 def missing_names(connection: Connection, group: TableGroup, existing: Container[str]) -> list[str]:
     missing = [table.name for table in group.tables if table.name not in existing]
     if dialect_of(connection.dialect).uses_triggers:
-        missing += [each.name for each in group.triggers if not each.exists_in(existing)]
+        missing += [each.name for each in group.triggers if not _exists(each, existing)]
     return missing
+
+
+def _exists(trigger: CreateTrigger, existing: Container[str]) -> bool:
+    return trigger.name in existing or trigger.former_names[0] in existing
 
 
 def lost_sessions(connection: Connection, tables: SessionTables, existing: Container[str]) -> bool:
@@ -68,7 +73,7 @@ def create_missing(
             connection.execute(CreateIndex(index, if_not_exists=True))
     if dialect.uses_triggers:
         for trigger in wanted.triggers:
-            if not trigger.exists_in(existing):
+            if not _exists(trigger, existing):
                 connection.execute(trigger)
 
 

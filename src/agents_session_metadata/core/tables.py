@@ -51,7 +51,7 @@ from .definitions import (
     session_link,
     table_options,
 )
-from .features import GROUPS
+from .features import features
 
 __all__ = [
     "CORE",
@@ -126,7 +126,7 @@ def table_names(
     names = TableNames(
         sessions_table, messages_table, metadata, derived_name(metadata, "_elements")
     )
-    everything = [*names, *(name for group in GROUPS for name in group.names(metadata))]
+    everything = [*names, *(name for feature in features() for name in feature.names(metadata))]
     if len(set(everything)) < len(everything):
         raise ValueError(
             f"the tables must have different names, got {', '.join(map(quoted, names))}"
@@ -286,7 +286,10 @@ def _with_groups(
         CreateTrigger(rows, elements, ("session_id", "key")),
     )
     core = TableGroup(CORE, tables, triggers)
-    others = (group.define(metadata, core, group.names(names.metadata), types) for group in GROUPS)
+    others = (
+        feature.define(metadata, core, feature.names(names.metadata), types)
+        for feature in features()
+    )
     return SessionTables(sessions, messages, rows, elements, groups=(core, *others))
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from sqlalchemy import Connection, func, update
 
+from agents_session_metadata.core.features import check_history_may_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     delete_messages,
@@ -24,7 +25,6 @@ from agents_session_metadata.core.messages import (
 from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.errors import SessionChangedError, SessionNotFoundError
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.runs.rows import check_not_paused
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage
 from agents_session_metadata.values import is_text
@@ -195,7 +195,7 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
     """Locks a session whose history is about to change; raises if a run is paused."""
     if not store.lock(connection, session_id):
         raise SessionNotFoundError(session_id)
-    check_not_paused(connection, store.database.tables, session_id)
+    check_history_may_change(store.database, connection, session_id)
 
 
 def rewinding(

@@ -7,7 +7,6 @@ app.mount("/v1", sessions_app(catalog, scope=lambda request: {"owner_id": reques
 ```
 """
 
-from .app import sessions_app
-from .asgi import GetScope
+from .app import GetScope, sessions_app
 
 __all__ = ["GetScope", "sessions_app"]

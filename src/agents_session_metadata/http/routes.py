@@ -34,8 +34,8 @@ from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 
 from . import requests
-from .errors import APIError, conversation_not_found, invalid, item_not_found, not_available
-from .items import item_type, shown_item, wanted_item
+from .public_items import item_type, shown_item, wanted_item
+from .requests import APIError, conversation_not_found, invalid, item_not_found, not_available
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 

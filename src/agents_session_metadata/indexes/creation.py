@@ -38,10 +38,17 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
-from .lacking import create_triggers, lacking_triggers
-from .states import COMPLETE, DROPPING, FILLING, lock_state
-from .tables import ACTIVITY, ENTRY_COLUMNS, expected_entries
-from .triggers import activity_triggers
+from .tables import (
+    ACTIVITY,
+    COMPLETE,
+    DROPPING,
+    ENTRY_COLUMNS,
+    FILLING,
+    expected_entries,
+    lock_state,
+    look,
+)
+from .triggers import activity_triggers, create_triggers, lacking_triggers
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
@@ -86,7 +93,7 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
         created = await database.write(_work(partial(index.finish, token)))
     elif created and progress is not None:
         progress(index.sessions)
-    await database.read(_work(partial(_look, database)))
+    await database.read(_work(partial(look, database)))
     return created
 
 
@@ -112,7 +119,7 @@ async def drop_index(database: Database[Any], key: str) -> bool:
     more = bool(token)
     while token and more:
         more = await database.write(_work(partial(index.empty_step, token)))
-    await database.read(_work(partial(_look, database)))
+    await database.read(_work(partial(look, database)))
     return token is not None
 
 
@@ -215,11 +222,7 @@ def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
 
 
 def _has_indexes(database: Database[Any], connection: Connection) -> bool:
-    return database.known_indexes.look(connection, database.tables) is not None
-
-
-def _look(database: Database[Any], connection: Connection) -> None:
-    database.known_indexes.look(connection, database.tables)
+    return database.has_tables(connection, ACTIVITY)
 
 
 class _Index:

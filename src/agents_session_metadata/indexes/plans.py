@@ -55,14 +55,15 @@ class Plan:
     others: tuple[Condition, ...]
 
     @classmethod
-    def of(cls, condition: Condition, keys: Collection[str]) -> Plan | None:
-        if not keys:
+    def of(cls, condition: Condition, keys: Collection[str] | None) -> Plan | None:
+        """Returns None if no index serves the condition; without `keys`, any key can have one."""
+        if keys is not None and not keys:
             return None
         parts = [part for _, part in condition.conjunction(NAME)]
         if any(part.rank in _BY_ID for part in parts):
             return None
         for part in parts:
-            if is_single(part) and isinstance(part, Equals) and part.key in keys:
+            if is_single(part) and isinstance(part, Equals) and (keys is None or part.key in keys):
                 return cls(part, tuple(other for other in parts if other is not part))
         return None
 

@@ -13,33 +13,39 @@ from typing import Any
 
 from sqlalchemy import (
     Column,
+    Connection,
     Index,
     Integer,
     MetaData,
     Table,
     literal_column,
     select,
+    update,
 )
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
-    GroupDefinition,
     TableGroup,
     by_code_point,
     derived_name,
     session_link,
     table_options,
 )
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
 from .triggers import cleanup
 
 ACTIVITY = "activity"
+
+FILLING, COMPLETE, DROPPING = 0, 1, 2
+"""Triggers maintain an index in the first two states; only a complete one is used."""
 ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
 """The columns of an entry, in the order in which statements select them."""
 
 
-def _define(
+def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     indexes_name, entries_name = names
@@ -113,4 +119,26 @@ def _labeled(columns: Sequence[Any]) -> list[Any]:
     return [column.label(name) for column, name in zip(columns, ENTRY_COLUMNS, strict=True)]
 
 
-GROUP = GroupDefinition(ACTIVITY, ("_indexes", "_activity"), _define)
+def lock_state(connection: Connection, states: Table, key: str, *, shared: bool = False) -> Any:
+    """Returns None if there is no row. With `shared`, triggers can still read the row."""
+    own = states.c.key == key
+    # The update is the lock on SQLite, where a read takes none.
+    if not shared or dialect_of(connection.dialect).single_writer:
+        connection.execute(update(states).where(own).values(token=states.c.token))
+    locked = select(states).where(own).with_for_update(read=shared)
+    return connection.execute(locked).one_or_none()
+
+
+def learn(database: Database[Any], connection: Connection) -> frozenset[str]:
+    """Reads which indexes are complete; the tables must exist."""
+    indexes = database.tables.group(ACTIVITY)["_indexes"]
+    complete = select(indexes.c.key).where(indexes.c.state == COMPLETE)
+    keys = database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
+    return keys
+
+
+def look(database: Database[Any], connection: Connection) -> frozenset[str]:
+    """Looks for indexes that another process may have created or dropped."""
+    if database.has_tables(connection, ACTIVITY):
+        return learn(database, connection)
+    return frozenset()

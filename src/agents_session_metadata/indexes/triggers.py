@@ -6,7 +6,7 @@ its entries, indexed or not. Only the state of the index says whether entries ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.core.definitions import derived_name, name_beside
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._triggers import RowTrigger
+from agents_session_metadata.dialects._triggers import RowTrigger, as_typed, has_body
 
 if TYPE_CHECKING:
     from agents_session_metadata.core.tables import SessionTables
@@ -149,3 +149,28 @@ def activity_triggers(
     indexes, entries = tables.group("activity").tables
     schema = dialect_of(connection.dialect).schema_of(connection, entries)
     return row_triggers(connection, Target(schema, tables.tables, indexes, entries), keys)
+
+
+def lacking_triggers(
+    connection: Connection, tables: SessionTables, triggers: Collection[RowTrigger]
+) -> dict[RowTrigger, bool]:
+    """Returns the triggers that are missing, with False, or have another body, with True."""
+    dialect = dialect_of(connection.dialect)
+    existing = dialect.existing_triggers(connection, *tables.tables)
+    found = {each: existing.get(each.plain) for each in triggers}
+    return {
+        each: stored is not None
+        for each, stored in found.items()
+        if not has_body(as_typed(connection, dialect.triggers.create(each)), stored or "")
+    }
+
+
+def create_triggers(connection: Connection, lacking: dict[RowTrigger, bool]) -> None:
+    """Creates triggers. Each is given with True if it replaces one of the same name."""
+    dialect = dialect_of(connection.dialect)
+    sql = dialect.triggers
+    for each, exists in lacking.items():
+        if exists:
+            connection.exec_driver_sql(sql.drop_from(each.schema, each.name, each.table))
+        for statement in sql.create(each):
+            dialect.create_trigger(connection, statement)

@@ -11,13 +11,14 @@ reads the state of its index: an answer counts only if the index was complete at
 from __future__ import annotations
 
 import operator as op
-from collections.abc import Callable, Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
-    Connection,
     FromClause,
     Integer,
     Result,
@@ -31,7 +32,6 @@ from sqlalchemy import (
     select,
     true,
 )
-from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
@@ -40,14 +40,13 @@ from agents_session_metadata.query import pages as paging
 from agents_session_metadata.query.conditions import (
     Equals,
     MetadataCondition,
-    NotPausedSince,
     TimeBound,
     constant,
 )
 from agents_session_metadata.query.details import NOTHING_ELSE, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position
-from agents_session_metadata.query.pages import Found
+from agents_session_metadata.query.pages import Found, Reader
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.statements import (
     NAME,
@@ -60,8 +59,7 @@ from agents_session_metadata.query.statements import (
 )
 
 from .plans import LEADER, Plan, is_of_activity, is_single
-from .states import COMPLETE
-from .tables import ACTIVITY
+from .tables import ACTIVITY, COMPLETE, look
 
 T = TypeVar("T")
 
@@ -69,6 +67,8 @@ FEW = 500
 """A condition that holds for at most this many sessions leads, instead of the index."""
 MOST_WALKED = 1_000
 """The maximum number of entries that a walk reads if there are further conditions."""
+_SLOW = 0.05
+"""Seconds after which an answer is slow."""
 _FIRST_WALKED = 200
 """The minimum number of entries that the first attempt reads."""
 
@@ -242,25 +242,15 @@ class WalkBuilder(Builder):
         return state.subquery("state")
 
 
-async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
-    def read(connection: Connection, queries: Queries) -> T:
-        keys = database.known_indexes.get(connection, database.tables) or ()
-        return work(Reader(connection, queries, keys))
-
-    try:
-        return await database.read(read)
-    except DBAPIError:
-        # The tables of the indexes may be gone.
-        if not database.known_indexes.forget():
-            raise
-    return await database.read(read)
-
-
 @dataclass(frozen=True)
-class Reader:
-    connection: Connection
-    queries: Queries
-    keys: Collection[str]
+class IndexReader(Reader):
+    """Reads sessions from the indexes that this process knows.
+
+    Another process may have created an index. So after a slow answer that an index could have
+    given, the reader looks again.
+    """
+
+    database: Database[Queries]
 
     def page(
         self,
@@ -272,9 +262,8 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> list[Found]:
-        plan = None
-        if ordering.time == "updated_at" and ordering.key is None:
-            plan = Plan.of(condition, self.keys)
+        by_activity = ordering.time == "updated_at" and ordering.key is None
+        plan = self._plan(condition) if by_activity else None
         if plan is not None:
             found = self._walk_or_lead(
                 plan, ordering, limit=limit, after=after, keys=keys, details=details
@@ -282,16 +271,9 @@ class Reader:
             if isinstance(found, list):
                 return found
             condition = found or condition
-        return paging.read_page(
-            self.connection,
-            self.queries,
-            condition,
-            ordering,
-            limit=limit,
-            after=after,
-            keys=keys,
-            details=details,
-        )
+        read = partial(super().page, condition, ordering)
+        read = partial(read, limit=limit, after=after, keys=keys, details=details)
+        return self._timed(read, condition) if by_activity else read()
 
     def last(
         self,
@@ -300,7 +282,7 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> Found | None:
-        plan = Plan.of(condition, self.keys)
+        plan = self._plan(condition)
         if plan is not None and not plan.others:
             parameters = plan.parameters(self.queries.dialect)
             some_keys = self.queries.some_keys(keys, parameters)
@@ -317,32 +299,22 @@ class Reader:
         elif plan is not None:
             rival = self._few(plan)
             condition = condition if rival is None else plan.led_by(rival)
-        return paging.read_last(
-            self.connection, self.queries, condition, keys=keys, details=details
-        )
+        return self._timed(partial(super().last, condition, keys=keys, details=details), condition)
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
     ) -> list[Position] | None:
-        """Finds the sessions that were active longest ago; None if no index can find them.
-
-        They are candidates: the caller must check the condition again under its locks. Paused runs
-        and exact time bounds are not checked.
-        """
         parts = [part for _, part in condition.conjunction(NAME)]
-        known = All(tuple(part for part in parts if not isinstance(part, NotPausedSince)))
-        plan = Plan.of(known, self.keys)
+        plan = self._plan(All(tuple(part for part in parts if not part.is_of_feature)))
         if plan is None or not all(map(is_of_activity, plan.others)):
             return None
         return self._entries(plan, OLDEST_FIRST, limit=limit, after=after)
 
     def ids(self, condition: Condition, limit: int | None, *, existing: bool = True) -> list[str]:
-        """Returns the most recently active sessions first.
-
-        Without `existing`, ids that a lost foreign key has left behind can be among them.
-        """
-        plan = Plan.of(condition, self.keys)
-        if plan is not None and limit is not None:
+        if limit is None:
+            return super().ids(condition, limit)
+        plan = self._plan(condition)
+        if plan is not None:
             if not plan.others:
                 entries = self._entries(plan, NEWEST_FIRST, limit=limit, existing=existing)
                 if entries is not None:
@@ -351,7 +323,18 @@ class Reader:
             if isinstance(found, list):
                 return [each.info.session_id for each in found]
             condition = found or condition
-        return list(self.connection.scalars(*self.queries.find(condition, limit)))
+        return self._timed(partial(super().ids, condition, limit), condition)
+
+    def _plan(self, condition: Condition) -> Plan | None:
+        return Plan.of(condition, self.database.notes.get(ACTIVITY, ()))
+
+    def _timed(self, read: Callable[[], T], condition: Condition) -> T:
+        started = time.perf_counter()
+        result = read()
+        is_slow = time.perf_counter() - started > _SLOW
+        if is_slow and Plan.of(condition, None) is not None:
+            look(self.database, self.connection)
+        return result
 
     def _entries(
         self,
@@ -460,6 +443,8 @@ class Reader:
         result = self._execute(kind, plan, build, parameters)
         names, rows = list(result.keys()), result.all()
         usable, walked, holds = map(names.index, ("usable", "walked", "holds"))
+        if not rows[0][usable]:
+            look(self.database, self.connection)
         found = [row for row in rows if row[0] is not None]
         is_right = bool(rows[0][usable]) and all(row[holds] for row in found)
         sessions = paging.collected(names, found, self.queries.dialect) if is_right else []

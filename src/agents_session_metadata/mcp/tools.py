@@ -11,7 +11,7 @@ from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.history.rewind import ItemOrder
 from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.records import PausedRun, PendingCall
+from agents_session_metadata.runs.rows import PausedRun, PendingCall
 from agents_session_metadata.types import ItemInfo, SessionInfo
 
 from .answers import (

@@ -9,11 +9,10 @@ import operator as op
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import (
-    BigInteger,
     BindParameter,
     ColumnElement,
     FromClause,
@@ -22,11 +21,9 @@ from sqlalchemy import (
     Table,
     and_,
     bindparam,
-    exists,
     false,
     func,
     literal,
-    not_,
     or_,
     select,
     true,
@@ -35,8 +32,7 @@ from sqlalchemy import (
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import PlainBytes
-from agents_session_metadata.keys import COARSE
-from agents_session_metadata.runs.rows import paused_table
+from agents_session_metadata.keys import ARCHIVED, PHASE, PINNED, READY, STATUS
 from agents_session_metadata.values import (
     FALSE,
     NULL,
@@ -49,7 +45,9 @@ from agents_session_metadata.values import (
 
 from .logic import All, Condition, Context, Driver
 
+_COARSE_KEYS = {STATUS, PHASE, READY, PINNED, ARCHIVED}
 _COARSE_VALUES = {NULL, FALSE, TRUE}
+"""Each is shared by many sessions: a poor way into an index."""
 
 TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
 TimeOperator: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
@@ -114,7 +112,7 @@ class Equals(MetadataCondition):
     def rank(self) -> int:
         if len(self.values) != 1:
             return 4
-        coarse = self.key in COARSE or self.values[0].indexed in _COARSE_VALUES
+        coarse = self.key in _COARSE_KEYS or self.values[0].indexed in _COARSE_VALUES
         return 8 if coarse else 1
 
     @property
@@ -354,30 +352,6 @@ class TimeBound(Condition):
     def encoded(self) -> list[Any]:
         moment = self.moment.astimezone(timezone.utc).isoformat(timespec="microseconds")
         return ["time", self.column, self.operator, moment]
-
-
-@dataclass(frozen=True)
-class NotPausedSince(Condition):
-    """No run of the session was paused within this time or is claimed, by the database's clock."""
-
-    age: timedelta
-
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        # No clock is so old.
-        return {name: min(self.age // timedelta(microseconds=1), 2**62)}
-
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
-        runs = paused_table(context.tables).alias()
-        now = context.dialect.now()
-        is_recent = runs.c.paused_at > now - bindparam(name, type_=BigInteger)
-        waiting = or_(is_recent, runs.c.claimed_until > now)
-        recent = exists().where(runs.c.session_id == session_id, waiting)
-        return not_(recent.correlate(getattr(session_id, "table", None)))
-
-    def encoded(self) -> list[Any]:
-        return ["not_paused_since", self.age // timedelta(microseconds=1)]
 
 
 def equality(values: Mapping[str, Any]) -> All:

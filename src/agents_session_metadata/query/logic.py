@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import ColumnElement, FromClause, and_, false, not_, or_, select, true, union
 
@@ -52,6 +52,9 @@ class Driver(NamedTuple):
 
 
 class Condition(ABC):
+    is_of_feature: ClassVar[bool] = False
+    """True if it reads tables of a feature, which index entries do not reflect."""
+
     @property
     def rank(self) -> int:
         """A lower rank drives a statement better."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Result
 
+from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.features import features
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.types import Metadata, SessionInfo
@@ -21,6 +24,8 @@ from .ordering import Ordering, Position
 from .previews import preview_of
 from .queries import Queries
 from .statements import MISSING
+
+T = TypeVar("T")
 
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
 """A function that is called with the error of each stored value that is not valid JSON."""
@@ -40,6 +45,78 @@ class Found(NamedTuple):
                 raise error
             on_corrupt(error)
         return self.info
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads sessions by statements that use no index of a feature."""
+
+    connection: Connection
+    queries: Queries
+
+    def page(
+        self,
+        condition: Condition,
+        ordering: Ordering,
+        *,
+        limit: int,
+        after: Position | None = None,
+        keys: Sequence[str] | None = None,
+        details: Details = NOTHING_ELSE,
+    ) -> list[Found]:
+        return read_page(
+            self.connection,
+            self.queries,
+            condition,
+            ordering,
+            limit=limit,
+            after=after,
+            keys=keys,
+            details=details,
+        )
+
+    def last(
+        self,
+        condition: Condition,
+        *,
+        keys: Sequence[str] | None = None,
+        details: Details = NOTHING_ELSE,
+    ) -> Found | None:
+        """Reads the most recently active session."""
+        query = self.queries.last(condition, keys=keys, details=details)
+        found = collect(self.connection.execute(*query), self.queries.dialect)
+        return found[0] if found else None
+
+    def oldest(
+        self, condition: Condition, *, limit: int, after: Position | None = None
+    ) -> list[Position] | None:
+        """Returns the longest inactive sessions, or None if no index has them in this order.
+
+        The caller checks the condition again under its locks.
+        """
+        return None
+
+    def ids(self, condition: Condition, limit: int | None, *, existing: bool = True) -> list[str]:
+        """Reads ids, most recently active first.
+
+        With `existing=False`, an index may return ids of sessions that do not exist.
+        """
+        return list(self.connection.scalars(*self.queries.find(condition, limit)))
+
+
+async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]) -> T:
+    """Runs work that reads sessions, with the indexes that can serve it."""
+
+    def read(connection: Connection, queries: Queries) -> T:
+        makers = (feature.reader for feature in features() if feature.reader is not None)
+        reader: Reader = next(makers, _plain_reader)(database, connection, queries)
+        return work(reader)
+
+    return await database.read(read)
+
+
+def _plain_reader(_: Database[Queries], connection: Connection, queries: Queries) -> Reader:
+    return Reader(connection, queries)
 
 
 def read_page(
@@ -73,19 +150,6 @@ def read_page(
             return found
         # The database has sorted these by their beginnings, which are the same.
         pieces = longest // queries.dialect.sorted_bytes + 1
-
-
-def read_last(
-    connection: Connection,
-    queries: Queries,
-    condition: Condition,
-    *,
-    keys: Sequence[str] | None = None,
-    details: Details = NOTHING_ELSE,
-) -> Found | None:
-    query = queries.last(condition, keys=keys, details=details)
-    found = collect(connection.execute(*query), queries.dialect)
-    return found[0] if found else None
 
 
 def read_counts(

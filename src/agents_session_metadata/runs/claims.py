@@ -21,6 +21,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
@@ -35,13 +36,13 @@ from agents_session_metadata.errors import RunClaimedError, SessionNotFoundError
 from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker
 
-from .given_sessions import check_schema, is_encrypted
-from .progress import Progress
-from .records import Details, Encryption, PendingCall, paused_run, pending_as_stored
-from .rows import PausedRow
-from .session import RunSession, claimed_session, fence
+from .fencing import RunSession, check_schema, claimed_session, fence, is_encrypted
+from .rows import Details, Encryption, PausedRow, PendingCall, paused_run, pending_as_stored
 from .states import (
     ContextArguments,
+    Progress,
+    apply_decisions,
+    context_to_write,
     deserialize,
     pending_calls,
     restorable,
@@ -49,7 +50,7 @@ from .states import (
     waits_inside,
     without_answered_questions,
 )
-from .store import PausedStore, nothing_paused
+from .store import PausedStore, check_claim, check_history, nothing_paused
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -456,3 +457,51 @@ class ClaimedRun:
             self._run.cancel()
         if self._stream is not None:
             self._stream.cancel()
+
+
+_ROUNDS = 10
+"""Attempts to claim a run that others keep changing."""
+
+
+async def claim_run(
+    store: PausedStore,
+    catalog: SessionCatalog,
+    encryption: Encryption,
+    session_id: str,
+    agent: Agent[Any],
+    context: ContextArguments,
+    *,
+    lease: timedelta,
+    after_crash: bool,
+    force: bool,
+) -> ClaimedRun:
+    """Restores the state before it takes the lease, so that a claim that fails changes nothing."""
+    for _ in range(_ROUNDS):
+        found = await store.read(session_id, state=True)
+        if found is None:
+            raise nothing_paused(session_id)
+        row, end = found
+        check_claim(row, after_crash=after_crash)
+        check_history(row, end, force=force)
+        text = row.state or ""
+        if Details.of(row).encrypted:
+            text = encryption.decrypted(text)
+            if encryption.encrypt is None:
+                raise ValueError(
+                    "the paused run is stored encrypted, and its next state would not be; "
+                    "pass encrypt= to PausedRuns"
+                )
+        state = await deserialize(session_id, agent, text, context)
+        apply_decisions(state, json.loads(row.decisions))
+        writing = context_to_write(context, text)
+        written = serialize(state, writing)  # What cannot be stored again must not run.
+        microseconds = lease // timedelta(microseconds=1)
+        run = ClaimedRun(
+            Claimable(
+                *(store, row, state, agent, catalog, encryption, writing, microseconds),
+                responses=len(written["model_responses"]),
+            )
+        )
+        if await run._claim(after_crash=after_crash, force=force):
+            return run
+    raise RunClaimedError(session_id)

@@ -15,17 +15,17 @@ from agents_session_metadata.core.store import LONGEST_PAGE, check_limit
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.text import quoted
 
-from .records import (
+from .rows import (
     Cipher,
     Details,
     Encryption,
     PausedPage,
+    PausedRow,
     PausedRun,
     encryption_missing,
     paused_run,
     pending_as_stored,
 )
-from .rows import PausedRow
 from .store import PausedStore
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class PausedRuns:
                 tables than the catalog or wrapped around a session with another id, or it is an
                 `EncryptedSession` or has an encrypted history and there is no `encrypt`.
         """
-        from .given_sessions import check_schema, is_encrypted, sessions_inside
+        from .fencing import check_schema, is_encrypted, sessions_inside
         from .states import ContextArguments, check_context, pending_calls, restorable, serialize
 
         if not isinstance(getattr(session, "session_id", None), str):
@@ -302,7 +302,7 @@ class PausedRuns:
             ValueError: If `lease` is not positive or is more than 3,650 days, or the state is
                 encrypted and there is no `decrypt` or no `encrypt`.
         """
-        from .claiming import claim_run
+        from .claims import claim_run
         from .states import ContextArguments
 
         if not isinstance(lease, timedelta):

@@ -5,8 +5,13 @@ The caller locks the session before writing its row. All times come from the dat
 
 from __future__ import annotations
 
+import base64
+import json
 import secrets
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     ColumnElement,
@@ -23,9 +28,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.messages import Restriction
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.errors import SessionPausedError
 
 from .tables import PAUSED
 
@@ -67,34 +70,6 @@ class PausedRow(NamedTuple):
 
 def paused_table(tables: SessionTables) -> Table:
     return tables.group(PAUSED).tables[0]
-
-
-def has_paused_table(connection: Connection, tables: SessionTables) -> bool:
-    """Without the table, no run is paused."""
-    name = paused_table(tables).name
-    return name in dialect_of(connection.dialect).existing(connection, tables.sessions, [name])
-
-
-def has_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> bool:
-    """The table need not exist."""
-    if not has_paused_table(connection, tables):
-        return False
-    table = paused_table(tables)
-    found = select(table.c.session_id).where(table.c.session_id == session_id)
-    return connection.execute(found).first() is not None
-
-
-def check_not_paused(connection: Connection, tables: SessionTables, session_id: str) -> None:
-    """Rejects a change to a history that a paused run depends on; the table need not exist."""
-    if has_paused_run(connection, tables, session_id):
-        raise SessionPausedError(session_id)
-
-
-def delete_paused_run(connection: Connection, tables: SessionTables, session_id: str) -> None:
-    """The session must be locked; the table need not exist."""
-    if has_paused_table(connection, tables):
-        table = paused_table(tables)
-        connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
 class PausedRows:
@@ -215,3 +190,180 @@ class PausedRows:
     ) -> None:
         changed = update(self._table).where(self._table.c.session_id == session_id, *conditions)
         connection.execute(changed.values(revision=self._table.c.revision + 1, **values))
+
+
+Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
+"""A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The decision about a call.
+
+    Attributes:
+        approve: Whether the call was approved.
+        message: The text that the model receives for a rejected call.
+        by: The person who decided.
+        at: The time of the decision, by the database's clock; aware, UTC.
+    """
+
+    approve: bool
+    message: str | None
+    by: str | None
+    at: datetime
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A call that waits for an approval.
+
+    Attributes:
+        call_id: The id of the call, for `decide`.
+        tool: The name of the tool.
+        arguments: The arguments of the call as text, usually JSON. None if there are none, if they
+            are encrypted and there is no `decrypt`, or on a page if `decrypt` raises.
+        agent: The name of the agent that made the call.
+        decision: The decision, or None.
+    """
+
+    call_id: str
+    tool: str | None
+    arguments: str | None
+    agent: str | None
+    decision: Decision | None = None
+
+
+@dataclass(frozen=True)
+class PausedRun:
+    """A run that waits to be resumed.
+
+    Attributes:
+        session_id: The id of its session.
+        agent: The name of the agent that was running.
+        pending: The calls that require an approval, including those with a decision. Empty if the
+            run failed after all decisions were applied; it can still be claimed and resumed.
+        paused_at: When it was paused, by the database's clock; aware, UTC.
+        claimed_until: When the lease of the claim expires; None if the run is not claimed.
+        crashed: Whether that lease has expired without a result.
+    """
+
+    session_id: str
+    agent: str | None
+    pending: tuple[PendingCall, ...]
+    paused_at: datetime
+    claimed_until: datetime | None = None
+    crashed: bool = False
+
+    @property
+    def undecided(self) -> tuple[PendingCall, ...]:
+        """The calls without a decision."""
+        return tuple(call for call in self.pending if call.decision is None)
+
+
+@dataclass(frozen=True)
+class PausedPage:
+    """A page of paused runs.
+
+    Attributes:
+        runs: The runs, newest first.
+        next_cursor: The `cursor` of the next page, or None on the last page.
+    """
+
+    runs: list[PausedRun]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """Texts are not encrypted without the functions."""
+
+    encrypt: Cipher | None = None
+    decrypt: Cipher | None = None
+
+    def encrypted(self, text: str) -> str:
+        if self.encrypt is None:
+            return text
+        secret = self.encrypt(text.encode())
+        return base64.b64encode(secret.encode() if isinstance(secret, str) else secret).decode()
+
+    def decrypted(self, text: str) -> str:
+        if self.decrypt is None:
+            raise ValueError("the paused run is stored encrypted; pass decrypt= to PausedRuns")
+        plain = self.decrypt(base64.b64decode(text))
+        return plain if isinstance(plain, str) else plain.decode()
+
+
+@dataclass(frozen=True)
+class Details:
+    """The JSON object in the `details` of a row.
+
+    `encrypted` applies to the state and the arguments of calls, `wrapped` to a history in the SDK's
+    `EncryptedSession`. `phase` is that before the pause, if the pause has changed it.
+    """
+
+    agent: str | None
+    pending: list[dict[str, Any]]
+    encrypted: bool
+    wrapped: bool
+    phase: str | None = None
+
+    @classmethod
+    def of(cls, row: PausedRow) -> Details:
+        return cls(**json.loads(row.details))
+
+    def text(self) -> str:
+        return json.dumps(vars(self))
+
+
+def pending_as_stored(calls: Iterable[Mapping[str, Any]], encryption: Encryption) -> Any:
+    return [
+        {
+            **call,
+            "arguments": call["arguments"] and encryption.encrypted(call["arguments"]),
+        }
+        for call in calls
+    ]
+
+
+def decisions_left(row: PausedRow, calls: Iterable[Mapping[str, Any]]) -> str:
+    waiting = {call["call_id"] for call in calls}
+    decided = json.loads(row.decisions)
+    return json.dumps({call_id: each for call_id, each in decided.items() if call_id in waiting})
+
+
+def paused_run(row: PausedRow, encryption: Encryption) -> PausedRun:
+    """Raises any error that `decrypt` raises."""
+    details = Details.of(row)
+    decided = {
+        call_id: Decision(**{**decision, "at": moment(decision["at"])})
+        for call_id, decision in json.loads(row.decisions).items()
+    }
+
+    def pending(call: dict[str, Any]) -> PendingCall:
+        found = PendingCall(**call, decision=decided.get(call["call_id"]))
+        if not details.encrypted:
+            return found
+        is_readable = found.arguments is not None and encryption.decrypt is not None
+        arguments = encryption.decrypted(found.arguments or "") if is_readable else None
+        return replace(found, arguments=arguments)
+
+    return PausedRun(
+        row.session_id,
+        details.agent,
+        tuple(map(pending, details.pending)),
+        moment(row.paused_at),
+        None if row.claimed_until is None else moment(row.claimed_until),
+        row.is_crashed,
+    )
+
+
+def encryption_missing() -> ValueError:
+    return ValueError(
+        "the history of the session is encrypted; pass encrypt= and decrypt= to PausedRuns"
+    )
+
+
+def moment(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)

@@ -34,16 +34,19 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 
-from .records import (
+from .rows import (
     Details,
     Encryption,
+    HistoryEnd,
+    PausedRow,
+    PausedRows,
     PausedRun,
     decisions_left,
     encryption_missing,
     moment,
     paused_run,
+    paused_table,
 )
-from .rows import HistoryEnd, PausedRow, PausedRows, paused_table
 from .tables import PAUSED
 
 T = TypeVar("T")

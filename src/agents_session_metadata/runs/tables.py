@@ -28,7 +28,6 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
-    GroupDefinition,
     TableGroup,
     derived_name,
     ending_with_session,
@@ -39,7 +38,7 @@ from agents_session_metadata.core.definitions import (
 PAUSED = "paused"
 
 
-def _define(
+def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     [name] = names
@@ -65,6 +64,3 @@ def _define(
             **options,
         )
     return TableGroup(PAUSED, (table,), (ending_with_session(sessions, table),))
-
-
-GROUP = GroupDefinition(PAUSED, ("_paused",), _define)

@@ -1,8 +1,8 @@
-"""SQL for the items of threads and for attachments."""
+"""SQL for the items of threads and for attachments, and copies of threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -13,15 +13,13 @@ from sqlalchemy import (
     bindparam,
     delete,
     false,
-    func,
     insert,
     select,
     update,
 )
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.messages import Restriction, newest_id
-from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
 from agents_session_metadata.text import quoted
 
@@ -59,14 +57,10 @@ class Attachment(NamedTuple):
 class ThreadRows:
     """The caller must lock the session before it writes items or attaches something."""
 
-    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
-        self._tables = tables
-        self._dialect = dialect
-        self._items, self._attachments = tables.group(THREADS).tables
-
-    def exist(self, connection: Connection) -> bool:
-        name = self._items.name
-        return name in self._dialect.existing(connection, self._tables.sessions, [name])
+    def __init__(self, database: Database[Any]) -> None:
+        self._tables = database.tables
+        self._dialect = database.dialect
+        self._items, self._attachments = self._tables.group(THREADS).tables
 
     # ---- items ----
 
@@ -181,11 +175,6 @@ class ThreadRows:
         statement = select(messages.c.id).where(messages.c.session_id == session_id)
         return sorted(connection.scalars(statement))
 
-    def touch(self, connection: Connection, session_id: str) -> None:
-        sessions = self._tables.sessions
-        moved = update(sessions).where(sessions.c.session_id == session_id)
-        connection.execute(moved.values(updated_at=func.current_timestamp()))
-
     def _columns(self) -> list[Any]:
         return [self._items.c[name] for name in ThreadItem._fields]
 
@@ -200,7 +189,7 @@ class ThreadRows:
         insert = self._dialect.insert_missing(self._attachments)
         for _ in range(ROUNDS):
             connection.execute(insert, [attachment._asdict()])
-            found = self._read_attachment(connection, attachment.attachment_id, lock=True)
+            found = self.read_attachment(connection, attachment.attachment_id, lock=True)
             # The one that prevented the insert may have been deleted since.
             if found is not None:
                 return found
@@ -210,19 +199,20 @@ class ThreadRows:
         """The attachment must be locked. Only its session and its text are written."""
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
-        values: Mapping[str, Any] = {
-            "session_id": attachment.session_id,
-            "data": attachment.data,
-        }
+        values = {"session_id": attachment.session_id, "data": attachment.data}
         connection.execute(update(table).where(own).values(values))
 
-    def read_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        return self._read_attachment(connection, attachment_id, lock=False)
-
-    def lock_attachment(self, connection: Connection, attachment_id: str) -> Attachment | None:
-        """Must begin the transaction."""
-        self._begin(connection)
-        return self._read_attachment(connection, attachment_id, lock=True)
+    def read_attachment(
+        self, connection: Connection, attachment_id: str, *, lock: bool = False
+    ) -> Attachment | None:
+        """With `lock`, it must begin the transaction."""
+        own = self._attachments.c.attachment_id == attachment_id
+        statement = self._all_attachments().where(own)
+        if lock:
+            self._begin(connection)
+            statement = statement.with_for_update()
+        row = connection.execute(statement).first()
+        return None if row is None else Attachment(*row)
 
     def lock_unattached(
         self, connection: Connection, before: Any, after: str, limit: int
@@ -254,16 +244,6 @@ class ThreadRows:
     def _begin(self, connection: Connection) -> None:
         if self._dialect.single_writer:
             connection.execute(delete(self._attachments).where(false()))
-
-    def _read_attachment(
-        self, connection: Connection, attachment_id: str, *, lock: bool
-    ) -> Attachment | None:
-        own = self._attachments.c.attachment_id == attachment_id
-        statement = self._all_attachments().where(own)
-        if lock:
-            statement = statement.with_for_update()
-        row = connection.execute(statement).first()
-        return None if row is None else Attachment(*row)
 
     def _all_attachments(self) -> Any:
         table: Table = self._attachments

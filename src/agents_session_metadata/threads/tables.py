@@ -24,7 +24,6 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
-    GroupDefinition,
     TableGroup,
     derived_name,
     ending_with_session,
@@ -35,7 +34,7 @@ from agents_session_metadata.core.definitions import (
 THREADS = "threads"
 
 
-def _define(
+def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     items_name, attachments_name = names
@@ -86,6 +85,3 @@ def _define(
         ending_with_session(sessions, attachments),
     )
     return TableGroup(THREADS, (items, attachments), triggers)
-
-
-GROUP = GroupDefinition(THREADS, ("_thread_items", "_attachments"), _define)

@@ -9,12 +9,10 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, false, literal_column, select
+from sqlalchemy import Connection, delete, literal_column, select
 
-from agents_session_metadata.core.messages import delete_histories
 from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.threads.rows import ThreadItem
 from agents_session_metadata.values import EncodedValue
 
 
@@ -27,7 +25,8 @@ class NewSession:
     updated_at: Any
     metadata: Mapping[str, EncodedValue]
     items: Sequence[tuple[Any, str]]
-    thread: list[ThreadItem] = field(default_factory=list)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """The parts of features, by their names."""
 
     @property
     def size(self) -> int:
@@ -35,29 +34,8 @@ class NewSession:
         return (
             sum(len(text) for _, text in self.items)
             + sum(len(value.text) for value in self.metadata.values())
-            + sum(len(item.data) for item in self.thread)
+            + sum(len(str(item)) for part in self.parts.values() for item in part)
         )
-
-
-def lock_sessions(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> set[str]:
-    """Must begin the transaction. Returns the ids of the sessions that exist."""
-    if dialect.single_writer:
-        # Any write keeps all other writers out, also one that finds no row.
-        connection.execute(delete(tables.sessions).where(false()))
-    lock = dialect.lock_rows(tables.sessions, "ids", len(ids))
-    return set(connection.scalars(lock, dialect.list_parameters("ids", ids)))
-
-
-def delete_sessions(
-    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
-) -> None:
-    """The sessions must be locked."""
-    delete_histories(connection, tables, dialect, ids)
-    of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
-    deletion = delete(tables.sessions).where(of_ids)
-    connection.execute(deletion, dialect.list_parameters("ids", ids))
 
 
 def insert_sessions(

@@ -25,14 +25,22 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 
-from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import InvalidMetadataError
-from agents_session_metadata.text import escaped, quoted
-from agents_session_metadata.threads.rows import ThreadItem
+from agents_session_metadata.core.features import features
+from agents_session_metadata.errors import invalid_record
+from agents_session_metadata.text import quoted
 from agents_session_metadata.values import finite
 
 FORMAT = 1
@@ -63,7 +71,7 @@ class Item(BaseModel):
 
     def stored_text(self, path: str, *, ensure_ascii: bool) -> str:
         if (self.item is _MISSING) == (self.text is None):
-            raise invalid(path, "must have either `item` or `text`")
+            raise invalid_record(path, "must have either `item` or `text`")
         if self.text is not None:
             return self.text
         try:
@@ -71,26 +79,7 @@ class Item(BaseModel):
                 self.item, ensure_ascii=ensure_ascii, separators=(",", ":"), allow_nan=False
             )
         except (TypeError, ValueError, RecursionError):
-            raise invalid(f"{path}.item", "must be JSON") from None
-
-
-class ThreadRecord(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
-
-    item_id: str
-    kind: str
-    item: dict[str, Any]
-    history_end: Annotated[int, Field(ge=0)] | None = None
-
-    def stored(self, position: int, path: str) -> ThreadItem:
-        for name, text in (("item_id", self.item_id), ("kind", self.kind)):
-            if id_problem(text) is not None:
-                raise invalid(f"{path}.{name}", f"{id_problem(text)}")
-        try:
-            data = json.dumps(self.item, separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError, RecursionError):
-            raise invalid(f"{path}.item", "must be JSON") from None
-        return ThreadItem(self.item_id, position, self.kind, data, self.history_end)
+            raise invalid_record(f"{path}.item", "must be JSON") from None
 
 
 class Record(BaseModel):
@@ -102,28 +91,40 @@ class Record(BaseModel):
     updated_at: Time
     metadata: Annotated[dict[Any, Any], BeforeValidator(_plain)]
     items: list[Annotated[Item, BeforeValidator(_plain)]]
-    thread_items: list[Annotated[ThreadRecord, BeforeValidator(_plain)]] = []
-
-    def thread(self) -> list[ThreadItem]:
-        found: dict[str, ThreadItem] = {}
-        for index, item in enumerate(self.thread_items):
-            path = f"$.thread_items[{index}]"
-            if item.item_id in found:
-                raise invalid(f"{path}.item_id", "is not unique")
-            found[item.item_id] = item.stored(index + 1, path)
-        return list(found.values())
 
 
-def parse_record(record: object) -> Record:
-    """Raises `InvalidMetadataError` that names the first wrong field."""
+def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
+    """Returns the record, and the parts of features by their names.
+
+    Raises `InvalidMetadataError` that names the first wrong field.
+    """
     fields = _plain(record)
     if isinstance(fields, dict) and "format" not in fields and {"role", "type"} & fields.keys():
-        raise invalid("$", "is an item of a history; import records that `export` has written")
+        raise invalid_record(
+            "$", "is an item of a history; import records that `export` has written"
+        )
+    raw = {}
+    if isinstance(fields, dict):
+        own = [feature for feature in features() if feature.field in fields]
+        raw = {feature: fields.pop(feature.field) for feature in own}
+    parsed: Record = validated(Record, fields)
+    parts = {
+        feature.name: feature.parse(part, partial(validated, path=f"$.{feature.field}"))
+        for feature, part in raw.items()
+        if feature.parse is not None
+    }
+    return parsed, parts
+
+
+_adapter = cache(TypeAdapter)
+
+
+def validated(kind: Any, value: object, path: str = "$") -> Any:
     try:
-        return Record.model_validate(fields)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise invalid(_path(first["loc"]), _problem(first)) from None
+        raise invalid_record(_path(first["loc"], path), _problem(first)) from None
 
 
 def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
@@ -135,20 +136,10 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
     return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
 
 
-def dump_thread_item(item: ThreadItem) -> dict[str, Any]:
-    end = {} if item.history_end is None else {"history_end": item.history_end}
-    return {"item_id": item.item_id, "kind": item.kind, "item": json.loads(item.data), **end}
-
-
-def invalid(path: str, problem: str) -> InvalidMetadataError:
-    """Returns the error for a path in the record, such as `$.items[2].created_at`."""
-    error = InvalidMetadataError(problem, key="record", path=path)
-    error.args = (f"{'the record' if path == '$' else escaped(path)} {problem}",)
-    return error
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+def _path(location: tuple[int | str, ...], start: str) -> str:
+    return start + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
+    )
 
 
 def _problem(error: Any) -> str:

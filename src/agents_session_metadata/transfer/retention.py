@@ -7,15 +7,14 @@ from datetime import datetime, timedelta, timezone
 
 from sqlalchemy import Connection
 
-from agents_session_metadata.indexes.walks import read_sessions
-from agents_session_metadata.query.conditions import IdIn, NotPausedSince, TimeBound
+from agents_session_metadata.core.features import in_use
+from agents_session_metadata.core.rows import delete_sessions, lock_sessions
+from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
+from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.runs.tables import PAUSED
 from agents_session_metadata.scope import ScopedStore
-
-from .bulk import delete_sessions, lock_sessions
 
 
 def check_age(name: str, age: object) -> None:
@@ -49,9 +48,13 @@ async def sparing_paused(
 ) -> Condition:
     """Adds the condition that no run is claimed, or was paused within this time."""
     check_age("paused_for", paused_for)
-    if not paused_for or not await store.database.has_group(PAUSED):
-        return condition
-    return All((condition, NotPausedSince(paused_for)))
+
+    def spared(connection: Connection, _: Queries) -> tuple[Condition, ...]:
+        found = in_use(store.database, connection)
+        return tuple(each.spared(paused_for) for each in found if each.spared is not None)
+
+    conditions = await store.database.read(spared) if paused_for else ()
+    return All((condition, *conditions)) if conditions else condition
 
 
 async def delete_matching(

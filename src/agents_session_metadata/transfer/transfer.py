@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias, cast
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import read_history
-from agents_session_metadata.core.rows import check_id
+from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -21,6 +22,7 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
     TablesMissingError,
     TriggersNotAllowedError,
+    invalid_record,
 )
 from agents_session_metadata.history.rewind import Cut, lock_to_change
 from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
@@ -30,12 +32,10 @@ from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, read_page
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.threads.items import copy_thread, insert_threads, read_threads
-from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.values import encode_metadata, is_text
 
-from .bulk import NewSession, delete_sessions, insert_sessions, lock_sessions, read_histories
+from .bulk import NewSession, insert_sessions, read_histories
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
@@ -63,7 +63,7 @@ def read_records(
     queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]] | None]:
     """Returns None instead of the records if they have too many items to read at a time."""
-    from .records import FORMAT, dump_item, dump_thread_item  # pydantic takes long to import
+    from .records import FORMAT, dump_item  # pydantic takes long to import
 
     found = read_page(connection, queries, condition, WALK, limit=size, after=after)
     database = store.database
@@ -72,7 +72,6 @@ def read_records(
     histories = read_histories(connection, database.tables, database.dialect, ids, most)
     if histories is None:
         return found, None
-    threads = read_threads(store, connection, ids)
     records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
@@ -84,10 +83,12 @@ def read_records(
         }
         for each in found
     ]
-    for record in records:
-        items = threads.get(record["session_id"])
-        if items is not None:
-            record["thread_items"] = [dump_thread_item(item) for item in items]
+    for feature in in_use(database, connection) if ids else ():
+        if feature.export is not None:
+            parts = feature.export(database, connection, ids)
+            for record in records:
+                if record["session_id"] in parts:
+                    record[str(feature.field)] = parts[record["session_id"]]
     return found, records
 
 
@@ -191,8 +192,8 @@ class Import:
         return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
-        if any(session.thread for session in sessions):
-            await self._store.database.ensure(THREADS)
+        for name in {name for session in sessions for name in session.parts}:
+            await self._store.database.ensure(name)
         return await self._store.database.write(self._writing(sessions))
 
     def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
@@ -224,16 +225,18 @@ class Import:
                     raise SessionExistsError(session.session_id)
                 new.remove(session)
             insert_sessions(connection, tables, dialect, new)
-            threads = {each.session_id: each.thread for each in new if each.thread}
-            insert_threads(store, connection, threads)
+            for feature in features():
+                parts = {each.session_id: each.parts.get(feature.name) for each in new}
+                if feature.load is not None and any(parts.values()):
+                    feature.load(store.database, connection, parts)
             return len(new)
 
         return write
 
     def _parse(self, record: object) -> NewSession:
-        from .records import invalid, parse_record
+        from .records import parse_record
 
-        parsed = parse_record(record)
+        parsed, parts = parse_record(record)
         metadata = self._store.encode_new(parsed.metadata)
         check_id(parsed.session_id)
         items = []
@@ -241,7 +244,7 @@ class Import:
             path = f"$.items[{index}]"
             text = item.stored_text(path, ensure_ascii=self._ensure_ascii)
             if not is_text(text):
-                raise invalid(path, "must not contain lone surrogates or NUL")
+                raise invalid_record(path, "must not contain lone surrogates or NUL")
             items.append((self._time(item.created_at, f"{path}.created_at"), text))
         return NewSession(
             parsed.session_id,
@@ -249,18 +252,16 @@ class Import:
             self._time(parsed.updated_at, "$.updated_at"),
             metadata,
             items,
-            parsed.thread(),
+            parts,
         )
 
     def _time(self, moment: datetime, path: str) -> Any:
-        from .records import invalid
-
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
         except OverflowError:
-            raise invalid(path, "is out of range") from None
+            raise invalid_record(path, "is out of range") from None
         except ValueError as error:
-            raise invalid(path, str(error)) from None
+            raise invalid_record(path, str(error)) from None
 
     def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:
         error.args = (f"record {position} (index {position - 1}): {error}",)
@@ -320,7 +321,9 @@ def fork(
             names = [*(column.name for column in copied), "session_id"]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
-        copy_thread(store, connection, session_id, new_id, kept)
+        for feature in in_use(store.database, connection):
+            if feature.fork is not None:
+                feature.fork(store.database, connection, session_id, new_id, kept)
 
     return run
 

@@ -31,7 +31,6 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
-    GroupDefinition,
     TableGroup,
     derived_name,
     ending_with_session,
@@ -125,7 +124,7 @@ def _cost_units(cost: Decimal | None) -> int | None:
     return None if cost is None else max(-_MOST, min(round(cost / COST_UNIT), _MOST))
 
 
-def _define(
+def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     [name] = names
@@ -155,6 +154,3 @@ def _define(
             **options,
         )
     return TableGroup(USAGE, (usage,), (ending_with_session(sessions, usage, keeps_rows=True),))
-
-
-GROUP = GroupDefinition(USAGE, ("_usage",), _define)

@@ -21,13 +21,12 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from agents_session_metadata.core.rows import check_id_type
+from agents_session_metadata.core.rows import check_id_type, lock_sessions
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
-from agents_session_metadata.transfer.bulk import lock_sessions
 from agents_session_metadata.types import JSONValue, UsageRow
 from agents_session_metadata.values import decode_value, is_text, json_text
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -14,6 +17,7 @@ from sqlalchemy import (
     Numeric,
     String,
     and_,
+    bindparam,
     case,
     cast,
     exists,
@@ -30,12 +34,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.messages import Restriction
 from agents_session_metadata.core.rows import decode_stored
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.statements import Builder
+from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
     LIST,
@@ -262,3 +270,125 @@ def _part(kind: str, name: Any, first: Any, second: Any = None) -> list[ColumnEl
         number(first).label("first"),
         number(null() if second is None else second).label("second"),
     ]
+
+
+_KEYS = (keys.STATUS, keys.RUNS, keys.DURATION_MS)
+_NEWEST = Ordering.parse("-created_at")
+
+
+@dataclass
+class Day:
+    """The sessions that were created on one day, in UTC.
+
+    `durations` are those of finished sessions, in milliseconds, in ascending order.
+    """
+
+    sessions: int = 0
+    failed: int = 0
+    runs: int = 0
+    durations: list[int] = field(default_factory=list)
+
+
+class Daily(NamedTuple):
+    """`days` contains no days without sessions.
+
+    It is `complete` if all sessions were read, not only the newest ones.
+    """
+
+    days: Mapping[date, Day]
+    complete: bool
+
+
+async def read_daily(
+    store: ScopedStore, where: Where | None, *, since: datetime, most: int
+) -> Daily:
+    """Adds up the newest `most` sessions that were created since a time, in one statement.
+
+    Values of another type, or that are not valid JSON, are left out.
+    """
+    recent = {"$created_at": {"$gte": since.isoformat()}}
+    condition = store.condition({"$and": [where, recent]} if where else recent)
+    rows = await store.database.read(
+        lambda connection, queries: _read(connection, queries, condition, most + 1)
+    )
+    return Daily(_by_day(rows[:most]), len(rows) <= most)
+
+
+def _read(
+    connection: Connection, queries: Queries, condition: Any, limit: int
+) -> list[tuple[datetime, list[Any]]]:
+    page, parameters = queries.page(condition, _NEWEST, limit=limit, keys=[])
+    recent = page.subquery("recent")
+    columns: list[Any] = [recent.c.created_at]
+    joined: Any = recent
+    for key in _KEYS:
+        values = queries.tables.metadata.alias(f"of_{key}")
+        same = and_(values.c.session_id == recent.c.session_id, values.c.key == key)
+        joined = joined.outerjoin(values, same)
+        columns.append(values.c.value)
+    found = connection.execute(select(*columns).select_from(joined), parameters)
+    return [
+        (queries.dialect.to_datetime(created), list(map(_decoded, values)))
+        for created, *values in found
+    ]
+
+
+def _decoded(text: str | None) -> Any:
+    try:
+        return None if text is None else decode_value(text)
+    except ValueError:
+        return None
+
+
+def _by_day(rows: Sequence[tuple[datetime, list[Any]]]) -> dict[date, Day]:
+    days: dict[date, Day] = {}
+    for created, (status, runs, duration) in rows:
+        day = days.setdefault(created.date(), Day())
+        day.sessions += 1
+        day.failed += status == "failed"
+        day.runs += runs if _is_count(runs) else 0
+        if _is_count(duration):
+            day.durations.append(duration)
+    for day in days.values():
+        day.durations.sort()
+    return days
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < MOST
+
+
+def read_values(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    ids: Sequence[str],
+    keys: Sequence[str],
+    restrict: Restriction,
+) -> dict[str, list[tuple[Any, int]]]:
+    """Returns values by key, each with its number of sessions, without invalid JSON.
+
+    `restrict` restricts the statement to sessions that the caller can still see.
+    """
+    found: dict[str, list[tuple[Any, int]]] = {key: [] for key in keys}
+    if not ids:
+        return found
+    statement = _statement(tables, dialect, min(len(ids), dialect.many + 1))
+    statement, parameters = restrict(statement, tables.metadata.c.session_id)
+    parameters = {**parameters, **dialect.list_parameters("ids", ids), "keys": keys}
+    rows = connection.execute(statement, parameters)
+    for (key, text), number in Counter(map(tuple, rows.all())).items():
+        try:
+            found[key].append((decode_value(text), number))
+        except ValueError:  # noqa: PERF203  # each value for itself
+            continue
+    return found
+
+
+@lru_cache(maxsize=256)
+def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Statement:
+    rows = tables.metadata
+    return select(rows.c.key, rows.c.value).where(
+        dialect.one_of(rows.c.session_id, "ids", count),
+        rows.c.key.in_(bindparam("keys", expanding=True)),
+    )

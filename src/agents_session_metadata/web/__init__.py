@@ -14,7 +14,7 @@ except ImportError:
         f"the browser pages require Jinja2; {install_advice('web')}", name="jinja2"
     ) from None
 
-from agents_session_metadata.http.asgi import GetScope
+from agents_session_metadata.http.app import GetScope
 
 from .app import LOCAL_HOSTS, browser_app
 from .call import DecidedBy

@@ -22,35 +22,34 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.http.asgi import (
+from agents_session_metadata.http.app import (
     GetScope,
     accept_lifespan,
     check_arguments,
     scoped_catalog,
 )
 
-from . import actions, pages, statistics, waiting
-from .call import Call, DecidedBy, File
-from .security import HEADERS, Refused, check_request, read_form, token_cookie
+from . import list_page, session_page, statistics_page, waiting_page
+from .call import HEADERS, Call, DecidedBy, File, Refused, check_request, read_form, token_cookie
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger(__name__)
 
 _READ: Final = {
-    "/": pages.sessions,
-    "/session": pages.session,
-    "/session.json": pages.raw,
-    "/waiting": waiting.page,
-    "/statistics": statistics.page,
+    "/": list_page.sessions,
+    "/session": session_page.session,
+    "/session.json": session_page.raw,
+    "/waiting": waiting_page.page,
+    "/statistics": statistics_page.page,
 }
-_ASK: Final = {"/delete": actions.ask_delete, "/rewind": actions.ask_rewind}
+_ASK: Final = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
 _WRITE: Final = {
-    "/edit": actions.edit,
-    "/fork": actions.fork,
-    "/delete": actions.delete,
-    "/rewind": actions.rewind,
-    "/approve": waiting.approve,
-    "/reject": waiting.reject,
+    "/edit": session_page.edit,
+    "/fork": session_page.fork,
+    "/delete": session_page.delete,
+    "/rewind": session_page.rewind,
+    "/approve": waiting_page.approve,
+    "/reject": waiting_page.reject,
 }
 _FILES: Final = {
     "/style.css": File.read("style.css", "text/css"),
@@ -170,7 +169,7 @@ def _refusal(error: Exception) -> Refused:
     if isinstance(error, InvalidCursorError):
         return Refused(400, "This page belongs to another list. Go back to the first page.")
     if isinstance(error, SessionNotFoundError):
-        return pages.no_session()
+        return session_page.no_session()
     if isinstance(error, TablesMissingError):
         return Refused(
             503,

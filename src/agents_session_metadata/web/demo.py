@@ -16,8 +16,7 @@ from sqlalchemy import Connection, update
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.records import Details
-from agents_session_metadata.runs.rows import paused_table
+from agents_session_metadata.runs.rows import Details, paused_table
 from agents_session_metadata.runs.store import PausedStore
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 

@@ -1,4 +1,4 @@
-"""Threads as a chat interface shows them, beside the history that agents read.
+"""Transactions on the items and attachments of threads.
 
 A thread is a session. Its items are what people see; the history is what a model gets. A user
 message remembers where the history ended before it, so that a retry can remove the answer to it
@@ -8,36 +8,48 @@ from the history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from datetime import datetime
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
-from agents_session_metadata.runs.rows import has_paused_run
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.threads.rows import USER_MESSAGE, Attachment, ThreadItem, ThreadRows
+from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import ItemInfo
+from agents_session_metadata.values import search_key
 
-from .rows import USER_MESSAGE, ThreadItem, ThreadRows
+T = TypeVar("T")
 
 _ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
 """Kinds of items that are added when an answer has ended, or was interrupted."""
+_PURGED_AT_ONCE = 500
 
 
-def rows_of(store: ScopedStore) -> ThreadRows:
-    return ThreadRows(store.database.tables, store.database.dialect)
+async def _read(store: ScopedStore, work: Callable[[Connection, Queries], T]) -> T:
+    await store.database.ensure(THREADS)
+    return await store.database.read(work)
 
 
-def read_items(
+async def _write(store: ScopedStore, work: Callable[[Connection, Queries], T]) -> T:
+    await store.database.ensure(THREADS)
+    return await store.database.write(work)
+
+
+async def read_items(
     store: ScopedStore, session_id: str, after: int | None, limit: int, *, descending: bool
-) -> Callable[[Connection, Queries], list[ThreadItem] | None]:
-    """Returns work that reads items. Its result is None if there is no such session."""
+) -> list[ThreadItem] | None:
+    """Returns None if there is no such session."""
 
     def read(connection: Connection, queries: Queries) -> list[ThreadItem] | None:
-        found = rows_of(store).read_page(
+        found = ThreadRows(store.database).read_page(
             connection,
             session_id,
             after=after,
@@ -45,44 +57,42 @@ def read_items(
             descending=descending,
             restrict=lambda statement, column: store.question(queries, statement, column),
         )
-        return found if found or exists(store, connection, queries, session_id) else None
+        return found if found or _exists(store, connection, queries, session_id) else None
 
-    return read
-
-
-def read_item(
-    store: ScopedStore, session_id: str, item_id: str
-) -> Callable[[Connection, Queries], ThreadItem | None]:
-    return lambda connection, queries: rows_of(store).read_item(
-        connection,
-        session_id,
-        item_id,
-        lambda statement, column: store.question(queries, statement, column),
-    )
+    return await _read(store, read)
 
 
-def writing_item(
+async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
+    def read(connection: Connection, queries: Queries) -> ThreadItem | None:
+        return ThreadRows(store.database).read_item(
+            connection,
+            session_id,
+            item_id,
+            lambda statement, column: store.question(queries, statement, column),
+        )
+
+    return await _read(store, read)
+
+
+async def write_item(
     store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, activity: bool
-) -> Callable[[Connection, Queries], None]:
-    """Returns work that appends an item to a thread, or replaces the one with its id.
+) -> None:
+    """Appends an item to a thread, or replaces the one with its id.
 
     With `activity`, the session becomes the most recently active one.
     """
-    rows = rows_of(store)
 
     def write(connection: Connection, _: Queries) -> None:
         _lock(store, connection, session_id)
-        rows.put_item(connection, session_id, item_id, kind, data)
+        ThreadRows(store.database).put_item(connection, session_id, item_id, kind, data)
         if activity:
-            rows.touch(connection, session_id)
+            store.rows.touch(connection, session_id)
 
-    return write
+    await _write(store, write)
 
 
-def deleting_item(
-    store: ScopedStore, session_id: str, item_id: str, *, is_own: bool
-) -> Callable[[Connection, Queries], None]:
-    """Returns work that deletes an item, and rewinds the history if that removes an answer.
+async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_own: bool) -> None:
+    """Deletes an item, and rewinds the history if that removes an answer.
 
     The last item of an answer that is deleted takes the answer, and the message that it answers,
     out of the history. An application can also remove a sign of progress while an agent runs. So it
@@ -94,14 +104,14 @@ def deleting_item(
 
     `is_own` means that the same request has added the item or loaded it by its id. A retry has not.
     """
-    rows = rows_of(store)
+    rows = ThreadRows(store.database)
 
     def run(connection: Connection, queries: Queries) -> None:
         _lock(store, connection, session_id)
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
             return
-        is_paused = has_paused_run(connection, store.database.tables, session_id)
+        is_paused = hold(store.database, connection, session_id) is not None
         newest = rows.read_newest(connection, session_id)
         if not is_own and newest is not None and newest.position == item.position:
             if is_paused:
@@ -122,7 +132,7 @@ def deleting_item(
             return
         if is_paused or item.kind == USER_MESSAGE:
             # A paused run needs its history. And nothing that answers the message before a user
-            # message was deleted; see `rewinding_before`.
+            # message was deleted; see `rewind_before`.
             return
         history = _history(store, connection, session_id)
         first = _find(question, history, guess=True)
@@ -131,20 +141,18 @@ def deleting_item(
         rewinding(store, session_id, Cut(before=first))(connection, queries)
         rows.set_reopened(connection, session_id, question.item_id, reopened=False)
 
-    return run
+    await _write(store, run)
 
 
-def rewinding_before(
-    store: ScopedStore, session_id: str, item_id: str
-) -> Callable[[Connection, Queries], list[ItemInfo]]:
-    """Returns work that removes a user message, and the items after it, from the history.
+async def rewind_before(store: ScopedStore, session_id: str, item_id: str) -> list[ItemInfo]:
+    """Removes a user message, and the items after it, from the history.
 
     It removes nothing if the thread has an item after the message, or if it is not certain where
     the message is. After the same message twice in a row, as from a double click, it can be that
     only the first of them is in the history, with an answer on its way. In an encrypted history the
     place is never certain: another run can have added the items behind its end.
     """
-    rows = rows_of(store)
+    rows = ThreadRows(store.database)
 
     def run(connection: Connection, queries: Queries) -> list[ItemInfo]:
         _lock(store, connection, session_id)
@@ -162,7 +170,7 @@ def rewinding_before(
             return []
         return rewinding(store, session_id, Cut(before=first))(connection, queries)
 
-    return run
+    return await _write(store, run)
 
 
 def _are_alike(one: ThreadItem, other: ThreadItem) -> bool:
@@ -232,89 +240,96 @@ def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:
         raise SessionNotFoundError(session_id)
 
 
-def exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
+def _exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
     own_id = store.database.tables.sessions.c.session_id
     statement, parameters = store.question(queries, store.rows.looking, own_id)
     parameters["of_session"] = session_id
     return connection.execute(statement, parameters).first() is not None
 
 
-# ---- copies ----
+# ---- attachments ----
 
 
-def copy_thread(
-    store: ScopedStore,
-    connection: Connection,
-    session_id: str,
-    new_id: str,
-    kept: list[int] | None,
-) -> None:
-    """Copies the items of a thread to a session whose history was copied.
+async def save_attachment(
+    store: ScopedStore, attachment_id: str, session_id: str | None, data: str
+) -> bool:
+    """Returns False if the attachment is outside the scope."""
+    rows = ThreadRows(store.database)
+    owner = json.dumps(store.scope.values, sort_keys=True)
+    given = Attachment(attachment_id, session_id, owner, data)
 
-    The session must be locked. `kept` contains the ids of the copied rows; None means all. The copy
-    ends before the first user message of which nothing was copied.
+    def write(connection: Connection, queries: Queries) -> bool:
+        if session_id is not None:
+            _lock(store, connection, session_id)
+        stored = rows.put_attachment(connection, given)
+        if not _admits(store, connection, queries, stored):
+            connection.rollback()
+            return False
+        kept = stored.session_id if session_id is None else session_id
+        rows.update_attachment(connection, given._replace(session_id=kept))
+        return True
+
+    return await _write(store, write)
+
+
+async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
+    def read(connection: Connection, queries: Queries) -> str | None:
+        found = ThreadRows(store.database).read_attachment(connection, attachment_id)
+        return found.data if found and _admits(store, connection, queries, found) else None
+
+    return await _read(store, read)
+
+
+async def delete_attachment(store: ScopedStore, attachment_id: str) -> bool:
+    rows = ThreadRows(store.database)
+
+    def write(connection: Connection, queries: Queries) -> bool:
+        found = rows.read_attachment(connection, attachment_id, lock=True)
+        if found is None or not _admits(store, connection, queries, found):
+            return False
+        rows.delete_attachments(connection, [attachment_id])
+        return True
+
+    return await _write(store, write)
+
+
+async def purge_attachments(store: ScopedStore, before: datetime | None) -> list[str]:
+    """Deletes attachments that belong to no session, and returns their texts."""
+    rows = ThreadRows(store.database)
+    purged: list[str] = []
+    after: str | None = ""
+    while after is not None:
+
+        def delete(
+            connection: Connection, _: Queries, after: str = after
+        ) -> tuple[list[str], str | None]:
+            found = rows.lock_unattached(connection, before, after, _PURGED_AT_ONCE)
+            own = [each for each in found if _was_saved_in(store, each)]
+            if own:
+                rows.delete_attachments(connection, [each.attachment_id for each in own])
+            last = found[-1].attachment_id if len(found) == _PURGED_AT_ONCE else None
+            return [each.data for each in own], last
+
+        deleted, after = await _write(store, delete)
+        purged += deleted
+    return purged
+
+
+def _admits(
+    store: ScopedStore, connection: Connection, queries: Queries, attachment: Attachment
+) -> bool:
+    """Checks the scope of the thread that the attachment was sent in.
+
+    An attachment that was not sent belongs to the scope that it was saved in.
     """
-    rows = rows_of(store)
-    if not rows.exist(connection):
-        return
-    items = rows.read_threads(connection, [session_id]).get(session_id, [])
-    if not items:
-        return
-    if kept is None:
-        kept = rows.message_ids(connection, session_id)
-    else:
-        last = max(kept, default=0)
-        ends = (-1 if item.history_end is None else item.history_end for item in items)
-        items = items[: next((at for at, end in enumerate(ends) if end >= last), len(items))]
-    copied = with_ids(as_counts(items, kept), rows.message_ids(connection, new_id))
-    rows.insert_items(connection, new_id, copied)
+    if attachment.session_id is None:
+        return _was_saved_in(store, attachment)
+    return _exists(store, connection, queries, attachment.session_id)
 
 
-def as_counts(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Converts `history_end` from the id of the last row to a number of rows."""
-
-    def count(end: int) -> int | None:
-        before = sum(each <= end for each in history)
-        # Without a row before it, the history was replaced: it is not known where it ended.
-        return before if before or not end else None
-
-    return [
-        item if item.history_end is None else item._replace(history_end=count(item.history_end))
-        for item in items
-    ]
-
-
-def with_ids(items: list[ThreadItem], history: list[int]) -> list[ThreadItem]:
-    """Converts `history_end` from a number of rows to the id of the last row."""
-
-    def end(count: int) -> int:
-        return history[min(count, len(history)) - 1] if count and history else 0
-
-    return [
-        item if item.history_end is None else item._replace(history_end=end(item.history_end))
-        for item in items
-    ]
-
-
-def read_threads(
-    store: ScopedStore, connection: Connection, ids: list[str]
-) -> dict[str, list[ThreadItem]]:
-    """Returns items whose `history_end` is a number of rows of the history."""
-    rows = rows_of(store)
-    if not ids or not rows.exist(connection):
-        return {}
-    return {
-        session_id: as_counts(items, rows.message_ids(connection, session_id))
-        for session_id, items in rows.read_threads(connection, ids).items()
-    }
-
-
-def insert_threads(
-    store: ScopedStore, connection: Connection, threads: Mapping[str, list[ThreadItem]]
-) -> None:
-    """Inserts items of new sessions. Their `history_end` is a number of rows."""
-    rows = rows_of(store)
-    for session_id, items in threads.items():
-        if items:
-            history = rows.message_ids(connection, session_id)
-            rows.insert_items(connection, session_id, with_ids(items, history))
+def _was_saved_in(store: ScopedStore, attachment: Attachment) -> bool:
+    values = json.loads(attachment.owner)
+    return all(
+        key in values and search_key(values[key]) == search_key(value)
+        for key, value in store.scope.values.items()
+    )

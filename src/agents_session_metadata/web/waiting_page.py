@@ -11,14 +11,12 @@ from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.errors import RunClaimedError, TablesMissingError
 from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.records import PausedPage
+from agents_session_metadata.runs.rows import PausedPage
 from agents_session_metadata.text import strict_json
 
-from .call import Call
-from .reading import read_named
-from .security import Refused
-from .text import cut
-from .view import View
+from .call import Call, Refused
+from .formats import cut
+from .list_page import View, read_named
 
 _PAGE: Final = 25
 _ONE_LINE: Final = 100

@@ -1,10 +1,15 @@
-"""The page of statistics: charts of the last 30 days, and totals of all sessions on demand."""
+"""The page of statistics: charts of the last 30 days, and totals of all sessions on demand.
+
+Charts are plain data: positions and sizes that the templates draw as SVG. Labels can be stored
+text, which the templates must escape.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final
@@ -14,14 +19,11 @@ from starlette.responses import Response
 from agents_session_metadata import keys
 from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.types import SessionInfo, UsageRow
-from agents_session_metadata.usage.daily import Day, read_daily
-from agents_session_metadata.usage.statistics import nearest_rank
+from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
 
-from . import charts
 from .call import Call
-from .reading import SAMPLE, ignore
-from .text import money, number, short
-from .view import View
+from .formats import money, number, seconds, short
+from .list_page import SAMPLE, View, ignore
 
 _DAYS: Final = 30
 _NEWEST: Final = 10_000
@@ -92,10 +94,10 @@ async def page(call: Call) -> Response:
         charts=_charts(figures, with_usage=usage is not None),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=charts.rows(_most(recent, keys.STATUS)),
-        by_agent=charts.rows(_most(recent, keys.AGENT)),
-        tools=charts.rows(_tools(recent)),
-        models=charts.rows(_models(usage or ())),
+        by_status=shares(_most(recent, keys.STATUS)),
+        by_agent=shares(_most(recent, keys.AGENT)),
+        tools=shares(_tools(recent)),
+        models=shares(_models(usage or ())),
         totals=totals,
         too_slow=too_slow,
     )
@@ -132,11 +134,11 @@ def _figures(day: date, sessions: Day, usage: Iterable[UsageRow] | None) -> Figu
     return Figures(day, sessions, tokens, float(sum(each.cost or 0 for each in of_day)))
 
 
-def _charts(figures: list[Figures], *, with_usage: bool) -> list[charts.Chart]:
+def _charts(figures: list[Figures], *, with_usage: bool) -> list[Chart]:
     def by_day(
         title: str, read: Callable[[Figures], float], write: Any = short, style: str = "accent"
-    ) -> charts.Chart:
-        return charts.columns(title, {day.label: read(day) for day in figures}, write, style)
+    ) -> Chart:
+        return _by_column(title, {day.label: read(day) for day in figures}, write, style)
 
     found = [
         by_day("Sessions", lambda day: day.sessions.sessions),
@@ -150,7 +152,7 @@ def _charts(figures: list[Figures], *, with_usage: bool) -> list[charts.Chart]:
         ]
     medians = {each.label: float(each.median or 0) for each in figures}
     p95s = {each.label: float(each.p95 or 0) for each in figures}
-    return [*found, charts.durations("Duration of sessions", medians, p95s)]
+    return [*found, _of_durations("Duration of sessions", medians, p95s)]
 
 
 def _models(usage: Iterable[UsageRow]) -> list[tuple[str, float]]:
@@ -179,3 +181,87 @@ def _tools(infos: Iterable[SessionInfo]) -> list[tuple[str, float]]:
             if isinstance(each, list) and len(each) == 3 and isinstance(each[0], str):
                 counts[each[0]] += int(number(each[1]) or 0)
     return [(name, float(count)) for name, count in counts.most_common(_ROWS)]
+
+
+_WIDTH: Final = 328
+_HEIGHT: Final = 90
+_UNITS: Final = ((3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    value: float
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart with a column per label, in one series or in two that share their columns.
+
+    `summary` is for people who do not see the chart, `top` is the value at its upper edge. The
+    first series is drawn behind the second.
+    """
+
+    title: str
+    summary: str
+    top: str
+    series: list[tuple[str, str, list[Bar]]]
+    width: int = _WIDTH
+    height: int = _HEIGHT
+
+
+def _by_column(
+    title: str, values: Mapping[str, float], write: Callable[[float], str], style: str = "accent"
+) -> Chart:
+    top = _round_up(max(values.values(), default=0))
+    summary = f"{title}: {write(sum(values.values()))} in all, {_highest(values, write)}."
+    return Chart(title, summary, short(top), [("", style, _bars(values, top, write))])
+
+
+def _of_durations(title: str, medians: Mapping[str, float], p95s: Mapping[str, float]) -> Chart:
+    """Draw medians in front of 95th percentiles. Both are in milliseconds."""
+    most = max(p95s.values(), default=0)
+    size, unit = next((each for each in _UNITS if most >= each[0]), _UNITS[-1])
+    top = _round_up(most / size) * size
+    summary = (
+        f"{title}: the longest median is {_highest(medians, seconds)}, the longest 95th percentile "
+        f"is {_highest(p95s, seconds)}."
+    )
+    series = [
+        ("95th percentile", "pale", _bars(p95s, top, seconds)),
+        ("median", "accent", _bars(medians, top, seconds)),
+    ]
+    return Chart(title, summary, f"{top / size:g} {unit}", series)
+
+
+def _highest(values: Mapping[str, float], write: Callable[[float], str]) -> str:
+    label = max(values, key=lambda each: values[each], default="")
+    return f"{write(values[label])} on {label}" if label and values[label] else "nothing"
+
+
+def _bars(values: Mapping[str, float], top: float, write: Callable[[float], str]) -> list[Bar]:
+    step = _WIDTH / max(len(values), 1)
+    bars = []
+    for place, (label, value) in enumerate(values.items()):
+        height = round(value / top * _HEIGHT, 1)
+        x, y = round(place * step + 1.5, 1), round(_HEIGHT - height, 1)
+        bars.append(Bar(label, value, x, y, round(step - 2.5, 1), height, write(value)))
+    return bars
+
+
+def _round_up(value: float) -> float:
+    if value <= 0:
+        return 1
+    size = 10.0 ** math.floor(math.log10(value))
+    return next(size * each for each in (1, 2, 3, 4, 5, 6, 8, 10) if size * each >= value)
+
+
+def shares(values: Sequence[tuple[str, float]]) -> list[Bar]:
+    """Returns horizontal bars. Their width is their share of the largest one, in percent."""
+    top = max((value for _, value in values), default=0) or 1
+    return [Bar(label, value, 0, 0, round(value / top * 100, 1), 0) for label, value in values]

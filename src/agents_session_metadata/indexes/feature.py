@@ -1,0 +1,21 @@
+"""What indexes add to the core: their tables, and pages that read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection
+
+from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.features import Feature
+
+from .tables import ACTIVITY, define, learn
+
+
+def _reader(database: Database[Any], connection: Connection, queries: Any) -> Any:
+    from .walks import IndexReader
+
+    return IndexReader(connection, queries, database)
+
+
+FEATURE = Feature(ACTIVITY, ("_indexes", "_activity"), define, learn=learn, reader=_reader)

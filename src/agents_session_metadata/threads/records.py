@@ -1,0 +1,50 @@
+"""The part of an exported record that has the items of a thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.errors import invalid_record
+
+from .rows import ThreadItem
+
+
+class ThreadRecord(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
+
+    item_id: str
+    kind: str
+    item: dict[str, Any]
+    history_end: Annotated[int, Field(ge=0)] | None = None
+
+    def stored(self, position: int, path: str) -> ThreadItem:
+        for name, text in (("item_id", self.item_id), ("kind", self.kind)):
+            if id_problem(text) is not None:
+                raise invalid_record(f"{path}.{name}", f"{id_problem(text)}")
+        try:
+            data = json.dumps(self.item, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            raise invalid_record(f"{path}.item", "must be JSON") from None
+        return ThreadItem(self.item_id, position, self.kind, data, self.history_end)
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+_ITEMS = list[Annotated[ThreadRecord, BeforeValidator(_plain)]]
+
+
+def parse_items(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
+    found: dict[str, ThreadItem] = {}
+    for index, item in enumerate(validated(_ITEMS, part)):
+        path = f"$.thread_items[{index}]"
+        if item.item_id in found:
+            raise invalid_record(f"{path}.item_id", "is not unique")
+        found[item.item_id] = item.stored(index + 1, path)
+    return list(found.values())

@@ -1,0 +1,7 @@
+"""What the usage ledger adds to the core: its table."""
+
+from agents_session_metadata.core.features import Feature
+
+from .ledger import USAGE, define
+
+FEATURE = Feature(USAGE, ("_usage",), define)
