@@ -29,6 +29,7 @@ from agents_session_metadata.cli import output as cli_output
 from agents_session_metadata.cli.app import COMMANDS, app
 from agents_session_metadata.cli.command import EXAMPLES
 from agents_session_metadata.cli.options import parse_value
+from agents_session_metadata.text import ago
 
 DOCS = Path(__file__).parent.parent / "docs"
 PASSWORD = "s3cr3t-of-mine"  # noqa: S105  # the point of the test
@@ -529,7 +530,7 @@ def test_ages():
         (timedelta(days=2), "2 d ago"),
         (timedelta(days=90), "2025-10-03"),
     ):
-        assert cli_output.age(now - passed, now) == words
+        assert ago(now - passed, now) == words
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])

@@ -670,10 +670,7 @@ class SessionCatalog:
                 "delete_sessions needs a filter with a condition, or inactive_for; "
                 "it does not delete everything"
             )
-        if type(batch_size) is not int or not 1 <= batch_size <= LONGEST_PAGE:
-            raise ValueError(
-                f"batch_size must be between 1 and {LONGEST_PAGE}, got {quoted(batch_size)}"
-            )
+        check_limit(batch_size, LONGEST_PAGE, "batch_size")
         condition = expired(condition, inactive_for)
         condition = await sparing_paused(self._store, condition, paused_for)
         if dry_run:
@@ -957,7 +954,7 @@ class SessionCatalog:
         Search requires the text index, which is not available in this version.
 
         Args:
-            query: One to 32 terms, of which at least one must not be excluded.
+            query: One to 32 terms, at least one of them not excluded.
             where: A filter for the sessions to search; all sessions by default.
             limit: The maximum number of hits per page, 1 to 100.
             cursor: The `next_cursor` of the previous page, for the same query, filter and scope.

@@ -91,9 +91,6 @@ CHATKIT: Final = "chatkit"
 """An object with a thread's `status`, `allowed_image_domains` and `metadata`, without those that
 have their default."""
 
-COARSE: Final = frozenset({STATUS, PHASE, READY, PINNED, ARCHIVED})
-"""Keys with few values, each shared by many sessions: a poor way into an index."""
-
 
 def normalize_agent(name: str) -> str:
     """Remove leading `@` characters and spaces, and trailing spaces, from an agent's name.

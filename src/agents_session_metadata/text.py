@@ -1,10 +1,12 @@
-"""Text from outside: harmless in messages, terminals and logs, and parsed as strict JSON."""
+"""Text: escaped for messages, terminals and logs; strict JSON; times and messages for people."""
 
 from __future__ import annotations
 
 import json
 import re
 import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from typing import Any, NoReturn
 
 _LONGEST = 80
@@ -73,3 +75,27 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"duplicate key {quoted(repeated)}")
     return found
+
+
+def ago(then: datetime, now: datetime | None = None) -> str:
+    passed = (now or datetime.now(timezone.utc)) - then
+    if passed < timedelta(minutes=1):
+        return "just now"
+    for unit, size, limit in (
+        ("min", timedelta(minutes=1), timedelta(hours=1)),
+        ("h", timedelta(hours=1), timedelta(days=1)),
+        ("d", timedelta(days=1), timedelta(days=60)),
+    ):
+        if passed < limit:
+            return f"{passed // size} {unit} ago"
+    return f"{then:%Y-%m-%d}"
+
+
+def content_texts(content: Any) -> Iterator[str]:
+    """Yields the texts of a message's content. A part without text is replaced by its type."""
+    parts = content if isinstance(content, list) else [] if content is None else [content]
+    for part in parts:
+        is_object = isinstance(part, dict)
+        text = part.get("text", part.get("refusal")) if is_object else part
+        kind = part.get("type") if is_object else None
+        yield text if isinstance(text, str) else f"({kind or quoted(part)})"

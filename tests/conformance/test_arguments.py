@@ -205,3 +205,11 @@ def test_what_is_no_url():
 def test_names_of_agents(name, plain):
     assert normalize_agent(name) == plain
     assert normalize_agent(plain) == plain
+
+
+def test_an_unknown_argument_names_the_public_method():
+    catalog = SessionCatalog(create_async_engine(IN_MEMORY))
+    with pytest.raises(TypeError, match=r"^SessionCatalog\.list_sessions\(\) got an unexpected"):
+        catalog.list_sessions(filter={"owner_id": "u1"})
+    public = {name for name in dir(SessionCatalog) if not name.startswith("_")}
+    assert public <= vars(SessionCatalog).keys()

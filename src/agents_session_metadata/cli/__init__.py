@@ -12,8 +12,6 @@ import signal
 import sys
 from io import TextIOWrapper
 
-from ._interrupt import exit_at_once
-
 
 def main() -> None:
     if sys.stderr is None:
@@ -24,7 +22,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an exception could be raised, and lost, anywhere.
-        signal.signal(signal.SIGINT, exit_at_once)
+        signal.signal(signal.SIGINT, _exit_at_once)
     # Imports make many objects and no garbage; the collector would look through them 50 times.
     gc.set_threshold(50_000, 20, 20)
     code: object = 0
@@ -52,9 +50,15 @@ def main() -> None:
     sys.exit(code)  # type: ignore[arg-type]  # what Typer passed to it
 
 
+def _exit_at_once(_number: int, _frame: object) -> None:
+    """Handles Ctrl-C during imports and prompts, while nothing is open that must be closed."""
+    os._exit(130)
+
+
 def _run() -> object:
     from . import app, connection
 
+    connection.handles_interrupts = signal.getsignal(signal.SIGINT) is _exit_at_once
     try:
         app.app()
     except SystemExit as error:

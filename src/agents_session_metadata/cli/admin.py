@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 from typing import Annotated, Any
@@ -11,7 +12,6 @@ import typer
 from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
-from ._interrupt import exit_at_once
 from .command import DATABASE, TABLES, place_of
 from .options import Failure, JsonOption, checked, standard_input, usage
 from .output import colored, counted, say, write, write_json
@@ -26,8 +26,9 @@ def _dialects() -> list[str]:
 
 
 def _known_dialect(name: str) -> str:
-    if name not in _dialects():
-        raise typer.BadParameter(f"{quoted(name)} is not one of {', '.join(_dialects())}.")
+    known = _dialects()
+    if name not in known:
+        raise typer.BadParameter(f"{quoted(name)} is not one of {', '.join(known)}.")
     return name
 
 
@@ -162,7 +163,7 @@ def mcp(
         wait(catalog.list_sessions(limit=1, keys=[]))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             # A thread reads standard input; nothing else ends it.
-            signal.signal(signal.SIGINT, exit_at_once)
+            signal.signal(signal.SIGINT, lambda *_: os._exit(130))
         wait.without_limit(_serve(server))
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agents_session_metadata.text import ago
+
 from . import command as registry
 from .command import place_of
 from .options import (
@@ -18,7 +20,7 @@ from .options import (
     parse_where,
     usage,
 )
-from .output import age, counted, nothing, say, shown, write_json, write_table
+from .output import counted, nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
     from agents_session_metadata.runs.rows import PausedRun
@@ -165,7 +167,7 @@ def _write_runs(runs: list[PausedRun]) -> None:
     rows = []
     for run in runs:
         state = "crashed" if run.crashed else "claimed" if run.claimed_until else ""
-        ends = [age(run.paused_at), state]
+        ends = [ago(run.paused_at), state]
         if not run.pending:
             rows.append([run.session_id, "", "", "", "ready to resume", *ends])
         for call in run.pending:

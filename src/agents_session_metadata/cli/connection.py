@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
@@ -21,7 +20,6 @@ import typer
 
 from agents_session_metadata.text import escaped, quoted
 
-from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
 
 if TYPE_CHECKING:
@@ -35,6 +33,9 @@ T = TypeVar("T")
 
 _BATCH, _BATCH_SECONDS = 200, 0.05
 _PANEL = "Database options"
+
+handles_interrupts: bool = False
+"""True if `main` has installed a handler for Ctrl-C, which `Calls` replaces."""
 
 abandoned: bool = False
 """True if a thread or task may still wait for a database that did not answer in time."""
@@ -138,7 +139,7 @@ class Calls:
 
         self._place = place
         self._runner = Runner()
-        if signal.getsignal(signal.SIGINT) is exit_at_once:
+        if handles_interrupts:
             # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
             self._runner.handle_interrupts()
         self._progressed = False

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agents_session_metadata.text import escaped
+from agents_session_metadata.text import content_texts, escaped
 
 from . import command as registry
 from .command import place_of
@@ -177,20 +176,11 @@ def _write_item(info: ItemInfo) -> None:
         if item.get("__enc__") == 1:
             kind, lines = "encrypted", []
         elif "role" in item:
-            lines = [line for text in _texts(item.get("content")) for line in text.split("\n")]
+            texts = content_texts(item.get("content"))
+            lines = [line for text in texts for line in text.split("\n")]
         else:
             rest = {name: each for name, each in item.items() if name != "type"}
             lines = [shown(f"{name}: {shown(each)}") for name, each in rest.items()]
     write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {escaped(kind)}")
     for line in lines:
         write(f"    {escaped(line, chr(9))}".rstrip())
-
-
-def _texts(content: Any) -> Iterator[str]:
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text
-        else:
-            kind = part.get("type") if isinstance(part, dict) else None
-            yield f"({kind or shown(part)})"

@@ -11,12 +11,11 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
 from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from agents_session_metadata.text import escaped
+from agents_session_metadata.text import ago, escaped
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo
@@ -97,20 +96,6 @@ def colored(text: str) -> str:
     return typer.style(text, fg=color) if color and sys.stdout.isatty() else text
 
 
-def age(moment: datetime, now: datetime | None = None) -> str:
-    passed = (now or datetime.now(timezone.utc)) - moment
-    if passed < timedelta(minutes=1):
-        return "just now"
-    for unit, size, limit in (
-        ("min", timedelta(minutes=1), timedelta(hours=1)),
-        ("h", timedelta(hours=1), timedelta(days=1)),
-        ("d", timedelta(days=1), timedelta(days=60)),
-    ):
-        if passed < limit:
-            return f"{passed // size} {unit} ago"
-    return f"{moment:%Y-%m-%d}"
-
-
 def record_of(info: SessionInfo) -> dict[str, Any]:
     record: dict[str, Any] = {
         "session_id": info.session_id,
@@ -176,7 +161,7 @@ def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None
         row += [shown(info.metadata[key]) if key in info.metadata else "" for key in columns]
         if has_counts:
             row.append(str(info.item_count))
-        row.append(age(info.updated_at))
+        row.append(ago(info.updated_at))
         if chosen is None:
             others = {key: value for key, value in info.metadata.items() if key not in columns}
             row.append(" ".join(f"{shown(key)}={shown(value)}" for key, value in others.items()))
@@ -191,8 +176,8 @@ def write_metadata(metadata: Mapping[str, Any]) -> None:
 
 def write_session(info: SessionInfo) -> None:
     write(f"session  {escaped(info.session_id)}")
-    write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.created_at)})")
-    write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({age(info.updated_at)})")
+    write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({ago(info.created_at)})")
+    write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({ago(info.updated_at)})")
     if info.item_count is not None:
         write(f"items    {info.item_count:,}")
     if info.metadata:

@@ -73,7 +73,6 @@ def delete(
     if len(sessions) > 1:
         what = counted(len(sessions), "session")
     confirm(f"Delete {what} with history and metadata?", yes=yes)
-    deleted = []
     with place_of(ctx).open() as (catalog, wait):
         deleted = [each for each in sessions if wait(catalog.delete_session(each))]
     missing = [each for each in sessions if each not in deleted]

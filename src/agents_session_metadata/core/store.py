@@ -343,9 +343,9 @@ def _is_part(wanted: object, value: object) -> bool:
     return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
 
 
-def check_limit(limit: int, most: int = 2**31 - 1) -> None:
+def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:
     if type(limit) is not int or not 1 <= limit <= most:
-        raise ValueError(f"limit must be between 1 and {most}, got {quoted(limit)}")
+        raise ValueError(f"{name} must be between 1 and {most}, got {quoted(limit)}")
 
 
 def check_on_clear(on_clear: str) -> None:

@@ -32,7 +32,7 @@ from sqlalchemy import (
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import PlainBytes
-from agents_session_metadata.keys import COARSE
+from agents_session_metadata.keys import ARCHIVED, PHASE, PINNED, READY, STATUS
 from agents_session_metadata.values import (
     FALSE,
     NULL,
@@ -45,7 +45,9 @@ from agents_session_metadata.values import (
 
 from .logic import All, Condition, Context, Driver
 
+_COARSE_KEYS = {STATUS, PHASE, READY, PINNED, ARCHIVED}
 _COARSE_VALUES = {NULL, FALSE, TRUE}
+"""Each is shared by many sessions: a poor way into an index."""
 
 TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
 TimeOperator: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
@@ -110,7 +112,7 @@ class Equals(MetadataCondition):
     def rank(self) -> int:
         if len(self.values) != 1:
             return 4
-        coarse = self.key in COARSE or self.values[0].indexed in _COARSE_VALUES
+        coarse = self.key in _COARSE_KEYS or self.values[0].indexed in _COARSE_VALUES
         return 8 if coarse else 1
 
     @property

@@ -17,6 +17,7 @@ from agents.usage import Usage
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.usage.ledger import UsageEntry
 from agents_session_metadata.usage.prices import (
+    TOO_MUCH,
     ModelPrice,
     Prices,
     Tokens,
@@ -27,8 +28,6 @@ from agents_session_metadata.usage.prices import (
 
 _NOTHING = Tokens()
 _COST_DECIMALS = Decimal("1e-12")
-_TOO_MUCH = Decimal(10**12)
-"""A stored cost of this size is not valid."""
 
 
 @dataclass
@@ -167,7 +166,7 @@ def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
     unchanged.
     """
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
-    if not abs(before) < _TOO_MUCH:
+    if not abs(before) < TOO_MUCH:
         return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
 

@@ -14,7 +14,8 @@ from agents.usage import Usage
 from agents_session_metadata.text import quoted
 
 _PER = 1_000_000
-_TOO_MUCH = Decimal(10**12)
+TOO_MUCH = Decimal(10**12)
+"""No price, and no stored cost, is this large."""
 
 
 class Tokens(NamedTuple):
@@ -69,7 +70,7 @@ class ModelPrice:
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
             finite = price is None or Decimal(price).is_finite()
-            if not finite or not 0 <= (price or 0) < _TOO_MUCH:
+            if not finite or not 0 <= (price or 0) < TOO_MUCH:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:

@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.text import ago
 
 from . import formats
 
@@ -53,7 +54,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=formats.clean,
     )
-    names = "encoded shown number short money seconds ago exact as_json title tags"
+    names = "encoded shown number short money seconds exact as_json title tags"
+    found.filters["ago"] = ago
     found.filters.update({name: getattr(formats, name) for name in names.split()})
     return found
 

@@ -14,7 +14,6 @@ from agents_session_metadata.types import SessionInfo
 
 _LONGEST_TEXT = 20_000
 _SAFE = re.compile(r"[^\n\t]+")
-_STEPS = ((60, 1, "s"), (3600, 60, "min"), (86_400, 3600, "h"), (86_400 * 30, 86_400, "d"))
 
 
 def clean(value: Any) -> Any:
@@ -107,16 +106,6 @@ def seconds(milliseconds: Any) -> str:
         return f"{found / 1000:.1f} s"
     minutes, rest = divmod(round(found / 1000), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def ago(then: datetime) -> str:
-    passed = (datetime.now(timezone.utc) - then).total_seconds()
-    if passed < 5:
-        return "now"
-    for limit, size, unit in _STEPS:
-        if passed < limit:
-            return f"{int(passed // size)} {unit} ago"
-    return f"{then:%Y-%m-%d}"
 
 
 def exact(then: datetime) -> str:

@@ -17,6 +17,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.history.cursors import encode_item_cursor
+from agents_session_metadata.text import content_texts
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo
 
 from .call import Call, Refused
@@ -197,18 +198,9 @@ def _step(info: ItemInfo) -> Step:
 
 
 def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None:
-        return ""
-    if not isinstance(content, list):
+    if isinstance(content, dict | int | float):
         return as_json(content, indent=2)
-    texts = []
-    for part in content:
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-        kind = part.get("type") if isinstance(part, dict) else None
-        texts.append(text if isinstance(text, str) else f"[{shown(kind or part, 60)}]")
-    return "\n".join(texts)
+    return "\n".join(content_texts(content))
 
 
 async def edit(call: Call) -> Response:
