@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -43,7 +44,7 @@ def read_items(
             after=after,
             limit=limit,
             descending=descending,
-            restrict=lambda statement, column: store.question(queries, statement, column),
+            restrict=partial(store.question, queries),
         )
         return found if found or exists(store, connection, queries, session_id) else None
 
@@ -57,7 +58,7 @@ def read_item(
         connection,
         session_id,
         item_id,
-        lambda statement, column: store.question(queries, statement, column),
+        partial(store.question, queries),
     )
 
 
@@ -74,7 +75,7 @@ def writing_item(
         _lock(store, connection, session_id)
         rows.put_item(connection, session_id, item_id, kind, data)
         if activity:
-            rows.touch(connection, session_id)
+            store.rows.touch(connection, session_id)
 
     return write
 

@@ -13,13 +13,12 @@ from sqlalchemy import (
     bindparam,
     delete,
     false,
-    func,
     insert,
     select,
     update,
 )
 
-from agents_session_metadata.core.messages import Restriction, newest_id
+from agents_session_metadata.core.messages import Restriction, everywhere, newest_id
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
@@ -97,7 +96,7 @@ class ThreadRows:
         connection: Connection,
         session_id: str,
         item_id: str,
-        restrict: Restriction = lambda statement, _: (statement, {}),
+        restrict: Restriction = everywhere,
     ) -> ThreadItem | None:
         statement = self._of_session().where(self._items.c.item_id == bindparam("of_item"))
         statement, parameters = restrict(statement, self._items.c.session_id)
@@ -180,11 +179,6 @@ class ThreadRows:
         messages = self._tables.messages
         statement = select(messages.c.id).where(messages.c.session_id == session_id)
         return sorted(connection.scalars(statement))
-
-    def touch(self, connection: Connection, session_id: str) -> None:
-        sessions = self._tables.sessions
-        moved = update(sessions).where(sessions.c.session_id == session_id)
-        connection.execute(moved.values(updated_at=func.current_timestamp()))
 
     def _columns(self) -> list[Any]:
         return [self._items.c[name] for name in ThreadItem._fields]

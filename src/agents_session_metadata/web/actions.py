@@ -87,7 +87,7 @@ async def delete(call: Call) -> Response:
 async def ask_rewind(call: Call) -> Response:
     info, _ = await load_session(call)
     before = call.item_id("before")
-    last = await call.catalog.list_items(info.session_id, order_by="-item_id", limit=1)
+    last = await call.catalog.list_items(info.session_id, limit=1, newest_first=True)
     return call.render(
         "ask.html",
         info=info,
