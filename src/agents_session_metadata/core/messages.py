@@ -175,7 +175,8 @@ def read_positions(
             "after_item": after.item_id,
             "after_time": dialect.stored_time_value(after.time),
         }
-    statement, more = restrict(statement, messages.c.session_id)
+    # By the parameter: the scope is then checked once, not for every row.
+    statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
     found = connection.execute(statement, {**parameters, **more})
     return [(ItemPosition(str(at), item_id), length) for at, item_id, length in found]
 
@@ -205,25 +206,21 @@ def read_items(
     dialect: Dialect,
     session_id: str,
     items: Sequence[int],
-    *,
-    newest_first: bool = False,
     restrict: Restriction = everywhere,
 ) -> list[ItemInfo]:
-    """Returns items in order; unreadable ones are `UNREADABLE`."""
+    """Returns items in the given order of their ids; unreadable ones are `UNREADABLE`."""
     if not items:
         return []
     messages = tables.messages
-    statement: Any = (
-        _selected(messages, dialect)
-        .where(
-            messages.c.session_id == bindparam("of_session"),
-            messages.c.id.in_(bindparam("items", expanding=True)),
-        )
-        .order_by(*in_order(messages, newest_first=newest_first))
+    statement: Any = _selected(messages, dialect).where(
+        messages.c.session_id == bindparam("of_session"),
+        messages.c.id.in_(bindparam("items", expanding=True)),
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters), dialect))
+    rows = connection.execute(statement, parameters)
+    found = {each.item_id: each for each in _items(rows, dialect)}
+    return [found[item_id] for item_id in items if item_id in found]
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:

@@ -84,14 +84,16 @@ def _read_page(
 ) -> tuple[list[ItemInfo], ItemPosition | None]:
     """Returns the items, and the position where the page ends unless it is the last one."""
     where = connection, store.database.tables, store.database.dialect, session_id
-    options: Any = {"newest_first": newest_first, "restrict": partial(store.question, queries)}
+    restrict = partial(store.question, queries)
     found: list[ItemInfo] = []
     positions: dict[int, ItemPosition] = {}
     size = 0
     while len(found) <= limit:
         # One readable item more than asked for tells whether there is a next page.
         asked = limit + 1 - len(found)
-        rows = read_positions(*where, after=after, limit=asked, **options)
+        rows = read_positions(
+            *where, after=after, limit=asked, newest_first=newest_first, restrict=restrict
+        )
         wanted: list[int] = []
         for position, length in rows:
             size += length
@@ -99,7 +101,7 @@ def _read_page(
                 break
             wanted.append(position.item_id)
             positions[position.item_id] = after = position
-        items = read_items(*where, wanted, **options)
+        items = read_items(*where, wanted, restrict)
         found += [each for each in items if each.item is not UNREADABLE]
         if len(wanted) < len(rows):
             return found, after
@@ -245,7 +247,7 @@ def _find(
 ) -> ItemInfo | None:
     where = connection, store.database.tables, store.database.dialect, session_id
     for ids in _candidates(store, connection, session_id, wanted, restrict):
-        for info in read_items(*where, ids, newest_first=True, restrict=restrict):
+        for info in read_items(*where, ids, restrict):
             if info.item is not UNREADABLE and wanted.matches(info):
                 return info
     return None
