@@ -23,7 +23,8 @@ from .errors import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from .history.rewind import Cut, ItemOrder, read_page, rewind
+from .history.items import read_page
+from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
@@ -685,11 +686,11 @@ class SessionCatalog:
         self,
         session_id: str,
         *,
-        order_by: ItemOrder = "item_id",
         limit: int = 100,
         cursor: str | None = None,
+        newest_first: bool = False,
     ) -> ItemPage:
-        """Return a page of the items of a session's history.
+        """Return a page of the items of a session's history, in the order of `get_items`.
 
         A page has at most about 8 MiB, but at least one item. Rows that are not valid JSON are
         skipped, as in the SDK. Items that were written through `EncryptedSession` are returned
@@ -698,9 +699,9 @@ class SessionCatalog:
 
         Args:
             session_id: The session's id.
-            order_by: `item_id`, or `-item_id` for the newest first.
             limit: The maximum number of items per page, 1 to 1,000.
             cursor: The `next_cursor` of the previous page, for the same session, order and scope.
+            newest_first: Return the newest items first instead of the oldest.
 
         Returns:
             The page. It is empty if the session does not exist.
@@ -709,10 +710,12 @@ class SessionCatalog:
             InvalidCursorError: If the cursor is damaged or belongs to another query.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
-            ValueError: If `limit` is out of range, or `order_by` has another value.
+            ValueError: If `limit` is out of range.
         """
         check_limit(limit, LONGEST_PAGE)
-        return await read_page(self._store, session_id, order_by, limit, cursor)
+        return await read_page(
+            self._store, session_id, limit=limit, cursor=cursor, newest_first=newest_first
+        )
 
     async def rewind_session(
         self,

@@ -101,6 +101,31 @@ async def test_lists_pages_facets_and_sessions(engine) -> None:
         assert '<th scope="row">Sessions</th><td>15</td>' in statistics.text
 
 
+async def test_the_items_around_one(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = catalog.session("chat")
+    await session.add_items([raw.message(f"item {number}.") for number in range(50)])
+    first, *_, last = [each.item_id for each in (await catalog.list_items("chat")).items]
+    # The clock of the client that has added the first item is ahead.
+    await raw.execute(
+        engine,
+        f"UPDATE agent_messages SET created_at = '2030-01-01 00:00:00' WHERE id = {first}",
+    )
+    async with client(catalog) as browser:
+
+        async def shown(item: int) -> tuple[list[int], str]:
+            page = (await browser.get(f"/session?id=chat&item={item}")).text
+            return [int(number) for number in re.findall(r"class=.text.>item (\d+)\.", page)], page
+
+        assert (await shown(first))[0] == [*range(30, 50), 0]
+        found, page = await shown(last)
+        assert found == [*range(29, 50), 0]
+        assert "does not exist any more" not in page
+        found, page = await shown(last + 1)
+        assert found == [*range(1, 50), 0]
+        assert f"Item {last + 1} does not exist any more" in page
+
+
 async def test_a_scope_holds_on_every_page(mine, everyone) -> None:
     """What a page says of another owner's session is what it says of one that does not exist."""
     scope = {"scope": lambda request: {"owner_id": "mine"}}

@@ -24,6 +24,37 @@ async def catalog(shared_database):
     return SessionCatalog(shared_database.engine(), create_tables=True)
 
 
+async def test_items_in_the_order_of_their_times(catalog):
+    session = await catalog.create_session("s", metadata={"owner_id": "u1"})
+    await session.add_items([user(letter) for letter in "abcd"])
+    for item, minute in zip((await catalog.list_items("s")).items, (2, 0, 3, 0), strict=True):
+        await raw.execute(
+            catalog.engine,
+            f"UPDATE agent_messages SET created_at = '2024-01-01 00:0{minute}:00'"
+            f" WHERE id = {item.item_id}",
+        )
+    async with raw_client(mounted(catalog)) as client:
+        for order, expected in (("asc", "bdac"), ("desc", "cadb")):
+            for position in ("last_id", "id"):
+                found, after = "", {}
+                while len(found) < 4:
+                    query = {"limit": 1, "order": order, **after}
+                    page = (await client.get("/conversations/s/items", params=query)).json()
+                    (item,) = page["data"]
+                    found += item["content"][0]["text"]
+                    assert page["has_more"] is (len(found) < 4)
+                    after = {"after": {**page, "id": item["id"]}[position]}
+                assert found == expected
+                page = (
+                    await client.get("/conversations/s/items", params={**query, **after})
+                ).json()
+                assert page["data"] == []
+        newest = (await client.get("/conversations/s/items?limit=1")).json()["data"][0]["id"]
+        body = {"before": newest, "expect_last": newest}
+        removed = (await client.post("/conversations/s/rewind", json=body)).json()
+        assert [each["id"] for each in removed["data"]] == [newest]
+
+
 async def test_lists_of_conversations(catalog):
     for number in range(5):
         metadata = {"owner_id": "u1", "n": number, "tags": ["x", f"t{number}"], "title": "T"}

@@ -205,7 +205,7 @@ def tables() -> None:
 
 async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession) -> None:
     """Items by page; what was removed comes back."""
-    page = await catalog.list_items("chat-1", order_by="-item_id", limit=10, cursor=None)
+    page = await catalog.list_items("chat-1", newest_first=True, limit=10, cursor=None)
     assert_type(page, ItemPage)
     assert_type(page.items, list[ItemInfo])
     assert_type(page.next_cursor, str | None)
@@ -213,7 +213,7 @@ async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession)
     assert_type(await session.rewind(turns=1), list[ItemInfo])
     assert_type(await catalog.rewind_session("chat-1", before=1, expect_last=2), list[ItemInfo])
     assert_type((await catalog.list_sessions(preview=True)).sessions[0].preview, str | None)
-    await catalog.list_items("chat-1", order_by="created_at")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await catalog.list_items("chat-1", newest_first="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def searching(catalog: SessionCatalog) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -17,9 +18,13 @@ from pydantic import BaseModel, TypeAdapter
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.core.store import check_limit
-from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
-from agents_session_metadata.history.cursors import decode_item_cursor, encode_item_cursor
+from agents_session_metadata.errors import (
+    InvalidCursorError,
+    SessionExistsError,
+    SessionNotFoundError,
+)
 from agents_session_metadata.keys import CHATKIT, TITLE
+from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import quoted
 from agents_session_metadata.transfer.retention import check_age, moment_before
@@ -243,8 +248,8 @@ class CatalogStore(Store[TContext]):
         """
         store = self._within(context)._store
         most, descending = _checked(limit), _is_descending(order)
-        question = thread_id, f"chatkit {order}", store.scope.condition
-        position = None if after is None else decode_item_cursor(after, *question)
+        question = ["thread items", thread_id, order, store.scope.condition.encoded()]
+        position = None if after is None else _position(after, question)
         found = None
         if id_problem(thread_id) is None:
             found = await transactions.read_items(
@@ -255,7 +260,7 @@ class CatalogStore(Store[TContext]):
         page: Page[Any] = Page(data=[_item(thread_id, each.data) for each in found[:most]])
         if len(found) > most:
             page.has_more = True
-            page.after = encode_item_cursor(found[most - 1].position, *question)
+            page.after = seal(str(found[most - 1].position).encode(), question)
         return page
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
@@ -516,6 +521,14 @@ def _item(thread_id: str, data: str) -> Any:
     for attachment in fields.get("attachments") or ():
         attachment["thread_id"] = thread_id
     return _ITEM.validate_python(fields)
+
+
+def _position(cursor: str, question: list[Any]) -> int:
+    body = unseal(cursor, question)
+    # No position has more digits.
+    if not re.fullmatch(rb"[0-9]{1,18}", body):
+        raise InvalidCursorError
+    return int(body)
 
 
 def _leave_out(_: Exception) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -55,7 +56,7 @@ async def read_items(
             after=after,
             limit=limit,
             descending=descending,
-            restrict=lambda statement, column: store.question(queries, statement, column),
+            restrict=partial(store.question, queries),
         )
         return found if found or _exists(store, connection, queries, session_id) else None
 
@@ -65,10 +66,7 @@ async def read_items(
 async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
     def read(connection: Connection, queries: Queries) -> ThreadItem | None:
         return ThreadRows(store.database).read_item(
-            connection,
-            session_id,
-            item_id,
-            lambda statement, column: store.question(queries, statement, column),
+            connection, session_id, item_id, partial(store.question, queries)
         )
 
     return await _read(store, read)

@@ -66,9 +66,9 @@ def history(
             page = wait(
                 catalog.list_items(
                     session,
-                    order_by="-item_id" if newest_first else "item_id",
                     limit=limit or (_LONG_PAGE if every else _PAGE),
                     cursor=cursor,
+                    newest_first=newest_first,
                 )
             )
             found += len(page.items)

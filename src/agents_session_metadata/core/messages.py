@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Connection,
+    FromClause,
     Integer,
     Table,
+    and_,
     bindparam,
     delete,
     func,
+    or_,
     select,
 )
 
@@ -35,6 +38,11 @@ Restriction: TypeAlias = "Callable[[Any, Any], tuple[Any, dict[str, Any]]]"
 Returns the statement and its additional parameters.
 """
 _AT_ONCE = 500
+
+
+def everywhere(statement: Any, _: Any) -> tuple[Any, dict[str, Any]]:
+    """Restricts nothing: the session is locked, and is within the scope."""
+    return statement, {}
 
 
 def delete_messages(
@@ -71,12 +79,12 @@ def has_items(connection: Connection, tables: SessionTables, session_id: str) ->
 
 
 def newest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
-    """Returns 0 if there are no items."""
+    """Returns the id of the item that was added last, or 0 if there are no items."""
     return _end(connection, tables, session_id, func.max)
 
 
 def oldest_id(connection: Connection, tables: SessionTables, session_id: str) -> int:
-    """Returns 0 if there are no items."""
+    """Returns the id of the item that was added first, or 0 if there are no items."""
     return _end(connection, tables, session_id, func.min)
 
 
@@ -87,6 +95,21 @@ def _end(connection: Connection, tables: SessionTables, session_id: str, end: An
     return connection.scalar(found) or 0
 
 
+def in_order(messages: FromClause, *, newest_first: bool = False) -> list[ColumnElement[Any]]:
+    """Returns the columns by which histories are ordered, here and in the SDK."""
+    columns = messages.c.created_at, messages.c.id
+    return [column.desc() if newest_first else column.asc() for column in columns]
+
+
+def is_before(messages: Table, dialect: Dialect, item_id: int) -> ColumnElement[bool]:
+    """Holds for the items that come before an item of the same history."""
+    one = messages.alias("one")
+    time = dialect.stored_time.of(messages.c.created_at)
+    limit = select(dialect.stored_time.of(one.c.created_at)).where(one.c.id == item_id)
+    until = limit.scalar_subquery()
+    return or_(time < until, and_(time == until, messages.c.id < item_id))
+
+
 def read_history(
     connection: Connection,
     tables: SessionTables,
@@ -94,7 +117,10 @@ def read_history(
     session_id: str,
     after: int | None = None,
 ) -> list[ItemInfo]:
-    """Returns items in order; unreadable ones are `UNREADABLE`. `after` is the id of an item."""
+    """Returns items in order; unreadable ones are `UNREADABLE`.
+
+    `after` is the id of an item: only items that were added after it are returned.
+    """
     messages = tables.messages
     own = messages.c.session_id == bindparam("of_session")
     parameters: dict[str, Any] = {"of_session": session_id}
@@ -102,48 +128,76 @@ def read_history(
         last: Any = bindparam("after_item", type_=BigInteger)
         own = own & (messages.c.id > last)
         parameters["after_item"] = after
-    rows = connection.execute(_selected(messages, dialect).where(own), parameters)
-    # Sorted here, so that no database walks through the ids of all sessions.
-    return sorted(_items(rows), key=attrgetter("item_id"))
+    statement = _selected(messages, dialect).where(own).order_by(*in_order(messages))
+    return list(_items(connection.execute(statement, parameters)))
 
 
-def read_lengths(
+class ItemPosition(NamedTuple):
+    """A place in the order of a history. `time` is in the form of `Dialect.stored_time`."""
+
+    time: str
+    item_id: int
+
+
+def read_positions(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
     session_id: str,
     *,
-    after: int | None,
+    after: ItemPosition | None,
     limit: int,
-    descending: bool,
+    newest_first: bool,
     restrict: Restriction,
-) -> Sequence[tuple[int, int]]:
-    """Returns the ids of items in their order, each with the length of its text in bytes."""
-    inner, outer = tables.messages.alias("inner_messages"), tables.messages
-    # By an expression, so that no database walks through the ids of all sessions instead of
-    # sorting those of this one.
-    order = inner.c.id + 0
-    page: Any = (
-        select(inner.c.id)
-        .where(inner.c.session_id == bindparam("of_session"))
-        .order_by(order.desc() if descending else order)
+) -> list[tuple[ItemPosition, int]]:
+    """Returns the positions of items in order, each with the length of its text in bytes."""
+    messages = tables.messages
+    time = dialect.stored_time.of(messages.c.created_at)
+    parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
+    # The index of session and time has this order: texts of other rows are not read.
+    statement: Any = (
+        select(time, messages.c.id, dialect.byte_length(messages.c.message_data))
+        .where(messages.c.session_id == bindparam("of_session"))
+        .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
     )
-    page, parameters = restrict(page, inner.c.session_id)
-    parameters |= {"of_session": session_id, "limit": limit}
     if after is not None:
         last: Any = bindparam("after_item", type_=BigInteger)
-        page = page.where(inner.c.id < last if descending else inner.c.id > last)
-        parameters["after_item"] = after
-    # A length may take reading the whole text, so only rows of the page are asked for theirs.
-    ids = page.subquery("page")
-    statement: Any = (
-        select(ids.c.id, dialect.byte_length(outer.c.message_data))
-        .select_from(ids.outerjoin(outer, ids.c.id == outer.c.id))
-        .order_by(ids.c.id.desc() if descending else ids.c.id)
+        end: Any = bindparam("after_time", type_=dialect.stored_time)
+        beyond = (
+            (time <= end, or_(time < end, messages.c.id < last))
+            if newest_first
+            else (time >= end, or_(time > end, messages.c.id > last))
+        )
+        reaches = dialect.reaches(messages.c.created_at, descending=newest_first)
+        statement = statement.where(reaches, *beyond)
+        parameters |= {
+            "after_item": after.item_id,
+            "after_time": after.time,
+        }
+    # By the parameter: the scope is then checked once, not for every row.
+    statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
+    found = connection.execute(statement, {**parameters, **more})
+    return [(ItemPosition(str(at), item_id), length) for at, item_id, length in found]
+
+
+def read_position(
+    connection: Connection,
+    tables: SessionTables,
+    dialect: Dialect,
+    session_id: str,
+    item_id: int,
+    restrict: Restriction,
+) -> ItemPosition | None:
+    messages = tables.messages
+    item: Any = bindparam("of_item", type_=BigInteger)
+    statement: Any = select(dialect.stored_time.of(messages.c.created_at)).where(
+        messages.c.session_id == bindparam("of_session"), messages.c.id == item
     )
-    found: Any = connection.execute(statement, parameters).all()
-    return [(item_id, length) for item_id, length in found]
+    statement, parameters = restrict(statement, messages.c.session_id)
+    parameters |= {"of_session": session_id, "of_item": item_id}
+    row = connection.execute(statement, parameters).first()
+    return None if row is None else ItemPosition(str(row[0]), item_id)
 
 
 def read_items(
@@ -152,25 +206,21 @@ def read_items(
     dialect: Dialect,
     session_id: str,
     items: Sequence[int],
-    *,
-    descending: bool,
-    restrict: Restriction,
+    restrict: Restriction = everywhere,
 ) -> list[ItemInfo]:
-    """Returns items in the order of their ids; unreadable ones are `UNREADABLE`."""
+    """Returns items in the given order of their ids; unreadable ones are `UNREADABLE`."""
     if not items:
         return []
     messages = tables.messages
-    statement: Any = (
-        _selected(messages, dialect)
-        .where(
-            messages.c.session_id == bindparam("of_session"),
-            messages.c.id.in_(bindparam("items", expanding=True)),
-        )
-        .order_by(messages.c.id.desc() if descending else messages.c.id)
+    statement: Any = _selected(messages, dialect).where(
+        messages.c.session_id == bindparam("of_session"),
+        messages.c.id.in_(bindparam("items", expanding=True)),
     )
     statement, parameters = restrict(statement, messages.c.session_id)
     parameters |= {"of_session": session_id, "items": list(items)}
-    return list(_items(connection.execute(statement, parameters)))
+    rows = connection.execute(statement, parameters)
+    found = {each.item_id: each for each in _items(rows)}
+    return [found[item_id] for item_id in items if item_id in found]
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
 from pydantic import BaseModel
@@ -22,13 +23,14 @@ from agents_session_metadata.errors import (
     InvalidCursorError,
     TablesMissingError,
 )
-from agents_session_metadata.history.cursors import decode_item_cursor, encode_item_cursor
 from agents_session_metadata.history.items import (
     Wanted,
     append_items,
     create_with_items,
     delete_item,
     find_item,
+    find_position,
+    item_cursor,
 )
 from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
@@ -153,8 +155,7 @@ class Call:
             {**_shown(info), **({"preview": info.preview} if query.preview else {})}
             for info in page.sessions
         ]
-        last = data[-1]["id"] if data else ""
-        return _list(data, data[0]["id"] if data else "", page.next_cursor or last, page)
+        return _list(data, page.next_cursor)
 
     async def count_values(self) -> Answer:
         """How many conversations have each value of a key, among the newest that match."""
@@ -195,8 +196,8 @@ class Call:
             )
         except ValueError as error:
             raise _impossible_cut(error) from error
-        shown = removed[: requests.LONGEST_PAGE]
-        return self._page(shown, "asc", has_more=len(removed) > len(shown))
+        shown = [shown_item(info) for info in removed[: requests.LONGEST_PAGE]]
+        return _list(shown, None, has_more=len(removed) > len(shown))
 
     async def search(self) -> Answer:
         """Messages and titles that contain all words of a query, the newest first."""
@@ -211,20 +212,23 @@ class Call:
     async def list_items(self) -> Answer:
         """A page of items."""
         query: requests.ListItems = self.query
-        order = _order(query.order)
-        cursor = None if query.after is None else await self._position(query.after, order)
-        page = await self.catalog.list_items(
-            self.session_id, order_by=order, limit=query.limit, cursor=cursor
+        newest_first = query.order == "desc"
+        ask = partial(
+            self.catalog.list_items, self.session_id, limit=query.limit, newest_first=newest_first
         )
+        try:
+            page = await ask(cursor=query.after)
+        except InvalidCursorError:
+            page = await ask(cursor=await self._cursor(newest_first=newest_first))
         if not page.items:
             await self._require()
-        return self._page(page.items, query.order, has_more=page.next_cursor is not None)
+        return _list([shown_item(info) for info in page.items], page.next_cursor)
 
     async def create_items(self) -> Answer:
         """Append items in one transaction."""
         texts = self._texts(self.body.items)
         added = await append_items(self.catalog._store, self.session_id, texts)
-        return self._page(added, "asc", has_more=False)
+        return _list([shown_item(info) for info in added], None)
 
     async def item(self) -> Answer:
         """One item."""
@@ -269,36 +273,17 @@ class Call:
         message = "The conversation has changed: `expect_last` is not its newest item."
         raise APIError(409, message, param=name, code="conversation_changed")
 
-    async def _position(self, after: str, order: Literal["item_id", "-item_id"]) -> str:
-        """Returns `after` if it is a cursor, otherwise the cursor for the item with this id."""
-        condition = self.catalog._store.scope.condition
-        try:
-            decode_item_cursor(after, self.session_id, order, condition)
-        except InvalidCursorError:
-            wanted = wanted_item(after)
-            info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
-            if not info:
-                await self._require()
-                raise
-            return encode_item_cursor(info.item_id, self.session_id, order, condition)
-        return after
-
-    def _page(
-        self, items: Sequence[ItemInfo], order: Literal["asc", "desc"], *, has_more: bool
-    ) -> Answer:
-        condition = self.catalog._store.scope.condition
-        ends = [
-            encode_item_cursor(each.item_id, self.session_id, _order(order), condition)
-            for each in ([items[0], items[-1]] if items else ())
-        ]
-        first, last = (ends[0], ends[-1]) if ends else ("", "")
-        return {
-            "object": "list",
-            "data": [shown_item(info) for info in items],
-            "first_id": first,
-            "last_id": last,
-            "has_more": has_more,
-        }
+    async def _cursor(self, *, newest_first: bool) -> str:
+        """Returns the cursor of the page after the item with the id `after`."""
+        store, position = self.catalog._store, None
+        wanted = wanted_item(self.query.after or "")
+        info = wanted and await find_item(store, self.session_id, wanted)
+        if info:
+            position = await find_position(store, self.session_id, info.item_id)
+        if position is None:
+            await self._require()
+            raise InvalidCursorError
+        return item_cursor(store, self.session_id, position, newest_first=newest_first)
 
     def _texts(self, items: Sequence[dict[str, Any]]) -> list[str]:
         ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
@@ -403,18 +388,15 @@ def _shown(info: SessionInfo) -> Answer:
     }
 
 
-def _list(data: list[Answer], first: str, last: str, page: Any) -> Answer:
+def _list(data: list[Answer], cursor: str | None, *, has_more: bool = False) -> Answer:
+    """`cursor` is that of the next page."""
     return {
         "object": "list",
         "data": data,
-        "first_id": first,
-        "last_id": last,
-        "has_more": page.next_cursor is not None,
+        "first_id": data[0]["id"] if data else "",
+        "last_id": cursor or (data[-1]["id"] if data else ""),
+        "has_more": has_more or cursor is not None,
     }
-
-
-def _order(order: Literal["asc", "desc"]) -> Literal["item_id", "-item_id"]:
-    return "-item_id" if order == "desc" else "item_id"
 
 
 def _writable(metadata: Mapping[str, Any] | None) -> Mapping[str, Any]:

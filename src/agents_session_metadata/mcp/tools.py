@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.history.rewind import ItemOrder
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.rows import PausedRun, PendingCall
 from agents_session_metadata.types import ItemInfo, SessionInfo
@@ -222,8 +221,9 @@ async def get_history(
     """
 
     async def fetch(most: int) -> tuple[list[ItemInfo], str | None]:
-        order: ItemOrder = "-item_id" if newest_first else "item_id"
-        page = await view.catalog.list_items(session, order_by=order, limit=most, cursor=cursor)
+        page = await view.catalog.list_items(
+            session, limit=most, cursor=cursor, newest_first=newest_first
+        )
         return page.items, page.next_cursor
 
     def show(info: ItemInfo, whole: int) -> dict[str, Any]:

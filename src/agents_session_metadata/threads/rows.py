@@ -20,7 +20,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.core.database import Database
-from agents_session_metadata.core.messages import Restriction, newest_id
+from agents_session_metadata.core.messages import Restriction, everywhere, newest_id
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
 from agents_session_metadata.text import quoted
 
@@ -92,7 +92,7 @@ class ThreadRows:
         connection: Connection,
         session_id: str,
         item_id: str,
-        restrict: Restriction = lambda statement, _: (statement, {}),
+        restrict: Restriction = everywhere,
     ) -> ThreadItem | None:
         statement = self._of_session().where(self._items.c.item_id == bindparam("of_item"))
         statement, parameters = restrict(statement, self._items.c.session_id)

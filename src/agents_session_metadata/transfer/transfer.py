@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.core.features import features, in_use
-from agents_session_metadata.core.messages import read_history
+from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
@@ -296,7 +296,7 @@ def fork(
     store.check_written({}, _ORIGIN - origin.keys())
     encoded = encode_metadata({**metadata, **origin}, store.limits)
     store.scope.check({**metadata, **origin})
-    tables, rows = store.database.tables, store.rows
+    tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
         # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
@@ -304,18 +304,19 @@ def fork(
         lock_to_change(store, connection, session_id)
         if not store.create_locked(connection, new_id, {}):
             raise SessionExistsError(new_id)
-        first_left, kept = None, None
+        kept = None
+        copied_items = tables.messages.c.session_id == session_id
         if cut is not None:
-            history = read_history(connection, tables, store.database.dialect, session_id)
+            history = read_history(connection, tables, dialect, session_id)
             position = cut.position(session_id, history)
-            first_left = history[position].item_id
+            copied_items &= is_before(tables.messages, dialect, history[position].item_id)
             kept = [each.item_id for each in history[:position]]
         for table in (tables.messages, tables.metadata, tables.elements):
             copied = [column for column in table.c if column.name not in ("id", "session_id")]
-            own = table.c.session_id == session_id
             if table is tables.messages:
-                source = _in_order(table, copied, own, first_left)
+                source = _as_added(table, copied, copied_items)
             else:
+                own = table.c.session_id == session_id
                 source = select(*copied).where(own, table.c.key.not_in(_ORIGIN))
             source = source.add_columns(literal(new_id))
             names = [*(column.name for column in copied), "session_id"]
@@ -328,18 +329,13 @@ def fork(
     return run
 
 
-def _in_order(
-    messages: Table, copied: list[Any], own: ColumnElement[bool], end: int | None
-) -> Select[Any]:
-    """Selects the messages of a session before an id in an order in which they can be inserted.
+def _as_added(messages: Table, copied: list[Any], condition: ColumnElement[bool]) -> Select[Any]:
+    """Selects messages by id, so that copies with the same time keep their order.
 
     MariaDB first puts rows of the table that it inserts into in a temporary table, which can lose
     their order. Rows of a subquery with a limit are in that table before they are sorted.
     """
-    found = select(messages.c.id, *copied).where(own)
-    if end is not None:
-        found = found.where(messages.c.id < end)
-    rows = found.limit(UNLIMITED).subquery()
+    rows = select(messages.c.id, *copied).where(condition).limit(UNLIMITED).subquery()
     same = (rows.c[column.name] for column in copied)
     return cast("Select[Any]", select(*same).order_by(rows.c.id))
 

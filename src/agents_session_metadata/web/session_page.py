@@ -14,9 +14,10 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.messages import ItemPosition
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.history.cursors import encode_item_cursor
+from agents_session_metadata.history.items import find_position, item_cursor
 from agents_session_metadata.text import content_texts
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo
 
@@ -49,16 +50,19 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
 async def session(call: Call) -> Response:
     info, corrupt = await load_session(call)
     item = call.item_id("item", required=False)
-    newest = item is None and call.query.get("from") == "end"
-    cursor = None if item is not None else call.query.get("cursor") or None
+    position = None
     if item is not None:
-        items, older, later = await _around(call, info.session_id, item)
+        position = await find_position(call.catalog._store, info.session_id, item)
+    newest = position is None and (item is not None or call.query.get("from") == "end")
+    cursor = None if item is not None else call.query.get("cursor") or None
+    if position is not None:
+        items, older, later = await _around(call, info.session_id, position)
     else:
         page = await call.catalog.list_items(
             info.session_id,
-            order_by="-item_id" if newest else "item_id",
             limit=_ITEMS,
             cursor=cursor,
+            newest_first=newest,
         )
         items = page.items[::-1] if newest else page.items
         older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
@@ -68,7 +72,7 @@ async def session(call: Call) -> Response:
         corrupt=corrupt,
         turns=turns(items),
         item=item,
-        item_is_gone=item is not None and all(each.item_id != item for each in items),
+        item_is_gone=item is not None and position is None,
         newest=newest,
         cursor=cursor,
         older=older,
@@ -79,20 +83,21 @@ async def session(call: Call) -> Response:
 
 
 async def _around(
-    call: Call, session_id: str, item: int
+    call: Call, session_id: str, position: ItemPosition
 ) -> tuple[list[ItemInfo], str | None, str | None]:
-    """Returns the items around one, and the cursors for older and later items."""
-    scope = call.catalog._store.scope.condition
+    """Returns an item and those around it, and the cursors for older and later items."""
+    store = call.catalog._store
     before = await call.catalog.list_items(
         session_id,
-        order_by="-item_id",
         limit=_ITEMS_BEFORE,
-        cursor=encode_item_cursor(item, session_id, "-item_id", scope),
+        cursor=item_cursor(store, session_id, position, newest_first=True),
+        newest_first=True,
     )
+    just_before = position._replace(item_id=position.item_id - 1)
     after = await call.catalog.list_items(
         session_id,
         limit=_ITEMS - _ITEMS_BEFORE,
-        cursor=encode_item_cursor(item - 1, session_id, "item_id", scope),
+        cursor=item_cursor(store, session_id, just_before, newest_first=False),
     )
     return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
 
@@ -102,9 +107,9 @@ async def raw(call: Call) -> Response:
     newest = call.query.get("from") == "end"
     page = await call.catalog.list_items(
         info.session_id,
-        order_by="-item_id" if newest else "item_id",
         limit=_ITEMS,
         cursor=call.query.get("cursor") or None,
+        newest_first=newest,
     )
     document = {
         "session_id": info.session_id,
@@ -274,7 +279,7 @@ async def delete(call: Call) -> Response:
 async def ask_rewind(call: Call) -> Response:
     info, _ = await load_session(call)
     before = call.item_id("before")
-    last = await call.catalog.list_items(info.session_id, order_by="-item_id", limit=1)
+    last = await call.catalog.list_items(info.session_id, limit=1, newest_first=True)
     return call.render(
         "ask.html",
         info=info,
