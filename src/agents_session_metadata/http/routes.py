@@ -24,7 +24,6 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.history.cursors import decode_item_cursor, encode_item_cursor
 from agents_session_metadata.history.items import (
-    Wanted,
     append_items,
     create_with_items,
     delete_item,
@@ -35,7 +34,7 @@ from agents_session_metadata.values import is_text
 
 from . import requests
 from .public_items import item_type, shown_item, wanted_item
-from .requests import APIError, conversation_not_found, invalid, item_not_found, not_available
+from .requests import APIError, conversation_not_found, invalid, item_not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -116,7 +115,7 @@ class Call:
     async def create_conversation(self) -> Answer:
         """Create a conversation, its metadata and items in one transaction."""
         metadata = _without_nulls(_writable(self.body.metadata))
-        name = new_id()
+        name = f"conv_{secrets.token_hex(24)}"
         texts = self._texts(self.body.items or [])
         await create_with_items(self.catalog._store, name, metadata, texts)
         return await self.conversation(name)
@@ -153,8 +152,9 @@ class Call:
             {**_shown(info), **({"preview": info.preview} if query.preview else {})}
             for info in page.sessions
         ]
-        last = data[-1]["id"] if data else ""
-        return _list(data, data[0]["id"] if data else "", page.next_cursor or last, page)
+        first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+        more = page.next_cursor is not None
+        return _list(data, first, page.next_cursor or last, has_more=more)
 
     async def count_values(self) -> Answer:
         """How many conversations have each value of a key, among the newest that match."""
@@ -175,7 +175,7 @@ class Call:
         """Copy a conversation, or what comes before an item."""
         metadata = _without_nulls(_writable(self.body.metadata))
         before = await self._row("before")
-        name = new_id()
+        name = f"conv_{secrets.token_hex(24)}"
         try:
             await self.catalog.fork_session(self.session_id, name, metadata=metadata, before=before)
         except ValueError as error:
@@ -204,7 +204,9 @@ class Call:
         try:
             await self.catalog.search(query.q, query.where, limit=query.limit, cursor=query.after)
         except TablesMissingError as error:
-            raise not_available(str(error)) from error
+            # OpenAI's clients repeat every 5xx by themselves.
+            headers = {"x-should-retry": "false"}
+            raise APIError(501, str(error), code="not_available", headers=headers) from error
 
     # ---- items ----
 
@@ -228,17 +230,18 @@ class Call:
 
     async def item(self) -> Answer:
         """One item."""
-        return shown_item(await self._find(self.path["item_id"]))
+        info = await self._find(self.path["item_id"])
+        if info is None:
+            raise item_not_found(self.path["item_id"])
+        return shown_item(info)
 
     async def delete_item(self) -> Answer:
         """Delete one item."""
-        item_id = self.path["item_id"]
-        wanted = wanted_item(item_id)
+        wanted = wanted_item(self.path["item_id"])
         if wanted is None:
             await self._require()
-            raise item_not_found(item_id)
-        if not await delete_item(self.catalog._store, self.session_id, wanted):
-            raise item_not_found(item_id)
+        if not (wanted and await delete_item(self.catalog._store, self.session_id, wanted)):
+            raise item_not_found(self.path["item_id"])
         return await self.conversation()
 
     # ---- parts ----
@@ -247,23 +250,22 @@ class Call:
         if await self.catalog.get_session(self.session_id, keys=[]) is None:
             raise conversation_not_found(self.session_id)
 
-    async def _find(self, item_id: str) -> ItemInfo:
+    async def _find(self, item_id: str) -> ItemInfo | None:
+        """Returns None if the conversation exists without the item."""
         wanted = wanted_item(item_id)
         info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
         if not info:
             await self._require()
-            raise item_not_found(item_id)
+            return None
         return info
 
     async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
         item_id = getattr(self.body, name)
         if item_id is None:
             return None
-        wanted: Wanted | None = wanted_item(item_id)
-        info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+        info = await self._find(item_id)
         if info:
             return info.item_id
-        await self._require()
         if name == "before":
             raise invalid("`before` is not an item of this conversation.", "before")
         message = "The conversation has changed: `expect_last` is not its newest item."
@@ -275,10 +277,8 @@ class Call:
         try:
             decode_item_cursor(after, self.session_id, order, condition)
         except InvalidCursorError:
-            wanted = wanted_item(after)
-            info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+            info = await self._find(after)
             if not info:
-                await self._require()
                 raise
             return encode_item_cursor(info.item_id, self.session_id, order, condition)
         return after
@@ -291,14 +291,8 @@ class Call:
             encode_item_cursor(each.item_id, self.session_id, _order(order), condition)
             for each in ([items[0], items[-1]] if items else ())
         ]
-        first, last = (ends[0], ends[-1]) if ends else ("", "")
-        return {
-            "object": "list",
-            "data": [shown_item(info) for info in items],
-            "first_id": first,
-            "last_id": last,
-            "has_more": has_more,
-        }
+        first, last = ends or ("", "")
+        return _list([shown_item(info) for info in items], first, last, has_more=has_more)
 
     def _texts(self, items: Sequence[dict[str, Any]]) -> list[str]:
         ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
@@ -388,11 +382,6 @@ ROUTES: Final = (
 )
 
 
-def new_id() -> str:
-    """Returns an id that cannot be guessed."""
-    return f"conv_{secrets.token_hex(24)}"
-
-
 def _shown(info: SessionInfo) -> Answer:
     return {
         "id": info.session_id,
@@ -403,13 +392,13 @@ def _shown(info: SessionInfo) -> Answer:
     }
 
 
-def _list(data: list[Answer], first: str, last: str, page: Any) -> Answer:
+def _list(data: list[Answer], first: str, last: str, *, has_more: bool) -> Answer:
     return {
         "object": "list",
         "data": data,
         "first_id": first,
         "last_id": last,
-        "has_more": page.next_cursor is not None,
+        "has_more": has_more,
     }
 
 

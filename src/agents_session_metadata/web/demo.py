@@ -17,7 +17,6 @@ from sqlalchemy import Connection, update
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.rows import Details, paused_table
-from agents_session_metadata.runs.store import PausedStore
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 
 _SESSIONS: Final = 180
@@ -225,13 +224,14 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
 
 async def _pause(catalog: SessionCatalog) -> None:
     """Store the paused runs, at times in the past. One is decided, one is claimed."""
-    store, paused = PausedStore(catalog._store), PausedRuns(catalog)
+    paused = PausedRuns(catalog)
     table, ids = paused_table(catalog._store.database.tables), []
     for number, (agent, _, _, calls, minutes) in enumerate(_WAITING):
         pending = [{**call, "agent": agent} for call in _pending(number, calls)]
         session_id = _waiting_id(number)
         ids.append((session_id, minutes))
-        await store.put(session_id, Details(agent, pending, encrypted=False, wrapped=False), "{}")
+        details = Details(agent, pending, encrypted=False, wrapped=False)
+        await paused._store.put(session_id, details, "{}")
     decided = _pending(2, _WAITING[2][3])[0]["call_id"]
     await paused.decide(_waiting_id(2), decided, approve=True, by="greta")
 

@@ -17,7 +17,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.history.cursors import encode_item_cursor
-from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo
+from agents_session_metadata.types import ItemInfo, ItemPage, Metadata, SessionInfo
 
 from .call import Call, Refused
 from .formats import as_json, cut, lines, parse_time, seconds, shown
@@ -53,12 +53,7 @@ async def session(call: Call) -> Response:
     if item is not None:
         items, older, later = await _around(call, info.session_id, item)
     else:
-        page = await call.catalog.list_items(
-            info.session_id,
-            order_by="-item_id" if newest else "item_id",
-            limit=_ITEMS,
-            cursor=cursor,
-        )
+        page = await _page(call, info.session_id)
         items = page.items[::-1] if newest else page.items
         older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
     return call.render(
@@ -74,6 +69,15 @@ async def session(call: Call) -> Response:
         later=later,
         phases=phases(info),
         has_form=call.allow_write,
+    )
+
+
+async def _page(call: Call, session_id: str) -> ItemPage:
+    return await call.catalog.list_items(
+        session_id,
+        order_by="-item_id" if call.query.get("from") == "end" else "item_id",
+        limit=_ITEMS,
+        cursor=call.query.get("cursor") or None,
     )
 
 
@@ -98,13 +102,7 @@ async def _around(
 
 async def raw(call: Call) -> Response:
     info, _ = await load_session(call)
-    newest = call.query.get("from") == "end"
-    page = await call.catalog.list_items(
-        info.session_id,
-        order_by="-item_id" if newest else "item_id",
-        limit=_ITEMS,
-        cursor=call.query.get("cursor") or None,
-    )
+    page = await _page(call, info.session_id)
     document = {
         "session_id": info.session_id,
         "created_at": info.created_at.isoformat(),
