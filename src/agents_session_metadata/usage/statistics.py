@@ -77,7 +77,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     """Returns a statement whose rows have a kind, a name and two numbers.
 
     The kinds are `sessions`, `status` by name, `count` by key, `cost`, `tool` by name with calls
-    and milliseconds, `resumed` with the number of completed ones, `with errors`, and `duration`
+    and milliseconds, `resumed` with the number of completed ones, `with_errors`, and `duration`
     with bits that say which rank it has.
     """
     rows = tables.metadata.alias("counted")
@@ -123,7 +123,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
             )
         ),
         of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
-        of_key(keys.ERROR_COUNT, NUMBER, _part("with errors", null(), func.count())).where(
+        of_key(keys.ERROR_COUNT, NUMBER, _part("with_errors", null(), func.count())).where(
             *at_least_one
         ),
         _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
@@ -207,34 +207,31 @@ def _check_values(connection: Connection, queries: Queries, condition: Condition
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:
-    sessions = 0
     by_status: dict[str, int] = {}
     totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
     tools: dict[str, ToolStatistics] = {}
-    counts: dict[str, int] = {}
-    ranks: dict[int, timedelta] = {}
+    counts: dict[str, Any] = {"duration_median": None, "duration_p95": None}
     for kind, name, first, second in rows:
         number, more = Decimal(first or 0), Decimal(second or 0)
-        if kind == "sessions":
-            sessions = int(number)
-        elif kind == "resumed":
-            counts["resumed"], counts["resumed_completed"] = int(number), int(more)
-        elif kind == "with errors":
-            counts["with_errors"] = int(number)
-        elif kind == "duration":
-            of_rank = {bit: _duration(int(number)) for bit in (_MEDIAN, _P95) if int(more) & bit}
-            ranks.update(of_rank)
+        if kind == "duration":
+            for bit, rank in ((_MEDIAN, "duration_median"), (_P95, "duration_p95")):
+                if int(more) & bit:
+                    counts[rank] = _duration(int(number))
         elif kind == "status":
             by_status[decode_value(name)] = int(number)
         elif kind == "count":
             totals[name] = number * 10**9 + more
         elif kind == "cost":
             totals[name] = number + more * _PART
-        elif name is not None:
-            tools[name] = ToolStatistics(int(number), _duration(int(more)))
+        elif kind == "tool":
+            if name is not None:
+                tools[name] = ToolStatistics(int(number), _duration(int(more)))
+        else:
+            counts[kind] = int(number)
+            if kind == "resumed":
+                counts["resumed_completed"] = int(more)
     whole = {key: int(totals[key]) for key in _COUNTERS}
     return Statistics(
-        sessions=sessions,
         by_status=by_status,
         runs=whole[keys.RUNS],
         requests=whole[keys.REQUESTS],
@@ -247,8 +244,6 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
         errors=whole[keys.ERROR_COUNT],
         tools=tools,
         **counts,
-        duration_median=ranks.get(_MEDIAN),
-        duration_p95=ranks.get(_P95),
     )
 
 

@@ -63,6 +63,22 @@ _FILES: Final = {
 }
 
 
+_REFUSALS: Final = (
+    (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),
+    (
+        TablesMissingError,
+        503,
+        "Tables are missing. Create them with create_tables=True or a migration.",
+    ),
+    (SessionChangedError, 409, "The history has changed in the meantime. Reload the session."),
+    (
+        SessionPausedError,
+        409,
+        "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
+    ),
+)
+
+
 def browser_app(
     catalog: SessionCatalog,
     *,
@@ -159,22 +175,11 @@ def _refusal(error: Exception) -> Refused:
         return error
     if isinstance(error, HTTPException):
         return Refused(error.status_code, "The application refused the request.")
-    if isinstance(error, InvalidCursorError):
-        return Refused(400, "This page belongs to another list. Go back to the first page.")
     if isinstance(error, SessionNotFoundError):
         return session_page.no_session()
-    if isinstance(error, TablesMissingError):
-        return Refused(
-            503,
-            "Tables are missing. Create them with create_tables=True or a migration.",
-        )
-    if isinstance(error, SessionChangedError):
-        return Refused(409, "The history has changed in the meantime. Reload the session.")
-    if isinstance(error, SessionPausedError):
-        return Refused(
-            409,
-            "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
-        )
+    for kind, status, sentence in _REFUSALS:
+        if isinstance(error, kind):
+            return Refused(status, sentence)
     if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
         sentence = str(error)
         return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")
