@@ -210,7 +210,7 @@ class PausedStore:
                 connection.rollback()
                 return False
             until = {"claimed_until": self.rows.until(lease)}
-            self.rows.change(connection, session_id, until)
+            self.rows.change(connection, session_id, until, self._table.c.token == token)
             return True
 
         try:
