@@ -5,7 +5,7 @@ All state is plain metadata, under the keys in `keys`, so filters can use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol, TypeAlias, cast
@@ -224,7 +224,7 @@ class SessionLifecycle:
             enter_phase(stored, first, now, kept)
             _check_kept(stored, metadata or {})
 
-        return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
+        return await edit_keeping(self.session.edit_metadata, keys.PHASE_HISTORY, change)
 
     async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
         """Enter a phase.
@@ -372,7 +372,7 @@ class SessionLifecycle:
             enter_phase(stored, phase, now, kept, final=phase in self._final)
             _check_kept(stored, metadata)
 
-        return await edit_keeping(self.session, keys.PHASE_HISTORY, change)
+        return await edit_keeping(self.session.edit_metadata, keys.PHASE_HISTORY, change)
 
     def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
         if phase not in known:
@@ -396,25 +396,25 @@ def enter_phase(
     stored[keys.TOUCHED_AT] = now.isoformat()
 
 
-async def edit_keeping(session: Any, key: str, change: Callable[[Metadata, int], None]) -> Metadata:
+async def edit_keeping(
+    edit: Callable[[Callable[[Metadata], object]], Awaitable[Metadata]],
+    key: str,
+    change: Callable[[Metadata, int], object],
+) -> Metadata:
     """Passes `change` the number of entries to keep; retries with fewer if `key` is too long."""
     for kept in KEPT[:-1]:
         try:
-            return await _edit(session, change, kept)
+            return await edit(lambda stored, kept=kept: change(stored, kept))  # type: ignore[misc]
         except MetadataLimitError as error:  # noqa: PERF203  # a handful of turns
             if error.key != key or error.limit != "max_value_bytes":
                 raise
-    return await _edit(session, change, KEPT[-1])
+    return await edit(lambda stored: change(stored, KEPT[-1]))
 
 
 def store_of(session: Any) -> ScopedStore | None:
     """Looks behind wrappers too. Returns None for a session of another kind."""
     catalog = getattr(session, "catalog", None)
     return catalog._store if isinstance(catalog, SessionCatalog) else None
-
-
-async def _edit(session: _Session, change: Callable[[Metadata, int], None], kept: int) -> Metadata:
-    return await session.edit_metadata(lambda stored: change(stored, kept))
 
 
 def count_of(stored: Mapping[str, Any], key: str) -> int:

@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -21,7 +22,7 @@ from agents_session_metadata.errors import InvalidFilterError
 
 from .openapi import document
 from .requests import APIError, answer_to, read_body, read_query
-from .routes import ROUTES, Answer, Call, Route
+from .routes import ROUTES, Call, Route
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
@@ -66,55 +67,42 @@ def sessions_app(
     if max_body < 1 or body_timeout <= 0:
         raise ValueError("max_body and body_timeout must be positive")
     roles = None if allow_roles is None else frozenset(allow_roles)
-    return _SessionsApp(catalog, scope, roles, max_body, body_timeout)
+    description = _dump(document(ROUTES))
+    return _SessionsApp(catalog, scope, roles, max_body, body_timeout, description)
 
 
+@dataclass(frozen=True)
 class _SessionsApp:
-    def __init__(
-        self,
-        catalog: SessionCatalog,
-        get_scope: GetScope | None,
-        allow_roles: frozenset[str] | None,
-        max_body: int,
-        body_timeout: float,
-    ) -> None:
-        self._catalog = catalog
-        self._get_scope = get_scope
-        self._allow_roles = allow_roles
-        self._max_body = max_body
-        self._body_timeout = body_timeout
-        self._document = _dump(document(ROUTES))
+    catalog: SessionCatalog
+    get_scope: GetScope | None
+    allow_roles: frozenset[str] | None
+    max_body: int
+    body_timeout: float
+    document: bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await accept_lifespan(receive, send)
-        elif scope["type"] == "http":
-            response = await self._respond(Request(scope, receive))
-            await response(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        await answer(self._respond, scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
         repeatable = True
         try:
-            catalog = await scoped_catalog(self._catalog, self._get_scope, request)
+            catalog = await scoped_catalog(self.catalog, self.get_scope, request)
             if catalog is None:
                 raise APIError(
                     403, "You do not have access to these conversations.", code="no_scope"
                 )
             segments = _segments(request.scope)
             if segments == ["openapi.json"] and request.method == "GET":
-                return _json(self._document)
+                return _json(self.document)
             route, path = _find(request.method, segments)
             repeatable = route.repeatable
             query = read_query(request, route.query)
             body = None
             if route.body is not None:
-                most, timeout = self._max_body, self._body_timeout
+                most, timeout = self.max_body, self.body_timeout
                 body = await read_body(request, route.body, most=most, timeout=timeout)
-            call = Call(catalog, self._allow_roles, path, query, body)
-            answer: Answer = await route.run(call)
-            return _json(_dump(answer))
+            call = Call(catalog, self.allow_roles, path, query, body)
+            return _json(_dump(await route.run(call)))
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
             problem = answer_to(error)
             headers = problem.headers
@@ -223,9 +211,17 @@ async def scoped_catalog(
         raise TypeError("the scope of a request must contain JSON values") from error
 
 
-async def accept_lifespan(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
+async def answer(
+    respond: Callable[[Request], Awaitable[Response]], scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Answers an HTTP request, accepts the server's lifespan, and refuses a WebSocket."""
+    if scope["type"] == "http":
+        response = await respond(Request(scope, receive))
+        await response(scope, receive, send)
+    elif scope["type"] != "lifespan":
+        await send({"type": "websocket.close", "code": 1008})
+    else:
+        stage = ""
+        while stage != "lifespan.shutdown":
+            stage = (await receive())["type"]
+            await send({"type": f"{stage}.complete"})

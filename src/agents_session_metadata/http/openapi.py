@@ -58,10 +58,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 
 
 def _operation(route: Route) -> dict[str, Any]:
-    named = re.findall(r"{(\w+)}", route.path)
     in_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in named
+        for name in re.findall(r"{(\w+)}", route.path)
     ]
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     operation: dict[str, Any] = {
@@ -77,11 +76,8 @@ def _operation(route: Route) -> dict[str, Any]:
         },
     }
     if route.body is not None:
-        schema = _schema(route.body)
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": schema}},
-        }
+        content = {"application/json": {"schema": _schema(route.body)}}
+        operation["requestBody"] = {"required": True, "content": content}
     return operation
 
 

@@ -281,11 +281,6 @@ def invalid(message: str, param: str | None = None) -> APIError:
     return APIError(400, message, param=param, code="invalid_value")
 
 
-def not_available(message: str) -> APIError:
-    # OpenAI's clients repeat every 5xx by themselves.
-    return APIError(501, message, code="not_available", headers={"x-should-retry": "false"})
-
-
 def conversation_not_found(session_id: str) -> APIError:
     """Returns the same error for a missing conversation as for one outside the scope."""
     return _not_found(f"Conversation with id {quoted(session_id)} not found.")

@@ -24,7 +24,6 @@ from agents_session_metadata.errors import (
     TablesMissingError,
 )
 from agents_session_metadata.history.items import (
-    Wanted,
     append_items,
     create_with_items,
     delete_item,
@@ -37,7 +36,7 @@ from agents_session_metadata.values import is_text
 
 from . import requests
 from .public_items import item_type, shown_item, wanted_item
-from .requests import APIError, conversation_not_found, invalid, item_not_found, not_available
+from .requests import APIError, conversation_not_found, invalid, item_not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -118,7 +117,7 @@ class Call:
     async def create_conversation(self) -> Answer:
         """Create a conversation, its metadata and items in one transaction."""
         metadata = _without_nulls(_writable(self.body.metadata))
-        name = new_id()
+        name = f"conv_{secrets.token_hex(24)}"
         texts = self._texts(self.body.items or [])
         await create_with_items(self.catalog._store, name, metadata, texts)
         return await self.conversation(name)
@@ -176,7 +175,7 @@ class Call:
         """Copy a conversation, or what comes before an item."""
         metadata = _without_nulls(_writable(self.body.metadata))
         before = await self._row("before")
-        name = new_id()
+        name = f"conv_{secrets.token_hex(24)}"
         try:
             await self.catalog.fork_session(self.session_id, name, metadata=metadata, before=before)
         except ValueError as error:
@@ -205,7 +204,9 @@ class Call:
         try:
             await self.catalog.search(query.q, query.where, limit=query.limit, cursor=query.after)
         except TablesMissingError as error:
-            raise not_available(str(error)) from error
+            # OpenAI's clients repeat every 5xx by themselves.
+            headers = {"x-should-retry": "false"}
+            raise APIError(501, str(error), code="not_available", headers=headers) from error
 
     # ---- items ----
 
@@ -232,17 +233,18 @@ class Call:
 
     async def item(self) -> Answer:
         """One item."""
-        return shown_item(await self._find(self.path["item_id"]))
+        info = await self._find(self.path["item_id"])
+        if info is None:
+            raise item_not_found(self.path["item_id"])
+        return shown_item(info)
 
     async def delete_item(self) -> Answer:
         """Delete one item."""
-        item_id = self.path["item_id"]
-        wanted = wanted_item(item_id)
+        wanted = wanted_item(self.path["item_id"])
         if wanted is None:
             await self._require()
-            raise item_not_found(item_id)
-        if not await delete_item(self.catalog._store, self.session_id, wanted):
-            raise item_not_found(item_id)
+        if not (wanted and await delete_item(self.catalog._store, self.session_id, wanted)):
+            raise item_not_found(self.path["item_id"])
         return await self.conversation()
 
     # ---- parts ----
@@ -251,23 +253,22 @@ class Call:
         if await self.catalog.get_session(self.session_id, keys=[]) is None:
             raise conversation_not_found(self.session_id)
 
-    async def _find(self, item_id: str) -> ItemInfo:
+    async def _find(self, item_id: str) -> ItemInfo | None:
+        """Returns None if the conversation exists without the item."""
         wanted = wanted_item(item_id)
         info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
         if not info:
             await self._require()
-            raise item_not_found(item_id)
+            return None
         return info
 
     async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
         item_id = getattr(self.body, name)
         if item_id is None:
             return None
-        wanted: Wanted | None = wanted_item(item_id)
-        info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
+        info = await self._find(item_id)
         if info:
             return info.item_id
-        await self._require()
         if name == "before":
             raise invalid("`before` is not an item of this conversation.", "before")
         message = "The conversation has changed: `expect_last` is not its newest item."
@@ -371,11 +372,6 @@ ROUTES: Final = (
     Route("GET", "/search", Call.search, requests.Search),
     Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
 )
-
-
-def new_id() -> str:
-    """Returns an id that cannot be guessed."""
-    return f"conv_{secrets.token_hex(24)}"
 
 
 def _shown(info: SessionInfo) -> Answer:

@@ -20,7 +20,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,7 +37,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker
 
 from .fencing import RunSession, check_schema, claimed_session, fence, is_encrypted
-from .rows import Details, Encryption, PausedRow, PendingCall, paused_run, pending_as_stored
+from .rows import Details, PausedRow, PendingCall, paused_run, pending_as_stored
 from .states import (
     ContextArguments,
     Progress,
@@ -58,29 +58,8 @@ _RENEWALS = 3
 """Renewals per lease."""
 
 
-@dataclass(frozen=True)
-class Claimable:
-    """A paused run as it was read, with everything that is needed to resume it.
-
-    `lease` is in microseconds. `responses` is the number of model responses in the state.
-    """
-
-    store: PausedStore
-    row: PausedRow
-    state: RunState[Any, Any]
-    agent: Agent[Any]
-    catalog: SessionCatalog
-    encryption: Encryption
-    context: ContextArguments
-    lease: int
-    responses: int
-
-
 class ClaimedRun:
     """A paused run that this process can resume once. `PausedRuns.claim` returns it.
-
-    Args:
-        found: The run, as it was read.
 
     Attributes:
         session_id: The session's id.
@@ -88,25 +67,33 @@ class ClaimedRun:
         state: The SDK's state of the run, with the decisions applied.
     """
 
-    def __init__(self, found: Claimable) -> None:
-        row = found.row
+    def __init__(
+        self,
+        catalog: SessionCatalog,
+        store: PausedStore,
+        row: PausedRow,
+        state: RunState[Any, Any],
+        agent: Agent[Any],
+        context: ContextArguments,
+        lease: int,
+        responses: int,
+    ) -> None:
         self.session_id: str = row.session_id
-        self.pending: tuple[PendingCall, ...] = paused_run(row, found.encryption).pending
-        self.state: RunState[Any, Any] = found.state
+        self.pending: tuple[PendingCall, ...] = paused_run(row, store.encryption).pending
+        self.state: RunState[Any, Any] = state
         self._row = row
-        self._store = found.store
-        self._agent = found.agent
-        self._catalog = found.catalog
-        self._encryption = found.encryption
-        self._context = found.context
-        self._lease = found.lease
+        self._store = store
+        self._agent = agent
+        self._catalog = catalog
+        self._context = context
+        self._lease = lease
         self._token = secrets.token_hex(16)
         self._renewal: asyncio.Task[None] | None = None
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
         self._run_session = RunSession()
-        self._responses = found.responses
+        self._responses = responses
         self._is_started = False
         self._is_lost = False
 
@@ -318,22 +305,19 @@ class ClaimedRun:
 
     async def _store_result(self, result: RunResult | RunResultStreaming) -> None:
         try:
-            await self._replace_or_finish(result)
-        except RunClaimedError:
-            raise
-        except Exception:
-            await self._end_lease()
-            raise
-
-    async def _replace_or_finish(self, result: RunResult | RunResultStreaming) -> None:
-        if result.interruptions:
+            if not result.interruptions:
+                await self._store.finish(self.session_id, self._token)
+                return
             state = result.to_state()
             written = restorable(serialize(state, self._context))
             interruptions = state.get_interruptions()
             if not await self._replace(written, interruptions, result.last_agent.name):
                 raise nothing_paused(self.session_id)
-        else:
-            await self._store.finish(self.session_id, self._token)
+        except RunClaimedError:
+            raise
+        except Exception:
+            await self._end_lease()
+            raise
 
     def _continued(self) -> dict[str, Any]:
         return self._progress.continued(serialize(self.state, self._context), self._responses)
@@ -391,15 +375,15 @@ class ClaimedRun:
         history_is_known: bool = True,
     ) -> bool:
         """Returns False if the run was deleted or has left the scope."""
-        calls = pending_as_stored(pending_calls(interruptions), self._encryption)
-        encrypted = self._encryption.encrypt is not None
+        calls = pending_as_stored(pending_calls(interruptions), self._store.encryption)
+        encrypted = self._store.encryption.encrypt is not None
 
         def change(details: Details) -> Details:
             return replace(
                 details, agent=agent or details.agent, pending=calls, encrypted=encrypted
             )
 
-        text = self._encryption.encrypted(json.dumps(written))
+        text = self._store.encryption.encrypted(json.dumps(written))
         return await self._store.replace(
             *(self.session_id, self._token, text, change, self._run_session.stores),
             history_is_known=history_is_known,
@@ -464,9 +448,8 @@ _ROUNDS = 10
 
 
 async def claim_run(
-    store: PausedStore,
     catalog: SessionCatalog,
-    encryption: Encryption,
+    store: PausedStore,
     session_id: str,
     agent: Agent[Any],
     context: ContextArguments,
@@ -485,8 +468,8 @@ async def claim_run(
         check_history(row, end, force=force)
         text = row.state or ""
         if Details.of(row).encrypted:
-            text = encryption.decrypted(text)
-            if encryption.encrypt is None:
+            text = store.encryption.decrypted(text)
+            if store.encryption.encrypt is None:
                 raise ValueError(
                     "the paused run is stored encrypted, and its next state would not be; "
                     "pass encrypt= to PausedRuns"
@@ -496,12 +479,8 @@ async def claim_run(
         writing = context_to_write(context, text)
         written = serialize(state, writing)  # What cannot be stored again must not run.
         microseconds = lease // timedelta(microseconds=1)
-        run = ClaimedRun(
-            Claimable(
-                *(store, row, state, agent, catalog, encryption, writing, microseconds),
-                responses=len(written["model_responses"]),
-            )
-        )
+        responses = len(written["model_responses"])
+        run = ClaimedRun(catalog, store, row, state, agent, writing, microseconds, responses)
         if await run._claim(after_crash=after_crash, force=force):
             return run
     raise RunClaimedError(session_id)

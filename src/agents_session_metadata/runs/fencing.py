@@ -140,15 +140,16 @@ class _FencedStore(ScopedStore):
         return True
 
     def admits(self, connection: Connection, session_id: str) -> bool:
-        if session_id == self._session_id:
-            self._check(connection)
-        return super().admits(connection, session_id)
+        return self._is_held(connection, session_id) and super().admits(connection, session_id)
 
     def admits_new(self, connection: Connection, session_id: str) -> bool:
-        """If the claimed session is new, it was deleted in the meantime, and the check raises."""
+        return self._is_held(connection, session_id) and super().admits_new(connection, session_id)
+
+    def _is_held(self, connection: Connection, session_id: str) -> bool:
+        """Raises if not. A claimed session that is new was deleted in the meantime."""
         if session_id == self._session_id:
             self._check(connection)
-        return super().admits_new(connection, session_id)
+        return True
 
 
 @dataclass

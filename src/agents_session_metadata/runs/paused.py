@@ -83,8 +83,7 @@ class PausedRuns:
         if not isinstance(catalog, SessionCatalog):
             raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
         self.catalog: SessionCatalog = catalog
-        self._encryption = Encryption(encrypt, decrypt)
-        self._store = PausedStore(catalog._store, self._encryption)
+        self._store = PausedStore(catalog._store, Encryption(encrypt, decrypt))
 
     async def pause(
         self,
@@ -129,7 +128,7 @@ class PausedRuns:
         if not result.interruptions:
             raise ValueError("the run was not interrupted: result.interruptions is empty")
         wrapped = is_encrypted(session)
-        if wrapped and self._encryption.encrypt is None:
+        if wrapped and self._store.encryption.encrypt is None:
             raise encryption_missing()
         # A session can be in a narrower scope than the catalog.
         stores = [each._store for each in sessions_inside(session, self._store.store)]
@@ -141,11 +140,11 @@ class PausedRuns:
         calls = pending_calls(state.get_interruptions())
         details = Details(
             agent=result.last_agent.name,
-            pending=pending_as_stored(calls, self._encryption),
-            encrypted=self._encryption.encrypt is not None,
+            pending=pending_as_stored(calls, self._store.encryption),
+            encrypted=self._store.encryption.encrypt is not None,
             wrapped=wrapped,
         )
-        text = self._encryption.encrypted(json.dumps(restorable(written)))
+        text = self._store.encryption.encrypted(json.dumps(restorable(written)))
         return await self._store.put(session.session_id, details, text, stores)
 
     async def list(
@@ -176,7 +175,7 @@ class PausedRuns:
     def _listed(self, row: PausedRow) -> PausedRun:
         """Returns the run without arguments if they cannot be decrypted."""
         try:
-            return paused_run(row, self._encryption)
+            return paused_run(row, self._store.encryption)
         except Exception:
             logger.warning(
                 "the arguments of the paused run of session %s could not be decrypted",
@@ -198,7 +197,7 @@ class PausedRuns:
             TypeError: If the id is not a string.
         """
         found = await self._store.read(session_id)
-        return None if found is None else paused_run(found[0], self._encryption)
+        return None if found is None else paused_run(found[0], self._store.encryption)
 
     async def decide(
         self,
@@ -312,9 +311,8 @@ class PausedRuns:
         if lease > LONGEST_LEASE:
             raise ValueError(f"lease must be at most {LONGEST_LEASE.days} days, got {lease}")
         run = await claim_run(
-            self._store,
             self.catalog,
-            self._encryption,
+            self._store,
             session_id,
             agent,
             ContextArguments(context_serializer, context, context_deserializer, strict_context),

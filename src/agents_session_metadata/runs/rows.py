@@ -151,8 +151,15 @@ class PausedRows:
             )
         )
 
-    def change(self, connection: Connection, session_id: str, values: dict[str, Any]) -> None:
-        self._update(connection, session_id, values)
+    def change(
+        self, connection: Connection, session_id: str, values: dict[str, Any], *conditions: Any
+    ) -> None:
+        changed = update(self._table).where(self._table.c.session_id == session_id, *conditions)
+        connection.execute(changed.values(revision=self._table.c.revision + 1, **values))
+
+    def until(self, lease: int) -> ColumnElement[Any]:
+        """Returns the end of a lease of this many microseconds."""
+        return self._dialect.now() + lease
 
     def claim(
         self, connection: Connection, row: PausedRow, token: str, lease: int, *, after_crash: bool
@@ -163,33 +170,16 @@ class PausedRows:
         result. Returns the row afterwards, claimed if its token is `token`; None if the row is
         gone.
         """
-        now, claimed_until = self._dialect.now(), self._table.c.claimed_until
         free: ColumnElement[bool] = self._table.c.token.is_(None)
         if after_crash:
-            free = or_(free, claimed_until <= now)
-        self._update(
-            connection,
-            row.session_id,
-            {"token": token, "claimed_until": now + lease},
-            self._table.c.revision == row.revision,
-            free,
-        )
+            free = or_(free, self._table.c.claimed_until <= self._dialect.now())
+        values = {"token": token, "claimed_until": self.until(lease)}
+        is_same = self._table.c.revision == row.revision
+        self.change(connection, row.session_id, values, is_same, free)
         return self.locked(connection, row.session_id)
-
-    def renew(self, connection: Connection, session_id: str, token: str, lease: int) -> None:
-        """Does nothing if another token holds the run. `lease` is in microseconds."""
-        own = self._table.c.session_id == session_id, self._table.c.token == token
-        until = self._dialect.now() + lease
-        connection.execute(update(self._table).where(*own).values(claimed_until=until))
 
     def delete(self, connection: Connection, session_id: str) -> None:
         connection.execute(delete(self._table).where(self._table.c.session_id == session_id))
-
-    def _update(
-        self, connection: Connection, session_id: str, values: dict[str, Any], *conditions: Any
-    ) -> None:
-        changed = update(self._table).where(self._table.c.session_id == session_id, *conditions)
-        connection.execute(changed.values(revision=self._table.c.revision + 1, **values))
 
 
 Cipher: TypeAlias = Callable[[bytes], "bytes | str"]

@@ -88,7 +88,7 @@ def _with_finished(written: dict[str, Any], condition: Callable[[Call], bool]) -
 
 def without_lost_calls(written: dict[str, Any]) -> dict[str, Any]:
     """Removes the records of calls that are not in the state, so their ids can be reused."""
-    calls, _ = _calls_and_outputs(written)
+    calls, _ = calls_and_outputs(_items(written))
     return _with_invocations(written, lambda call, each: each if call in calls else None)
 
 
@@ -99,7 +99,7 @@ def without_answered_questions(written: dict[str, Any]) -> dict[str, Any]:
     calls that waited, so those of the turn itself stay.
     """
     calls, asked = _calls_of_turn(written)
-    _, outputs = _calls_and_outputs(written)
+    _, outputs = calls_and_outputs(_items(written))
     if not calls or calls - outputs or asked <= calls:
         return written
     step = written["current_step"]
@@ -134,10 +134,6 @@ def _with_invocations(
     }
     kept = {call_id: each for call_id, each in changed.items() if each is not None}
     return {**written, "context": {**context, "tool_invocations": kept}}
-
-
-def _calls_and_outputs(written: dict[str, Any]) -> tuple[set[Call], set[Call]]:
-    return calls_and_outputs(_items(written))
 
 
 def _items(written: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
@@ -56,10 +56,10 @@ APPROVAL = "approval"
 
 
 class PausedStore:
-    def __init__(self, store: ScopedStore, encryption: Encryption | None = None) -> None:
+    def __init__(self, store: ScopedStore, encryption: Encryption) -> None:
         database = store.database
         self.store = store
-        self._encryption = Encryption() if encryption is None else encryption
+        self.encryption = encryption
         self._database = database
         self._table = paused_table(database.tables)
         self.rows: PausedRows = PausedRows(database.tables, database.dialect)
@@ -103,10 +103,11 @@ class PausedStore:
 
         await self._database.ensure(PAUSED)
         rows = await self._database.read(read)
-        more = len(rows) > limit
-        last = rows[limit - 1] if more else None
-        after_page = None if last is None else _sealed(last, question)
-        return rows[:limit], after_page
+        if len(rows) <= limit:
+            return rows, None
+        last = rows[limit - 1]
+        position = json.dumps([last.paused_at, last.session_id]).encode()
+        return rows[:limit], seal(position, question)
 
     # ---- writing ----
 
@@ -128,7 +129,7 @@ class PausedStore:
             row = self.rows.locked(connection, session_id)
             if row is not None and row.is_claimed:
                 raise RunClaimedError(session_id)
-            before = self._enter_approval(connection, session_id)
+            before = self._move(connection, session_id, APPROVAL)
             if row is not None and before == APPROVAL:
                 before = Details.of(row).phase
             values = {
@@ -208,7 +209,8 @@ class PausedStore:
             if row.token != token:
                 connection.rollback()
                 return False
-            self.rows.renew(connection, session_id, token, lease)
+            until = {"claimed_until": self.rows.until(lease)}
+            self.rows.change(connection, session_id, until, self._table.c.token == token)
             return True
 
         try:
@@ -347,16 +349,13 @@ class PausedStore:
         row = self.rows.locked(connection, session_id)
         if row is None:
             raise nothing_paused(session_id)
-        return paused_run(row, self._encryption)
+        return paused_run(row, self.encryption)
 
     def _delete(self, connection: Connection, row: PausedRow) -> None:
         self.rows.delete(connection, row.session_id)
         before = Details.of(row).phase
         if before is not None and before != APPROVAL:
             self._move(connection, row.session_id, before, only_from=APPROVAL)
-
-    def _enter_approval(self, connection: Connection, session_id: str) -> str | None:
-        return self._move(connection, session_id, APPROVAL)
 
     def _move(
         self, connection: Connection, session_id: str, phase: str, only_from: str | None = None
@@ -413,10 +412,6 @@ def check_history(row: PausedRow, end: HistoryEnd, *, force: bool) -> None:
 
 def nothing_paused(session_id: str) -> LookupError:
     return LookupError(f"session {quoted(session_id)} has no paused run")
-
-
-def _sealed(row: PausedRow, question: Any) -> str:
-    return seal(json.dumps([row.paused_at, row.session_id]).encode(), question)
 
 
 def _position(body: bytes) -> tuple[int, str]:

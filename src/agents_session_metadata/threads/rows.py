@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    BigInteger,
+    ColumnElement,
     Connection,
-    Integer,
     Table,
-    bindparam,
+    and_,
     delete,
     false,
     insert,
@@ -77,15 +76,11 @@ class ThreadRows:
     ) -> list[ThreadItem]:
         """`after` is a position."""
         position = self._items.c.position
-        statement = self._of_session().order_by(position.desc() if descending else position)
-        statement = statement.limit(bindparam("limit", type_=Integer, literal_execute=True))
-        statement, parameters = restrict(statement, self._items.c.session_id)
-        parameters |= {"of_session": session_id, "limit": limit}
+        statement = self._of_session(session_id).limit(limit)
+        statement = statement.order_by(position.desc() if descending else position)
         if after is not None:
-            last: Any = bindparam("after_position", type_=BigInteger)
-            statement = statement.where(position < last if descending else position > last)
-            parameters["after_position"] = after
-        return _items(connection.execute(statement, parameters))
+            statement = statement.where(position < after if descending else position > after)
+        return _items(connection.execute(*restrict(statement, self._items.c.session_id)))
 
     def read_item(
         self,
@@ -94,10 +89,8 @@ class ThreadRows:
         item_id: str,
         restrict: Restriction = everywhere,
     ) -> ThreadItem | None:
-        statement = self._of_session().where(self._items.c.item_id == bindparam("of_item"))
-        statement, parameters = restrict(statement, self._items.c.session_id)
-        parameters |= {"of_session": session_id, "of_item": item_id}
-        found = _items(connection.execute(statement, parameters))
+        statement = self._of_session(session_id).where(self._items.c.item_id == item_id)
+        found = _items(connection.execute(*restrict(statement, self._items.c.session_id)))
         return found[0] if found else None
 
     def read_newest(
@@ -108,16 +101,12 @@ class ThreadRows:
         before: int | None = None,
     ) -> ThreadItem | None:
         """The session must be locked. `before` is a position."""
-        statement = self._of_session().order_by(self._items.c.position.desc()).limit(1)
-        parameters: dict[str, Any] = {"of_session": session_id}
+        statement = self._of_session(session_id).order_by(self._items.c.position.desc()).limit(1)
         if before is not None:
-            last: Any = bindparam("before_position", type_=BigInteger)
-            statement = statement.where(self._items.c.position < last)
-            parameters["before_position"] = before
+            statement = statement.where(self._items.c.position < before)
         if kind is not None:
-            statement = statement.where(self._items.c.kind == bindparam("of_kind"))
-            parameters["of_kind"] = kind
-        found = _items(connection.execute(self._dialect.locking(statement), parameters))
+            statement = statement.where(self._items.c.kind == kind)
+        found = _items(connection.execute(self._dialect.locking(statement)))
         return found[0] if found else None
 
     def put_item(
@@ -126,8 +115,8 @@ class ThreadRows:
         """Appends an item, or replaces the item with its id at the same position."""
         items = self._items
         if self.read_item(connection, session_id, item_id) is not None:
-            own = items.c.session_id == session_id, items.c.item_id == item_id
-            connection.execute(update(items).where(*own).values(kind=kind, data=data))
+            own = self._item(session_id, item_id)
+            connection.execute(update(items).where(own).values(kind=kind, data=data))
             return
         newest = self.read_newest(connection, session_id)
         position = 1 if newest is None else newest.position + 1
@@ -138,15 +127,14 @@ class ThreadRows:
         self.insert_items(connection, session_id, [item])
 
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
-        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
-        connection.execute(delete(self._items).where(*own))
+        connection.execute(delete(self._items).where(self._item(session_id, item_id)))
 
     def set_reopened(
         self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
     ) -> None:
         """Records whether an item that ended an answer to a user message was deleted."""
-        own = self._items.c.session_id == session_id, self._items.c.item_id == item_id
-        connection.execute(update(self._items).where(*own).values(reopened=int(reopened)))
+        own = self._item(session_id, item_id)
+        connection.execute(update(self._items).where(own).values(reopened=int(reopened)))
 
     def read_threads(
         self, connection: Connection, ids: Sequence[str]
@@ -179,9 +167,11 @@ class ThreadRows:
     def _columns(self) -> list[Any]:
         return [self._items.c[name] for name in ThreadItem._fields]
 
-    def _of_session(self) -> Any:
-        own = self._items.c.session_id == bindparam("of_session")
-        return select(*self._columns()).where(own)
+    def _of_session(self, session_id: str) -> Any:
+        return select(*self._columns()).where(self._items.c.session_id == session_id)
+
+    def _item(self, session_id: str, item_id: str) -> ColumnElement[bool]:
+        return and_(self._items.c.session_id == session_id, self._items.c.item_id == item_id)
 
     # ---- attachments ----
 

@@ -128,7 +128,7 @@ class SessionTracker(RunHooks[Any]):
         self._store = store_of(session)
         if budget is not None and self._store is None:
             raise TypeError(f"a budget needs a session with a catalog, got {_kind_of(session)}")
-        self._hooks = hooks
+        self._hooks: RunHooks[Any] = RunHooks() if hooks is None else hooks
         self._prices = prices
         self._clock = clock
         self._titler = titler
@@ -187,30 +187,25 @@ class SessionTracker(RunHooks[Any]):
                 "a SessionTracker with a budget must be used in its `async with` block: "
                 "usage outside it is not counted"
             )
-        if self._hooks is not None:
-            await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
+        await self._hooks.on_llm_start(context, agent, system_prompt, input_items)
 
     async def on_llm_end(self, context: Any, agent: Any, response: Any) -> None:
         if self._sees(context):
             name = _storable(agent.name)
             self._accounts.call_ends(context.usage, name, agent, response.usage)
-        if self._hooks is not None:
-            await self._hooks.on_llm_end(context, agent, response)
+        await self._hooks.on_llm_end(context, agent, response)
 
     async def on_agent_start(self, context: Any, agent: Any) -> None:
         if self._sees(context):
             self._agents[_storable(agent.name)] = None
-        if self._hooks is not None:
-            await self._hooks.on_agent_start(context, agent)
+        await self._hooks.on_agent_start(context, agent)
 
     async def on_agent_end(self, context: Any, agent: Any, output: Any) -> None:
         self._has_answer = True
-        if self._hooks is not None:
-            await self._hooks.on_agent_end(context, agent, output)
+        await self._hooks.on_agent_end(context, agent, output)
 
     async def on_handoff(self, context: Any, from_agent: Any, to_agent: Any) -> None:
-        if self._hooks is not None:
-            await self._hooks.on_handoff(context, from_agent, to_agent)
+        await self._hooks.on_handoff(context, from_agent, to_agent)
 
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if self._sees(context):
@@ -219,8 +214,7 @@ class SessionTracker(RunHooks[Any]):
             self._calls.append(call)
             self._open[id(context.usage), call.identity] = call
             self._accounts.tool_starts(context.usage, _storable(agent.name))
-        if self._hooks is not None:
-            await self._hooks.on_tool_start(context, agent, tool)
+        await self._hooks.on_tool_start(context, agent, tool)
 
     async def on_tool_end(self, context: Any, agent: Any, tool: Any, result: Any) -> None:
         call = self._open.pop((id(context.usage), _call_id(context, tool)), None)
@@ -228,8 +222,7 @@ class SessionTracker(RunHooks[Any]):
             call.milliseconds = self._milliseconds_of(call)
         # Also of a tool that began before the run was resumed.
         self._accounts.tool_ends(context.usage, _storable(agent.name))
-        if self._hooks is not None:
-            await self._hooks.on_tool_end(context, agent, tool, result)
+        await self._hooks.on_tool_end(context, agent, tool, result)
 
     def _resumes(self, usage: Usage, agent: str | None) -> None:
         """Must be called before a paused run of an agent is resumed with these hooks."""
@@ -306,9 +299,9 @@ class SessionTracker(RunHooks[Any]):
         self._reset()
         stored: Metadata | None = None
         try:
-            edited, missing = await self._with_ledger(entries, owner)
+            edit, missing = await self._with_ledger(entries, owner)
             try:
-                stored = await edit_keeping(edited, keys.INVOCATIONS, change)
+                stored = await edit_keeping(edit, keys.INVOCATIONS, change)
             except MetadataLimitError as full:
                 of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS, keys.TRACE_IDS)
                 if not of_names or full.limit != "max_value_bytes":
@@ -316,7 +309,7 @@ class SessionTracker(RunHooks[Any]):
                 # The totals, and a failure, count all the same.
                 logger.warning("%s: the names in it are not recorded", full)
                 by_number = partial(change, by_name=False)
-                stored = await edit_keeping(edited, keys.INVOCATIONS, by_number)
+                stored = await edit_keeping(edit, keys.INVOCATIONS, by_number)
             if missing is not None and USAGE not in _warned:
                 _warned.add(USAGE)
                 logger.warning("usage is not recorded: %s", missing)
@@ -371,18 +364,18 @@ class SessionTracker(RunHooks[Any]):
     async def _with_ledger(
         self, entries: list[UsageEntry], owner: JSONValue
     ) -> tuple[Any, TablesMissingError | None]:
-        """Returns an object whose edits add to the ledger in the same transaction.
+        """Returns an `edit_metadata` that adds to the ledger in the same transaction.
 
-        If the ledger is missing, returns the session itself and the error.
+        If the ledger is missing, returns the session's own and the error.
         """
         store = self._store
         if store is None or not entries:
-            return self.session, None
+            return self.session.edit_metadata, None
         try:
             await store.database.ensure(USAGE)
         except TablesMissingError as missing:
-            return self.session, missing
-        return _Ledgered(partial(self._edit_with, store, entries, owner)), None
+            return self.session.edit_metadata, missing
+        return partial(self._edit_with, store, entries, owner), None
 
     async def _edit_with(
         self,
@@ -396,7 +389,7 @@ class SessionTracker(RunHooks[Any]):
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner
-            _add(connection, store, entries, session_id=session_id, owner=payer)
+            _add(connection, store, entries, session_id, payer)
             added()
 
         must_exist = getattr(self.session, "_must_exist", False)
@@ -411,31 +404,19 @@ class SessionTracker(RunHooks[Any]):
         try:
             await store.database.ensure(USAGE)
             try:
-                await self._edit_with(store, entries, owner, _change_nothing)
+                await self._edit_with(store, entries, owner, lambda _: None)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
-                    lambda connection, _: _add(
-                        connection, store, entries, session_id=None, owner=owner
-                    )
+                    lambda connection, _: _add(connection, store, entries, None, owner)
                 )
         except Exception:
             logger.warning("what a run used could not be recorded", exc_info=True)
-
-
-@dataclass(frozen=True)
-class _Ledgered:
-    edit_metadata: Callable[[Callable[[Metadata], object]], Any]
-
-
-def _change_nothing(_: Metadata) -> None:
-    """Edits no metadata in a transaction that writes something else."""
 
 
 def _add(
     connection: Connection,
     store: ScopedStore,
     entries: list[UsageEntry],
-    *,
     session_id: str | None,
     owner: JSONValue,
 ) -> None:

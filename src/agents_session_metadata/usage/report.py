@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -34,6 +34,7 @@ from .ledger import COST_UNIT, COUNTERS, USAGE, owner_key
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id")
 
+_SUMMED = (*COUNTERS, "cost")
 _BILLION = 10**9
 _BATCH = 1000
 """Rows deleted per transaction."""
@@ -53,7 +54,7 @@ async def read_usage(
     since: date | None,
     until: date | None,
 ) -> list[UsageRow]:
-    fields = _fields(by)
+    fields = check_by(by)
     if session_id is not None:
         check_id_type(session_id)
     usage = _ledger(store)
@@ -88,27 +89,24 @@ async def delete_usage(store: ScopedStore, *, before: date) -> int:
     def find(connection: Connection, queries: Queries) -> list[Any]:
         return list(connection.execute(*_within(store, queries, old.limit(_BATCH), usage)))
 
-    def delete_found(found: list[Any]) -> Callable[[Connection, Queries], int]:
-        some = usage.c.id.in_(bindparam("some", expanding=True))
+    some = usage.c.id.in_(bindparam("some", expanding=True))
 
-        def delete_rows(connection: Connection, queries: Queries) -> int:
-            ids = [row.id for row in found]
-            if by_session:
-                # Only while its session is locked does a row stay in the scope.
-                sessions = sorted({row.session_id for row in found})
-                lock_sessions(connection, tables, dialect, sessions)
-                statement, parameters = _within(store, queries, old.where(some), usage)
-                rows = connection.execute(statement, {**parameters, "some": ids}).all()
-                ids = [row.id for row in rows]
-            if ids:
-                connection.execute(delete(usage).where(some), {"some": ids})
-            return len(ids)
-
-        return delete_rows
+    def delete_found(found: list[Any], connection: Connection, queries: Queries) -> int:
+        ids = [row.id for row in found]
+        if by_session:
+            # Only while its session is locked does a row stay in the scope.
+            sessions = sorted({row.session_id for row in found})
+            lock_sessions(connection, tables, dialect, sessions)
+            statement, parameters = _within(store, queries, old.where(some), usage)
+            rows = connection.execute(statement, {**parameters, "some": ids}).all()
+            ids = [row.id for row in rows]
+        if ids:
+            connection.execute(delete(usage).where(some), {"some": ids})
+        return len(ids)
 
     deleted = 0
     while found := await store.database.read(find):
-        deleted += await store.database.write(delete_found(found))
+        deleted += await store.database.write(partial(delete_found, found))
     return deleted
 
 
@@ -140,11 +138,7 @@ async def read_spent(
     return Spent(_joined(*rows[:2]) * COST_UNIT, int(_joined(*rows[2:])))
 
 
-def check_by(by: object) -> None:
-    _fields(by)
-
-
-def _fields(by: Any) -> tuple[str, ...]:
+def check_by(by: Any) -> tuple[str, ...]:
     if isinstance(by, (str, bytes)) or not isinstance(by, Iterable):
         raise TypeError(f"by must be a tuple of names, such as ('day', 'model'), got {quoted(by)}")
     fields = tuple(by)
@@ -197,7 +191,7 @@ def _of_owner(store: ScopedStore, usage: Table) -> Iterator[ColumnElement[bool]]
 
 def _totals(store: ScopedStore, usage: Table) -> list[ColumnElement[Any]]:
     whole_sum = store.database.dialect.whole_sum
-    sums = [part for name in (*COUNTERS, "cost") for part in whole_sum(usage.c[name])]
+    sums = [part for name in _SUMMED for part in whole_sum(usage.c[name])]
     unpriced = func.sum(case((usage.c.cost.is_(None), 1), else_=0))
     owner = func.min(type_coerce(usage.c.owner_id, Text))
     labelled = [column.label(f"total_{number}") for number, column in enumerate(sums)]
@@ -208,50 +202,28 @@ def _joined(billions: Any, rest: Any) -> Decimal:
     return Decimal(billions or 0) * _BILLION + Decimal(rest or 0)
 
 
-@dataclass
-class _Total:
-    identity: dict[str, Any]
-    counts: list[int] = field(default_factory=lambda: [0] * len(COUNTERS))
-    cost: Decimal | None = None
-    unpriced: set[str | None] = field(default_factory=set)
-
-
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
-    totals: dict[tuple[Any, ...], _Total] = {}
-    by_model = "model" in fields
-    width = len(fields) + (not by_model)
+    totals: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in found:
-        group, (owner, number, unpriced, *sums) = row[:width], row[width:]
-        model = group[fields.index("model")] if by_model else group[-1]
-        identity = dict(zip(fields, group, strict=False))
-        if "owner_id" in identity:
-            identity["owner_id"] = None if owner is None else decode_value(owner)
-        total = totals.setdefault(tuple(group[: len(fields)]), _Total(identity))
-        numbers = [_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2)]
-        *counts, cost = numbers
-        total.counts = [before + int(n) for before, n in zip(total.counts, counts, strict=True)]
-        if int(unpriced) < int(number):
-            total.cost = (total.cost or Decimal(0)) + cost * COST_UNIT
-        if int(unpriced):
-            total.unpriced.add(model)
-    ordered = sorted(totals.values(), key=lambda total: _order(total, fields))
-    return [
-        UsageRow(
-            **total.identity,
-            **_named(total.counts),
-            cost=None if total.cost is None else total.cost.normalize() + 0,
-            unpriced=tuple(sorted(total.unpriced, key=_text_order)),
-        )
-        for total in ordered
-    ]
-
-
-def _named(counts: list[int]) -> dict[str, Any]:
-    return dict(zip(COUNTERS, counts, strict=True))
-
-
-def _order(total: _Total, fields: tuple[str, ...]) -> list[tuple[bool, str]]:
-    return [_text_order(total.identity[name]) for name in fields]
+        total = totals.setdefault(tuple(row[: len(fields)]), {"cost": None, "unpriced": set()})
+        for name in fields:
+            total[name] = getattr(row, "owner" if name == "owner_id" else name)
+        sums = row[-2 * len(_SUMMED) :]
+        *counts, cost = (_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2))
+        for name, count in zip(COUNTERS, counts, strict=True):
+            total[name] = total.get(name, 0) + int(count)
+        if int(row.none) < int(row.number):
+            total["cost"] = (total["cost"] or Decimal(0)) + cost * COST_UNIT
+        if int(row.none):
+            total["unpriced"].add(row.model)
+    for total in totals.values():
+        if total.get("owner_id") is not None:
+            total["owner_id"] = decode_value(total["owner_id"])
+        if total["cost"] is not None:
+            total["cost"] = total["cost"].normalize() + 0
+        total["unpriced"] = tuple(sorted(total["unpriced"], key=_text_order))
+    rows = [UsageRow(**total) for total in totals.values()]
+    return sorted(rows, key=lambda row: [_text_order(getattr(row, name)) for name in fields])
 
 
 def _text_order(value: Any) -> tuple[bool, str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -17,7 +17,6 @@ from sqlalchemy import (
     Numeric,
     String,
     and_,
-    bindparam,
     case,
     cast,
     exists,
@@ -34,7 +33,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
-from agents_session_metadata.core.messages import Restriction
 from agents_session_metadata.core.rows import decode_stored
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
@@ -71,6 +69,7 @@ MOST = 10**18
 _DEAREST = 10**12
 """Costs from this number on, and negative ones, are left out."""
 _MEDIAN, _P95 = 1, 2
+_NEWEST = Ordering.parse("-created_at")
 _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
@@ -78,7 +77,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     """Returns a statement whose rows have a kind, a name and two numbers.
 
     The kinds are `sessions`, `status` by name, `count` by key, `cost`, `tool` by name with calls
-    and milliseconds, `resumed` with the number of completed ones, `with errors`, and `duration`
+    and milliseconds, `resumed` with the number of completed ones, `with_errors`, and `duration`
     with bits that say which rank it has.
     """
     rows = tables.metadata.alias("counted")
@@ -124,7 +123,7 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
             )
         ),
         of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
-        of_key(keys.ERROR_COUNT, NUMBER, _part("with errors", null(), func.count())).where(
+        of_key(keys.ERROR_COUNT, NUMBER, _part("with_errors", null(), func.count())).where(
             *at_least_one
         ),
         _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
@@ -208,34 +207,31 @@ def _check_values(connection: Connection, queries: Queries, condition: Condition
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:
-    sessions = 0
     by_status: dict[str, int] = {}
     totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
     tools: dict[str, ToolStatistics] = {}
-    counts: dict[str, int] = {}
-    ranks: dict[int, timedelta] = {}
+    counts: dict[str, Any] = {"duration_median": None, "duration_p95": None}
     for kind, name, first, second in rows:
         number, more = Decimal(first or 0), Decimal(second or 0)
-        if kind == "sessions":
-            sessions = int(number)
-        elif kind == "resumed":
-            counts["resumed"], counts["resumed_completed"] = int(number), int(more)
-        elif kind == "with errors":
-            counts["with_errors"] = int(number)
-        elif kind == "duration":
-            of_rank = {bit: _duration(int(number)) for bit in (_MEDIAN, _P95) if int(more) & bit}
-            ranks.update(of_rank)
+        if kind == "duration":
+            for bit, rank in ((_MEDIAN, "duration_median"), (_P95, "duration_p95")):
+                if int(more) & bit:
+                    counts[rank] = _duration(int(number))
         elif kind == "status":
             by_status[decode_value(name)] = int(number)
         elif kind == "count":
             totals[name] = number * 10**9 + more
         elif kind == "cost":
             totals[name] = number + more * _PART
-        elif name is not None:
-            tools[name] = ToolStatistics(int(number), _duration(int(more)))
+        elif kind == "tool":
+            if name is not None:
+                tools[name] = ToolStatistics(int(number), _duration(int(more)))
+        else:
+            counts[kind] = int(number)
+            if kind == "resumed":
+                counts["resumed_completed"] = int(more)
     whole = {key: int(totals[key]) for key in _COUNTERS}
     return Statistics(
-        sessions=sessions,
         by_status=by_status,
         runs=whole[keys.RUNS],
         requests=whole[keys.REQUESTS],
@@ -248,8 +244,6 @@ def _to_statistics(rows: Iterable[Any]) -> Statistics:
         errors=whole[keys.ERROR_COUNT],
         tools=tools,
         **counts,
-        duration_median=ranks.get(_MEDIAN),
-        duration_p95=ranks.get(_P95),
     )
 
 
@@ -270,10 +264,6 @@ def _part(kind: str, name: Any, first: Any, second: Any = None) -> list[ColumnEl
         number(first).label("first"),
         number(null() if second is None else second).label("second"),
     ]
-
-
-_KEYS = (keys.STATUS, keys.RUNS, keys.DURATION_MS)
-_NEWEST = Ordering.parse("-created_at")
 
 
 @dataclass
@@ -306,28 +296,32 @@ async def read_daily(
 
     Values of another type, or that are not valid JSON, are left out.
     """
-    recent = {"$created_at": {"$gte": since.isoformat()}}
-    condition = store.condition({"$and": [where, recent]} if where else recent)
-    rows = await store.database.read(
-        lambda connection, queries: _read(connection, queries, condition, most + 1)
-    )
-    return Daily(_by_day(rows[:most]), len(rows) <= most)
+    after = {"$created_at": {"$gte": since.isoformat()}}
+    condition = store.condition({"$and": [where, after]} if where else after)
 
+    def read(connection: Connection, queries: Queries) -> list[Any]:
+        page, parameters = queries.page(condition, _NEWEST, limit=most + 1, keys=[])
+        recent = page.subquery("recent")
+        columns: list[Any] = [recent.c.created_at]
+        joined: Any = recent
+        for key in (keys.STATUS, keys.RUNS, keys.DURATION_MS):
+            values = queries.tables.metadata.alias(f"of_{key}")
+            same = and_(values.c.session_id == recent.c.session_id, values.c.key == key)
+            joined = joined.outerjoin(values, same)
+            columns.append(values.c.value)
+        return list(connection.execute(select(*columns).select_from(joined), parameters))
 
-def _read(
-    connection: Connection, queries: Queries, condition: Any, limit: int
-) -> list[tuple[datetime, list[Any]]]:
-    page, parameters = queries.page(condition, _NEWEST, limit=limit, keys=[])
-    recent = page.subquery("recent")
-    columns: list[Any] = [recent.c.created_at]
-    joined: Any = recent
-    for key in _KEYS:
-        values = queries.tables.metadata.alias(f"of_{key}")
-        same = and_(values.c.session_id == recent.c.session_id, values.c.key == key)
-        joined = joined.outerjoin(values, same)
-        columns.append(values.c.value)
-    found = connection.execute(select(*columns).select_from(joined), parameters)
-    return [(created, list(map(_decoded, values))) for created, *values in found]
+    rows = await store.database.read(read)
+    days: dict[date, Day] = {}
+    for created, *values in rows[:most]:
+        status, runs, duration = map(_decoded, values)
+        day = days.setdefault(created.date(), Day())
+        day.sessions += 1
+        day.failed += status == "failed"
+        day.runs += runs if _is_count(runs) else 0
+        if _is_count(duration):
+            insort(day.durations, duration)
+    return Daily(days, len(rows) <= most)
 
 
 def _decoded(text: str | None) -> Any:
@@ -337,55 +331,27 @@ def _decoded(text: str | None) -> Any:
         return None
 
 
-def _by_day(rows: Sequence[tuple[datetime, list[Any]]]) -> dict[date, Day]:
-    days: dict[date, Day] = {}
-    for created, (status, runs, duration) in rows:
-        day = days.setdefault(created.date(), Day())
-        day.sessions += 1
-        day.failed += status == "failed"
-        day.runs += runs if _is_count(runs) else 0
-        if _is_count(duration):
-            day.durations.append(duration)
-    for day in days.values():
-        day.durations.sort()
-    return days
-
-
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST
 
 
 def read_values(
+    store: ScopedStore,
     connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
+    queries: Queries,
     ids: Sequence[str],
-    keys: Sequence[str],
-    restrict: Restriction,
-) -> dict[str, list[tuple[Any, int]]]:
-    """Returns values by key, each with its number of sessions, without invalid JSON.
-
-    `restrict` restricts the statement to sessions that the caller can still see.
-    """
-    found: dict[str, list[tuple[Any, int]]] = {key: [] for key in keys}
+    names: Sequence[str],
+) -> Iterator[tuple[str, Any, int]]:
+    """Yields keys, their values (None for invalid JSON) and the number of sessions with each."""
     if not ids:
-        return found
-    statement = _statement(tables, dialect, min(len(ids), dialect.many + 1))
-    statement, parameters = restrict(statement, tables.metadata.c.session_id)
-    parameters = {**parameters, **dialect.list_parameters("ids", ids), "keys": keys}
-    rows = connection.execute(statement, parameters)
-    for (key, text), number in Counter(map(tuple, rows.all())).items():
-        try:
-            found[key].append((decode_value(text), number))
-        except ValueError:  # noqa: PERF203  # each value for itself
-            continue
-    return found
-
-
-@lru_cache(maxsize=256)
-def _statement(tables: SessionTables, dialect: Dialect, count: int) -> Statement:
-    rows = tables.metadata
-    return select(rows.c.key, rows.c.value).where(
-        dialect.one_of(rows.c.session_id, "ids", count),
-        rows.c.key.in_(bindparam("keys", expanding=True)),
+        return
+    rows, dialect = queries.tables.metadata, queries.dialect
+    count = min(len(ids), dialect.many + 1)
+    statement: Any = select(rows.c.key, rows.c.value).where(
+        dialect.one_of(rows.c.session_id, "ids", count), rows.c.key.in_(names)
     )
+    statement, parameters = store.question(queries, statement, rows.c.session_id)
+    parameters = {**parameters, **dialect.list_parameters("ids", ids)}
+    found = Counter(map(tuple, connection.execute(statement, parameters)))
+    for (key, text), number in found.items():
+        yield key, _decoded(text), number

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import Final
 
 from sqlalchemy.exc import DBAPIError
@@ -24,13 +26,13 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.http.app import (
     GetScope,
-    accept_lifespan,
+    answer,
     check_arguments,
     scoped_catalog,
 )
 
 from . import list_page, session_page, statistics_page, waiting_page
-from .call import HEADERS, Call, DecidedBy, File, Refused, check_request, read_form, token_cookie
+from .call import HEADERS, Call, DecidedBy, Refused, check_request, read_form, token_cookie
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _log = logging.getLogger(__name__)
@@ -52,10 +54,29 @@ _WRITE: Final = {
     "/reject": waiting_page.reject,
 }
 _FILES: Final = {
-    "/style.css": File.read("style.css", "text/css"),
-    "/page.js": File.read("page.js", "text/javascript"),
-    "/icon.svg": File.read("icon.svg", "image/svg+xml"),
+    f"/{name}": ((files("agents_session_metadata.web") / "static" / name).read_bytes(), media_type)
+    for name, media_type in (
+        ("style.css", "text/css"),
+        ("page.js", "text/javascript"),
+        ("icon.svg", "image/svg+xml"),
+    )
 }
+
+
+_REFUSALS: Final = (
+    (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),
+    (
+        TablesMissingError,
+        503,
+        "Tables are missing. Create them with create_tables=True or a migration.",
+    ),
+    (SessionChangedError, 409, "The history has changed in the meantime. Reload the session."),
+    (
+        SessionPausedError,
+        409,
+        "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
+    ),
+)
 
 
 def browser_app(
@@ -102,54 +123,42 @@ def browser_app(
     return _BrowserApp(catalog, scope, allow_write, hosts, by)
 
 
+@dataclass(frozen=True)
 class _BrowserApp:
-    def __init__(
-        self,
-        catalog: SessionCatalog,
-        get_scope: GetScope | None,
-        allow_write: bool,
-        hosts: frozenset[str],
-        by: DecidedBy,
-    ) -> None:
-        self._catalog = catalog
-        self._get_scope = get_scope
-        self._allow_write = allow_write
-        self._hosts = hosts
-        self._by = by
+    catalog: SessionCatalog
+    get_scope: GetScope | None
+    allow_write: bool
+    hosts: frozenset[str]
+    by: DecidedBy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await accept_lifespan(receive, send)
-        elif scope["type"] == "http":
-            request = Request(scope, receive)
-            call = Call(request, self._catalog, allow_write=self._allow_write, by=self._by)
-            response = await self._respond(request, call)
-            response.headers.update(HEADERS)
-            if call.uses_token:
-                response.headers["Set-Cookie"] = token_cookie(request, call.token)
-            await response(scope, receive, send)
-        else:
-            await send({"type": "websocket.close", "code": 1008})
+        await answer(self._respond, scope, receive, send)
 
-    async def _respond(self, request: Request, call: Call) -> Response:
+    async def _respond(self, request: Request) -> Response:
+        call = Call(request, self.catalog, allow_write=self.allow_write, by=self.by)
         try:
-            check_request(request, self._hosts)
-            return await self._answer(request, call)
+            check_request(request, self.hosts)
+            response = await self._answer(request, call)
         except Exception as error:  # noqa: BLE001  # told without its message
             refused = _refusal(error)
-            return call.render("error.html", refused.status, refused=refused)
+            response = call.render("error.html", refused.status, refused=refused)
+        response.headers.update(HEADERS)
+        if call.uses_token:
+            response.headers["Set-Cookie"] = token_cookie(request, call.token)
+        return response
 
     async def _answer(self, request: Request, call: Call) -> Response:
         path = call.path
         is_read = request.method in {"GET", "HEAD"}
         if path in _FILES and is_read:
-            return _FILES[path].response()
-        catalog = await scoped_catalog(self._catalog, self._get_scope, request)
+            content, media_type = _FILES[path]
+            return Response(content, media_type=media_type)
+        catalog = await scoped_catalog(self.catalog, self.get_scope, request)
         if catalog is None:
             raise Refused(403, "You do not have access to these sessions.")
         call.catalog = catalog
-        reading = {**_READ, **(_ASK if self._allow_write else {})}
-        writing = _WRITE if self._allow_write else {}
+        reading = {**_READ, **(_ASK if self.allow_write else {})}
+        writing = _WRITE if self.allow_write else {}
         if is_read and path in reading:
             return await reading[path](call)
         if request.method == "POST" and path in writing:
@@ -166,22 +175,11 @@ def _refusal(error: Exception) -> Refused:
         return error
     if isinstance(error, HTTPException):
         return Refused(error.status_code, "The application refused the request.")
-    if isinstance(error, InvalidCursorError):
-        return Refused(400, "This page belongs to another list. Go back to the first page.")
     if isinstance(error, SessionNotFoundError):
         return session_page.no_session()
-    if isinstance(error, TablesMissingError):
-        return Refused(
-            503,
-            "Tables are missing. Create them with create_tables=True or a migration.",
-        )
-    if isinstance(error, SessionChangedError):
-        return Refused(409, "The history has changed in the meantime. Reload the session.")
-    if isinstance(error, SessionPausedError):
-        return Refused(
-            409,
-            "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
-        )
+    for kind, status, sentence in _REFUSALS:
+        if isinstance(error, kind):
+            return Refused(status, sentence)
     if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
         sentence = str(error)
         return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")

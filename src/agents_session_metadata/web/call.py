@@ -10,10 +10,8 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
-from importlib.resources import files
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -29,38 +27,21 @@ from . import formats
 DecidedBy: TypeAlias = "str | Callable[[Request], str | Awaitable[str | None] | None] | None"
 """Who decides about a call that waits for an approval: a name, or what gives it for a request."""
 
-_PACKAGE = "agents_session_metadata.web"
 
-
-@dataclass(frozen=True)
-class File:
-    content: bytes
-    media_type: str
-
-    @classmethod
-    def read(cls, name: str, media_type: str) -> File:
-        return cls((files(_PACKAGE) / "static" / name).read_bytes(), media_type)
-
-    def response(self) -> Response:
-        return Response(self.content, media_type=self.media_type)
-
-
-def _environment() -> Environment:
-    found = Environment(
-        loader=PackageLoader(_PACKAGE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=formats.clean,
-    )
-    names = "encoded shown number short money seconds exact as_json title tags"
-    found.filters["ago"] = ago
-    found.filters.update({name: getattr(formats, name) for name in names.split()})
-    return found
-
-
-_TEMPLATES = _environment()
+_TEMPLATES = Environment(
+    loader=PackageLoader("agents_session_metadata.web"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=formats.clean,
+)
+_TEMPLATES.filters["ago"] = ago
+for _name in (
+    *("encoded", "shown", "number", "short", "money", "seconds"),
+    *("exact", "as_json", "title", "tags"),
+):
+    _TEMPLATES.filters[_name] = getattr(formats, _name)
 
 
 class Call:

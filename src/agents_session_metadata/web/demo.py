@@ -17,7 +17,6 @@ from sqlalchemy import Connection, update
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.runs.paused import PausedRuns
 from agents_session_metadata.runs.rows import Details, paused_table
-from agents_session_metadata.runs.store import PausedStore
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 
 _SESSIONS: Final = 180
@@ -225,13 +224,14 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
 
 async def _pause(catalog: SessionCatalog) -> None:
     """Store the paused runs, at times in the past. One is decided, one is claimed."""
-    store, paused = PausedStore(catalog._store), PausedRuns(catalog)
+    paused = PausedRuns(catalog)
     table, ids = paused_table(catalog._store.database.tables), []
     for number, (agent, _, _, calls, minutes) in enumerate(_WAITING):
         pending = [{**call, "agent": agent} for call in _pending(number, calls)]
         session_id = _waiting_id(number)
         ids.append((session_id, minutes))
-        await store.put(session_id, Details(agent, pending, encrypted=False, wrapped=False), "{}")
+        details = Details(agent, pending, encrypted=False, wrapped=False)
+        await paused._store.put(session_id, details, "{}")
     decided = _pending(2, _WAITING[2][3])[0]["call_id"]
     await paused.decide(_waiting_id(2), decided, approve=True, by="greta")
 
@@ -265,15 +265,9 @@ def _waiting(now: datetime, number: int) -> dict[str, Any]:
     end = now - timedelta(minutes=minutes)
     start = end - timedelta(seconds=20)
     items: list[dict[str, Any]] = [{"role": "user", "content": request}]
-    items += [
-        {
-            "type": "function_call",
-            "call_id": call["call_id"],
-            "name": call["tool"],
-            "arguments": call["arguments"],
-        }
-        for call in _pending(number, calls)
-    ]
+    for call in _pending(number, calls):
+        named = {"name": call["tool"], "arguments": call["arguments"]}
+        items.append({"type": "function_call", "call_id": call["call_id"], **named})
     tokens = 2_400 + 700 * number
     phases = [("plan", start), ("work", start + timedelta(seconds=8)), ("approval", end)]
     metadata = {
@@ -287,19 +281,10 @@ def _waiting(now: datetime, number: int) -> dict[str, Any]:
         "phase_history": [{"phase": name, "at": at.isoformat()} for name, at in phases],
         "runs": 1,
         "requests": 1,
-        "input_tokens": tokens,
-        "output_tokens": tokens // 9,
-        "total_tokens": tokens + tokens // 9,
-        "cost": round(tokens / 1000 * _COST[agent], 4),
+        **_totals(agent, tokens),
     }
-    return {
-        "format": 1,
-        "session_id": _waiting_id(number),
-        "created_at": start.isoformat(),
-        "updated_at": end.isoformat(),
-        "metadata": metadata,
-        "items": [{"created_at": end.isoformat(), "item": item} for item in items],
-    }
+    session_id = _waiting_id(number)
+    return _exported(session_id, start, end, metadata, [(end, item) for item in items])
 
 
 def _records(chance: random.Random, now: datetime) -> Iterator[dict[str, Any]]:
@@ -358,10 +343,7 @@ def _record(
         "phase_history": _phases(start, end, status),
         "runs": runs,
         "requests": 2 * runs,
-        "input_tokens": tokens,
-        "output_tokens": tokens // 9,
-        "total_tokens": tokens + tokens // 9,
-        "cost": round(tokens / 1000 * _COST[agent], 4),
+        **_totals(agent, tokens),
         "tool_calls": [[tool, 1, chance.randint(80, 2400)]],
     }
     if title:
@@ -373,16 +355,34 @@ def _record(
     if status != "active":
         metadata["finished_at"] = end.isoformat()
         metadata["duration_ms"] = int((end - start).total_seconds() * 1000)
+    session_id = f"{agent}-{chance.randrange(16**8):08x}"
+    timed = [(min(start + after, latest), item) for after, item in items]
+    return _exported(session_id, start, end, metadata, timed)
+
+
+def _totals(agent: str, tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens,
+        "output_tokens": tokens // 9,
+        "total_tokens": tokens + tokens // 9,
+        "cost": round(tokens / 1000 * _COST[agent], 4),
+    }
+
+
+def _exported(
+    session_id: str,
+    start: datetime,
+    end: datetime,
+    metadata: Any,
+    items: list[tuple[datetime, Any]],
+) -> dict[str, Any]:
     return {
         "format": 1,
-        "session_id": f"{agent}-{chance.randrange(16**8):08x}",
+        "session_id": session_id,
         "created_at": start.isoformat(),
         "updated_at": end.isoformat(),
         "metadata": metadata,
-        "items": [
-            {"created_at": min(start + after, latest).isoformat(), "item": item}
-            for after, item in items
-        ],
+        "items": [{"created_at": at.isoformat(), "item": item} for at, item in items],
     }
 
 

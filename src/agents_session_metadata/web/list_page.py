@@ -206,30 +206,18 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
 
     def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
         ids = reader.ids(condition, sample + 1, existing=False)
-        queries = reader.queries
-        found = read_values(
-            reader.connection,
-            queries.tables,
-            queries.dialect,
-            ids[:sample],
-            [*FACETS],
-            lambda statement, column: store.question(queries, statement, column),
-        )
-        return ids, {key: _counted(values) for key, values in found.items()}
+        # The number of sessions per text, as their value or an element of their list.
+        counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
+        connection, queries = reader.connection, reader.queries
+        for key, value, number in read_values(store, connection, queries, ids[:sample], [*FACETS]):
+            elements = value if isinstance(value, list) else [value]
+            for each in {each for each in elements if isinstance(each, str) and each}:
+                counts[key][each] += number
+        return ids, counts
 
     ids, counts = await read_sessions(store.database, read)
     number = min(len(ids), sample)
     return Facets(list(_groups(counts, number, view)), number, len(ids) <= sample, sample)
-
-
-def _counted(values: Iterable[tuple[Any, int]]) -> Counter[Any]:
-    """Returns the number of sessions per text, as their value or an element of their list."""
-    counts: Counter[Any] = Counter()
-    for value, number in values:
-        elements = value if isinstance(value, list) else [value]
-        for each in {each for each in elements if isinstance(each, str) and each}:
-            counts[each] += number
-    return counts
 
 
 def _groups(
@@ -237,7 +225,7 @@ def _groups(
 ) -> Iterator[tuple[str, str, list[tuple[Any, int, bool]]]]:
     chosen = dict(view.chosen)
     for key, heading in FACETS.items():
-        counts = found.get(key, Counter())
+        counts = found[key]
         most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
         values = [(each, count, False) for each, count in most]
         if key in chosen:
