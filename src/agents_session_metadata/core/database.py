@@ -15,7 +15,8 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -37,6 +38,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Q = TypeVar("Q")
 Q_co = TypeVar("Q_co", covariant=True)
+
+
+Work: TypeAlias = Callable[[Connection, Q], T]
 
 
 class QueriesFactory(Protocol[Q_co]):
@@ -151,29 +155,27 @@ class Database(Generic[Q]):
         self._init_lock = init_lock
         self._state = _state_of(engine.sync_engine, names)
 
-    async def read(self, work: Callable[[Connection, Q], T]) -> T:
-        return await self.retry(lambda: self._run(work, self._begin_read))
+    # Plain functions that return coroutines: one frame less between a call and its statement.
+
+    def read(self, work: Work[Q, T]) -> Awaitable[T]:
+        return self.retry(partial(self._spawn, work, self._begin_read))
+
+    def read_snapshot(self, work: Work[Q, T]) -> Awaitable[T]:
+        return self.retry(partial(self._spawn, work, self.dialect.begin_snapshot))
+
+    def write(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
+        """Runs work as one transaction, which finishes even if the caller is cancelled.
+
+        Work that calls `connection.rollback()` last has written nothing. With `prepare=False`, it
+        must handle missing tables.
+        """
+        operation = partial(self._spawn, work, self._begin_write, commits=True)
+        return settle(self.retry(operation, prepare=prepare))
 
     @property
     def notes(self) -> dict[str, Any]:
         """What features remember of this database, by their names."""
         return self._state.notes
-
-    async def read_snapshot(self, work: Callable[[Connection, Q], T]) -> T:
-        return await self.retry(lambda: self._run(work, self.dialect.begin_snapshot))
-
-    async def write(self, work: Callable[[Connection, Q], T]) -> T:
-        """Runs work as one transaction, which finishes even if the caller is cancelled.
-
-        Work that calls `connection.rollback()` last has written nothing.
-        """
-
-        def committed(connection: Connection, queries: Q) -> T:
-            result = work(connection, queries)
-            connection.commit()
-            return result
-
-        return await settle(self.retry(lambda: self._run(committed, self._begin_write)))
 
     async def retry(
         self,
@@ -221,9 +223,10 @@ class Database(Generic[Q]):
             self._state.existing = existing_names(connection, self.tables)
         return names <= self._state.existing
 
-    async def look(self, work: Callable[[Connection], T]) -> T:
+    def look(self, work: Callable[[Connection], T]) -> Awaitable[T]:
         """Runs work that only reads, and that does not require the tables."""
-        return await self.retry(lambda: self._connect(work), prepare=False)
+        operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
+        return self.retry(operation, prepare=False)
 
     @property
     def is_prepared(self) -> bool:
@@ -244,7 +247,7 @@ class Database(Generic[Q]):
         return False
 
     async def _prepare(self, group: str) -> None:
-        def prepare(connection: Connection) -> None:
+        def prepare(connection: Connection, _: Q) -> None:
             existing = existing_names(connection, self.tables)
             missing = missing_names(connection, self.tables.group(group), existing)
             if lost_sessions(connection, self.tables, existing):
@@ -276,7 +279,7 @@ class Database(Generic[Q]):
         try:
             if not self._is_ready(group):
                 pool = self.engine.sync_engine.pool
-                await settle(self._connect(prepare))
+                await settle(self._spawn(prepare, _begin_nothing))
                 self._state.checked[group] = weakref.ref(pool)
         finally:
             lock.release()
@@ -292,16 +295,31 @@ class Database(Generic[Q]):
             level = connection.default_isolation_level
             connection.execution_options(isolation_level=level)
 
-    async def _run(
-        self, work: Callable[[Connection, Q], T], begin: Callable[[Connection], None]
-    ) -> T:
-        queries = self._queries()
+    def _spawn(
+        self, work: Work[Q, T], begin: Callable[[Connection], None], *, commits: bool = False
+    ) -> Awaitable[T]:
+        check_loop(self.engine)
+        # One hop into SQLAlchemy's greenlet for connecting, working and closing.
+        spawned: Awaitable[T] = greenlet_spawn(self._transact, work, begin, commits)
+        return spawned if self._guard is None else self._guarded(spawned)
 
-        def run(connection: Connection) -> T:
+    async def _guarded(self, spawned: Awaitable[T]) -> T:
+        assert self._guard is not None  # noqa: S101  # for type checkers
+        async with self._guard():
+            # A cancelled caller's rollback must not run on when the next one has the connection.
+            return await settle(spawned)
+
+    def _transact(self, work: Work[Q, T], begin: Callable[[Connection], None], commits: bool) -> T:
+        with self.dialect.connect(self.engine.sync_engine) as connection:
+            # Between two transactions, a pooler can change the server connection.
+            if self._state.pooled and self.dialect.commits_each(connection):
+                connection.execution_options(isolation_level=self.dialect.write_isolation)
+            self.dialect.check_connection(connection)
             begin(connection)
-            return work(connection, queries)
-
-        return await self._connect(run)
+            result = work(connection, self._queries())
+            if commits:
+                connection.commit()
+            return result
 
     def _queries(self) -> Q:
         native, known = self._state.native_ids, self._state.queries
@@ -311,24 +329,9 @@ class Database(Generic[Q]):
             known[self._make_queries, native] = queries
         return queries
 
-    async def _connect(self, work: Callable[[Connection], T]) -> T:
-        check_loop(self.engine)
-        engine = self.engine.sync_engine
 
-        def unit() -> T:
-            with self.dialect.connect(engine) as connection:
-                # Between two transactions, a pooler can change the server connection.
-                if self._state.pooled and self.dialect.commits_each(connection):
-                    connection.execution_options(isolation_level=self.dialect.write_isolation)
-                self.dialect.check_connection(connection)
-                return work(connection)
-
-        # One hop into SQLAlchemy's greenlet for connecting, working and closing.
-        if self._guard is None:
-            return await greenlet_spawn(unit)
-        async with self._guard():
-            # A cancelled caller's rollback must not run on when the next one has the connection.
-            return await settle(greenlet_spawn(unit))
+def _begin_nothing(connection: Connection) -> None:
+    pass
 
 
 async def _nothing() -> None:

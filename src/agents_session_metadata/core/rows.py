@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
-from agents_session_metadata.dialects._locks import Found, Reader
+from agents_session_metadata.dialects._locks import Reader
 from agents_session_metadata.dialects.sqltypes import ID_LENGTH
 from agents_session_metadata.errors import CorruptMetadataError, MetadataLimitError
 from agents_session_metadata.text import quoted
@@ -64,15 +64,14 @@ class _Statements:
         )
         self.upsert = dialect.upsert(rows, _REPLACED)
         self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
-        self.before_upsert: Reader = self._reads_nothing if self.upsert_reading else self.read_lists
+        self.before_upsert: Reader = (
+            self.locks.reading_nothing if self.upsert_reading else self.read_lists
+        )
         self.insert_elements = insert(elements)
         self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
         self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
         touch = update(sessions).where(sessions.c.session_id == of_session)
         self.touch = touch.values(updated_at=func.current_timestamp())
-
-    def _reads_nothing(self, connection: Connection, session_id: str) -> Found:
-        return Found({} if self.locks.existing(connection, session_id) else None)
 
 
 @lru_cache(maxsize=256)
@@ -91,6 +90,11 @@ class Rows:
         self._tables = tables
         self._dialect = dialect
         self._statements = _statements(tables, dialect)
+        # What is read of a session that is locked: texts of all keys, whether each is a list, or
+        # nothing if the database can read that in `upsert`.
+        self.texts: Reader = self._statements.read_texts
+        self.lists: Reader = self._statements.read_lists
+        self.before_upsert: Reader = self._statements.before_upsert
 
     # ---- reading ----
 
@@ -135,22 +139,23 @@ class Rows:
         """
         return self._statements.locks.or_create(connection, session_id)
 
-    def lock_lists(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
-        """Locks a session at the beginning of a transaction and reads which keys have a list.
-
-        Returns None if the session does not exist and `create` is false.
-        """
-        return self._claim(connection, session_id, self._statements.read_lists, create=create)
-
-    def lock_for_upsert(
-        self, connection: Connection, session_id: str, *, create: bool
+    def claim(
+        self, connection: Connection, session_id: str, read: Reader, *, create: bool
     ) -> Claim | None:
-        """Like `lock_lists`, but reads no keys if the database can read them in `upsert`."""
-        return self._claim(connection, session_id, self._statements.before_upsert, create=create)
-
-    def lock_texts(self, connection: Connection, session_id: str, *, create: bool) -> Claim | None:
-        """Like `lock_lists`, but reads the JSON texts of all keys."""
-        return self._claim(connection, session_id, self._statements.read_texts, create=create)
+        """Locks a session by one of the readers above, and creates it if that is asked for."""
+        found = read(connection, session_id)
+        if found.stored is None and not create and self.lock_replaced(connection, session_id):
+            found = read(connection, session_id)
+        if found.stored is not None:
+            return Claim(False, found.stored)
+        if not create:
+            return None
+        leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
+        if leftovers is None:  # Another process has just created it.
+            return Claim(False, read(connection, session_id).stored or {})
+        if leftovers:
+            self._delete_leftovers(connection, session_id)
+        return Claim(True, {})
 
     # ---- writing to a session that is locked ----
 
@@ -182,7 +187,7 @@ class Rows:
         encoded: Mapping[str, EncodedValue],
         claim: Claim,
     ) -> None:
-        """Call `lock_for_upsert` first. If this fails, the caller must roll back."""
+        """Call `claim` with `before_upsert` first. If this fails, the caller must roll back."""
         stored = claim.stored
         if self._statements.upsert_reading is not None:
             statement, names = self._statements.upsert_reading
@@ -200,7 +205,7 @@ class Rows:
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
         """Upserts keys of a session that was locked without reading them."""
-        claim = self.lock_for_upsert(connection, session_id, create=False)
+        claim = self.claim(connection, session_id, self.before_upsert, create=False)
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
     def check_count(self, stored: Collection[str], written: Mapping[str, EncodedValue]) -> None:
@@ -264,23 +269,6 @@ class Rows:
 
     def delete_history(self, connection: Connection, session_id: str) -> None:
         delete_messages(connection, self._tables, session_id)
-
-    def _claim(
-        self, connection: Connection, session_id: str, read: Reader, *, create: bool
-    ) -> Claim | None:
-        found = read(connection, session_id)
-        if found.stored is None and not create and self.lock_replaced(connection, session_id):
-            found = read(connection, session_id)
-        if found.stored is not None:
-            return Claim(False, found.stored)
-        if not create:
-            return None
-        leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
-        if leftovers is None:  # Another process has just created it.
-            return Claim(False, read(connection, session_id).stored or {})
-        if leftovers:
-            self._delete_leftovers(connection, session_id)
-        return Claim(True, {})
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):

@@ -25,6 +25,7 @@ from agents_session_metadata.values import (
 
 from .database import Database
 from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
+from .tables import CORE
 
 Q = TypeVar("Q")
 
@@ -103,8 +104,9 @@ class SessionStore(Generic[Q]):
             return
 
         def write(connection: Connection, _: Q) -> None:
-            lock = self.rows.lock_for_upsert
-            claim = self._enter(connection, session_id, lock, must_exist=must_exist)
+            read, create = self.rows.before_upsert, not must_exist
+            found = self.rows.claim(connection, session_id, read, create=create)
+            claim = self._admitted(connection, session_id, found)
             if claim.created:
                 new = dict(sorted({**encoded, **self.fixed}.items()))
                 self.rows.check_count((), new)
@@ -123,7 +125,8 @@ class SessionStore(Generic[Q]):
         self.check_written(encoded, removed)
 
         def write(connection: Connection, _: Q) -> None:
-            claim = self._enter(connection, session_id, self.rows.lock_lists, must_exist=True)
+            found = self.rows.claim(connection, session_id, self.rows.lists, create=False)
+            claim = self._admitted(connection, session_id, found)
             gone = sorted(claim.stored.keys() & set(removed))
             if gone:
                 self.rows.delete_keys(connection, session_id, gone)
@@ -161,11 +164,10 @@ class SessionStore(Generic[Q]):
             return 0
 
         def write(connection: Connection, _: Q) -> int:
-            claim = self.rows.lock_lists(connection, session_id, create=False)
+            claim = self.rows.claim(connection, session_id, self.rows.lists, create=False)
             if claim is None:
                 return 0
-            if not self.admits(connection, session_id):
-                raise SessionNotFoundError(session_id)
+            claim = self._admitted(connection, session_id, claim)
             if wanted is None:
                 removed = sorted(claim.stored.keys() - self.fixed.keys())
             else:
@@ -237,7 +239,9 @@ class SessionStore(Generic[Q]):
         also: Callable[[Connection, Metadata], None] | None = None,
     ) -> Metadata:
         """Rolls back if nothing changed and there is nothing else to write."""
-        claim = self._enter(connection, session_id, self.rows.lock_texts, must_exist=must_exist)
+        read, create = self.rows.texts, not must_exist
+        found = self.rows.claim(connection, session_id, read, create=create)
+        claim = self._admitted(connection, session_id, found)
         texts: dict[str, str] = claim.stored
         new = self.fixed if claim.created else {}
         texts.update((key, value.text) for key, value in new.items())
@@ -275,17 +279,10 @@ class SessionStore(Generic[Q]):
         keys = map(str.__str__, metadata)
         return decoded(session_id, ((key, texts[key]) for key in keys))
 
-    def enter_history(
-        self,
-        connection: Connection,
-        session_id: str,
-        *,
-        must_exist: bool,
-        has_tables: Callable[[], bool],
-    ) -> None:
+    def enter_history(self, connection: Connection, session_id: str, *, must_exist: bool) -> None:
         """Locks a session at the beginning of a transaction that then writes its history.
 
-        History can be written without our tables; `has_tables` checks whether they exist.
+        History can be written without our tables.
         """
         if must_exist:
             if not self.lock(connection, session_id):
@@ -295,19 +292,11 @@ class SessionStore(Generic[Q]):
                 raise SessionNotFoundError(session_id)
         elif not self.admits_new(connection, session_id):
             raise SessionNotFoundError(session_id)
-        elif self.database.is_prepared or has_tables():
+        elif self.database.has_tables(connection, CORE):
             self.rows.delete_leftovers(connection, session_id)
             self.rows.write(connection, session_id, self.fixed, ())
 
-    def _enter(
-        self,
-        connection: Connection,
-        session_id: str,
-        lock: Callable[..., Claim | None],
-        *,
-        must_exist: bool,
-    ) -> Claim:
-        claim = lock(connection, session_id, create=not must_exist)
+    def _admitted(self, connection: Connection, session_id: str, claim: Claim | None) -> Claim:
         admits = self.admits_new if claim is not None and claim.created else self.admits
         if claim is None or not admits(connection, session_id):
             raise SessionNotFoundError(session_id)

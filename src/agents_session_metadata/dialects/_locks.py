@@ -88,6 +88,10 @@ class Locks:
         """
         return self._created(connection, session_id, self._create)
 
+    def reading_nothing(self, connection: Connection, session_id: str) -> Found:
+        row = connection.execute(self._lock, {"of_session": session_id}).first()
+        return Found(None if row is None else {})
+
     def reader(self, column: ColumnElement[Any]) -> Reader:
         """Returns a function that locks a session's row, then reads a metadata column by key."""
         metadata = self._metadata

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Table
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
@@ -126,7 +126,14 @@ class Queries:
     ) -> Query:
         """Restricts a statement to the session with this id, if the condition holds for it."""
         builder = Builder(self._context, condition)
-        return Query(statement.where(builder.truth(session_id)), builder.parameters())
+        shape = ("where", session_id), condition.shape()
+        truth = self._statements.get(shape)
+        if truth is None:
+            truth = builder.truth(session_id)
+            # An alias is another one in each call.
+            if isinstance(getattr(session_id, "table", None), Table):
+                self._keep(shape, truth)
+        return Query(statement.where(truth), builder.parameters())
 
     def some_keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
         """Adds the parameters of `keys`; returns how their number changes the statement."""
@@ -169,8 +176,11 @@ class Queries:
         statement = self._statements.get(shape)
         if statement is None:
             statement = build(builder)
-            with self._lock:
-                if len(self._statements) >= self._CACHED:
-                    del self._statements[next(iter(self._statements))]
-                self._statements[shape] = statement
+            self._keep(shape, statement)
         return Query(statement, {**builder.parameters(), **(parameters or {})})
+
+    def _keep(self, shape: Any, built: Any) -> None:
+        with self._lock:
+            if len(self._statements) >= self._CACHED:
+                del self._statements[next(iter(self._statements))]
+            self._statements[shape] = built
