@@ -24,8 +24,7 @@ from agents.memory import OpenAIResponsesCompactionSession
 
 import agents_session_metadata
 from agents_session_metadata import _sdk, session_tables
-from agents_session_metadata.dialects import sqltypes
-from agents_session_metadata.dialects.names import DIALECTS
+from agents_session_metadata.dialects import DIALECTS, sqltypes
 from agents_session_metadata.dialects.urls import EXTRAS
 
 NAME = "agents_session_metadata"

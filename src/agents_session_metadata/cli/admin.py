@@ -20,7 +20,7 @@ _command = partial(registry.command, panel="Database")
 
 
 def _dialects() -> list[str]:
-    from agents_session_metadata.dialects.names import DIALECTS  # with SQLAlchemy
+    from agents_session_metadata.dialects import DIALECTS  # with SQLAlchemy
 
     return list(DIALECTS)
 
@@ -53,8 +53,7 @@ def ddl(
 ) -> None:
     """Print the SQL that creates the tables, or drops them, without a database."""
     from agents_session_metadata.core.ddl import create_statements, drop_statements
-    from agents_session_metadata.dialects import dialect_of
-    from agents_session_metadata.dialects.names import offline
+    from agents_session_metadata.dialects import dialect_of, offline
 
     if everything and not drop:
         usage("--all needs --drop")

@@ -319,7 +319,7 @@ def explain(error: Exception, place: Place) -> Failure | None:
 
 
 def _how_to_create(tables: Sequence[str], place: Place) -> str:
-    from agents_session_metadata.dialects.names import PRODUCTS, possible_names
+    from agents_session_metadata.dialects import PRODUCTS, possible_names
 
     if place.names.sessions not in tables:
         return (

@@ -241,7 +241,8 @@ class Database(Generic[Q]):
         """`pooled` is the state when it began: several operations can meet a new pooler at once."""
         if self.dialect.is_transient(error):
             return True
-        if self.dialect.lost_its_statement(error) and not pooled:
+        code = self.dialect.error_code(error)
+        if code in self.dialect.lost_statement_codes and not pooled:
             self._state.pooled = True
             return True
         return False

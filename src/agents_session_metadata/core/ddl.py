@@ -8,10 +8,9 @@ from sqlalchemy import Dialect as SADialect
 from sqlalchemy import Table
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
-from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
+from agents_session_metadata.dialects import dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.names import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
-from agents_session_metadata.dialects.names import offline
 
 from .definitions import dropping
 from .schema import CreateWithIndexes

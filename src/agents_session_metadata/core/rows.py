@@ -295,7 +295,9 @@ def lock_sessions(
     if dialect.single_writer:
         # Any write keeps all other writers out, also one that finds no row.
         connection.execute(delete(tables.sessions).where(false()))
-    lock = dialect.lock_rows(tables.sessions, "ids", len(ids))
+    own_id = tables.sessions.c.session_id
+    of_ids = dialect.one_of(own_id, "ids", len(ids))
+    lock = select(own_id).where(of_ids).order_by(own_id).with_for_update()
     return set(connection.scalars(lock, dialect.list_parameters("ids", ids)))
 
 

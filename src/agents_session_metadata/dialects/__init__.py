@@ -9,19 +9,28 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
+from sqlalchemy import URL
 from sqlalchemy import Dialect as SADialect
 
 from agents_session_metadata.errors import UnsupportedDialectError
+from agents_session_metadata.text import quoted
 
 from ._dialect import Dialect
 
 SUPPORTED = {
-    "sqlite": "sqlite.SQLite",
     "postgresql": "postgresql.PostgreSQL",
     "mysql": "mysql.MySQL",
     "mariadb": "mysql.MySQL",
+    "sqlite": "sqlite.SQLite",
 }
 """The class of each database. Its module is imported with the first engine for the database."""
+DIALECTS = tuple(SUPPORTED)
+PRODUCTS = {
+    "postgresql": "PostgreSQL",
+    "mysql": "MySQL",
+    "mariadb": "MariaDB",
+    "sqlite": "SQLite",
+}
 
 
 def dialect_of(sa_dialect: SADialect) -> Dialect:
@@ -35,3 +44,27 @@ def _dialect_named(name: str) -> Dialect:
     module, _, class_name = SUPPORTED[name].partition(".")
     dialect: Dialect = getattr(import_module(f".{module}", __name__), class_name)()
     return dialect
+
+
+def offline(name: str) -> SADialect:
+    """Returns an SQLAlchemy dialect that compiles statements without its driver."""
+    if name not in DIALECTS:
+        raise ValueError(f"dialect must be one of {', '.join(DIALECTS)}, got {quoted(name)}")
+    options = {"is_mariadb": True} if name == "mariadb" else {}
+    # With a named parameter style, a % in a table's name is not doubled.
+    module = import_module(f"sqlalchemy.dialects.{'mysql' if options else name}")
+    made: SADialect = module.dialect(paramstyle="named", **options)
+    return made
+
+
+def connected_name(sa_dialect: SADialect) -> str:
+    """Returns the name of the connected database: a mysql:// URL can lead to MariaDB."""
+    return "mariadb" if getattr(sa_dialect, "is_mariadb", False) else sa_dialect.name
+
+
+def possible_names(url: URL) -> tuple[str, ...]:
+    """Returns the more likely name first."""
+    backend = url.get_backend_name()
+    if backend == "mysql":
+        return "mariadb", "mysql"
+    return (backend,) if backend in DIALECTS else ()

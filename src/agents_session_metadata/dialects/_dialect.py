@@ -11,11 +11,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
-    Insert,
     Table,
     bindparam,
     func,
-    select,
     true,
 )
 from sqlalchemy.engine import Engine
@@ -53,6 +51,9 @@ class Dialect:
     """The SQL, error codes and flags of one database. This class uses standard SQL."""
 
     name: ClassVar[str]
+    insert: ClassVar[Any]
+    """SQLAlchemy's INSERT for this database, with `on_conflict_do_nothing` if it has that."""
+    locks: ClassVar[type[Locks]]
     stored_time: ClassVar[SDKTime]
     """A time of the SDK's tables in a form that sorts. Its text fits into a cursor."""
     moment: ClassVar[SDKTime]
@@ -61,7 +62,7 @@ class Dialect:
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()
-    """Error codes for running a statement that was prepared on another connection."""
+    """Error codes for running a statement that a pooler has prepared on another connection."""
     locks_metadata: ClassVar[bool] = False
     """Reading metadata before writing it must lock its rows too, beside the session's."""
     write_isolation: ClassVar[str | None] = None
@@ -104,10 +105,6 @@ class Dialect:
     def is_transient(self, error: DBAPIError) -> bool:
         return self.error_code(error) in self.transient_codes
 
-    def lost_its_statement(self, error: DBAPIError) -> bool:
-        """A pooler can run a prepared statement on a connection that did not prepare it."""
-        return self.error_code(error) in self.lost_statement_codes
-
     def is_creation_race(self, error: DBAPIError) -> bool:
         return self.error_code(error) in self.creation_race_codes
 
@@ -128,24 +125,16 @@ class Dialect:
     def begin_snapshot(self, connection: Connection) -> None:
         connection.execution_options(isolation_level="REPEATABLE READ")
 
-    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
-        raise NotImplementedError
-
-    def lock_rows(self, sessions: Table, name: str, count: int) -> Any:
-        """Locks sessions in the order of their ids, which `list_parameters` binds."""
-        return (
-            select(sessions.c.session_id)
-            .where(self.one_of(sessions.c.session_id, name, count))
-            .order_by(sessions.c.session_id)
-            .with_for_update()
-        )
-
     def locking(self, statement: Statement) -> Statement:
         """Adapts a SELECT of metadata that is then written, while the session's row is locked."""
         return statement.with_for_update() if self.locks_metadata else statement
 
-    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
-        raise NotImplementedError
+    def upsert(self, table: Table, replaced: Sequence[str]) -> Any:
+        statement = self.insert(table)
+        return statement.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_=replacements(statement.excluded, replaced),
+        )
 
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
@@ -159,7 +148,7 @@ class Dialect:
 
     def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
         """Skips rows whose primary key exists. `selected` rows come from a SELECT."""
-        raise NotImplementedError
+        return self.insert(table).on_conflict_do_nothing()
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         """Compares a column with `count` values, which `list_parameters` binds under the same name.
@@ -266,9 +255,6 @@ class Dialect:
         """Returns names and bodies of triggers."""
         raise NotImplementedError
 
-    def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
-        """Raises the database's error if a policy can hide rows of tables from the user."""
-
     def in_shell(self, statement: str) -> str:
         return f"{statement};"
 
@@ -312,3 +298,21 @@ def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {name: new[name] for name in replaced}
     values["updated_at"] = func.current_timestamp()
     return values
+
+
+def qualified(connection: Connection, table: Table) -> str:
+    """Includes the translated schema if there is one."""
+    preparer = connection.dialect.identifier_preparer
+    schema = connection.schema_for_object(table)
+    name = preparer.quote(table.name)
+    return f"{preparer.quote(schema)}.{name}" if schema else name
+
+
+def qualified_text(connection: Connection, table: Table) -> str:
+    """Like `qualified`, for a value or for `text`.
+
+    Some drivers need each % doubled in statements, which `text` does, but not in values.
+    """
+    name = qualified(connection, table)
+    in_percents = connection.dialect.paramstyle in ("format", "pyformat")
+    return name.replace("%%", "%") if in_percents else name

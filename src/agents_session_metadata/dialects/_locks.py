@@ -7,13 +7,12 @@ also reflect the effects of an application's own triggers, except SQLite's row c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
-    Insert,
     Table,
     bindparam,
     exists,
@@ -48,6 +47,9 @@ Reader = Callable[[Connection, str], Found]
 class Locks:
     """The statements that lock one session's row. This class requires `RETURNING`."""
 
+    insert: ClassVar[Any]
+    """SQLAlchemy's INSERT, with `on_conflict_do_nothing`."""
+
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         self._sessions = sessions
         self._metadata = metadata
@@ -67,7 +69,7 @@ class Locks:
         """Locks a session's row and returns whether it exists."""
         return connection.execute(self._lock, {"of_session": session_id}).first() is not None
 
-    def replaced(self, connection: Connection, session_id: str) -> bool:  # all
+    def replaced(self, connection: Connection, session_id: str) -> bool:
         """Locks a row that others replaced while an earlier lock waited and found none.
 
         Returns whether there is such a row. Only PostgreSQL needs to look.
@@ -109,10 +111,8 @@ class Locks:
 
     def _insert_new(self, told: ColumnElement[Any]) -> Any:
         """Inserts a row if it is missing. Only a new row is returned."""
-        raise NotImplementedError
-
-    def _new_row(self) -> Insert:
-        return self._sessions.insert().values(session_id=bindparam("of_session"))
+        new = self.insert(self._sessions).values(session_id=bindparam("of_session"))
+        return new.on_conflict_do_nothing().returning(told)
 
     def _created(self, connection: Connection, session_id: str, insert: Any) -> bool | None:
         parameters = {"of_session": session_id}

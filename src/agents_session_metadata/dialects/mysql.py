@@ -75,7 +75,7 @@ class _MySQLLocks(Locks):
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
         self._elements = elements
-        self._insert = self._new_row()
+        self._insert = insert(sessions).values(session_id=bindparam("of_session"))
         # A variable of the connection, set in both cases. The driver's last insert id and row
         # count also reflect the effects of triggers.
         of_session: BindParameter[str] = bindparam("of_session")
@@ -192,6 +192,7 @@ class _Moment(_StoredTime):
 
 class MySQL(Dialect):
     name = "mysql"
+    locks: ClassVar[type[Locks]] = _MySQLLocks
     stored_time: ClassVar[SDKTime] = _StoredTime()
     moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
@@ -219,9 +220,6 @@ class MySQL(Dialect):
         if self.error_code(error) not in {1153, 2006, 2013}:
             return ""
         return "if this record is large, increase max_allowed_packet on the server"
-
-    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
-        return _MySQLLocks(sessions, metadata, elements)
 
     def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
         # IGNORE would also hide other errors, and a driver logs a warning for each row. The table

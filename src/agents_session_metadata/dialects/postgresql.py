@@ -14,7 +14,6 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Connection,
-    Insert,
     LargeBinary,
     MetaData,
     Numeric,
@@ -40,9 +39,8 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, Statement, Triples, replacements
+from ._dialect import Dialect, IdColumn, Statement, Triples, qualified, qualified_text
 from ._locks import ROUNDS, Locks
-from ._table_names import qualified, qualified_text
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 from .sqltypes import Impl, SDKTime
 
@@ -50,9 +48,7 @@ from .sqltypes import Impl, SDKTime
 class _PostgreSQLLocks(Locks):
     """Locks first, and inserts if there is no row, because most written sessions exist."""
 
-    def _insert_new(self, told: ColumnElement[Any]) -> Any:
-        insert = postgresql.insert(self._sessions).values(session_id=bindparam("of_session"))
-        return insert.on_conflict_do_nothing().returning(told)
+    insert: ClassVar[Any] = staticmethod(postgresql.insert)
 
     def replaced(self, connection: Connection, session_id: str) -> bool:
         # The snapshot of the statement that waited is older than the new row.
@@ -102,6 +98,8 @@ class PostgreSQL(Dialect):
     """PostgreSQL 13 or later."""
 
     name = "postgresql"
+    insert: ClassVar[Any] = staticmethod(postgresql.insert)
+    locks: ClassVar[type[Locks]] = _PostgreSQLLocks
     stored_time: ClassVar[SDKTime] = _StoredTime()
     moment: ClassVar[SDKTime] = _Moment()
     refuses_nul = True
@@ -121,16 +119,6 @@ class PostgreSQL(Dialect):
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)
 
-    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
-        return _PostgreSQLLocks(sessions, metadata, elements)
-
-    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
-        statement = postgresql.insert(table)
-        return statement.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns),
-            set_=replacements(statement.excluded, replaced),
-        )
-
     def upsert_reading(
         self, table: Table, replaced: Sequence[str], read: Sequence[ColumnElement[Any]]
     ) -> tuple[Statement, Sequence[str]]:
@@ -144,9 +132,6 @@ class PostgreSQL(Dialect):
         written = self.upsert(table, replaced).from_select(["session_id", *names], rows)
         # Both parts of the statement read what was there when it began.
         return select(stored).add_cte(written.cte("written")), names
-
-    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
-        return postgresql.insert(table).on_conflict_do_nothing()
 
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
         item: Any = LargeBinary() if isinstance(column.type, LargeBinary) else String()
@@ -247,26 +232,15 @@ class PostgreSQL(Dialect):
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
-        condition = f"has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
-        parent = qualified_text(connection, sessions)
-        return {each.name for each in self._those(connection, tables, condition, sessions=parent)}
-
-    def refuse_restricted(self, connection: Connection, tables: Sequence[Table]) -> None:
-        connection.exec_driver_sql("SET LOCAL row_security = off")
-        for table in tables:
-            connection.exec_driver_sql(f"SELECT 1 FROM {qualified(connection, table)} LIMIT 1")  # noqa: S608  # a name
-
-    def _those(
-        self, connection: Connection, tables: Sequence[Table], condition: str, **parameters: Any
-    ) -> list[Table]:
-        """Returns the tables for which a condition on `t.name` holds."""
         query = (
-            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this class
-            f" WHERE {condition}"
+            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this module
+            f" WHERE has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
         )
-        names = [qualified_text(connection, table) for table in tables]
-        found = connection.scalars(text(query), {"names": names, **parameters})
-        return [tables[place - 1] for place in found]
+        parameters = {
+            "names": [qualified_text(connection, table) for table in tables],
+            "sessions": qualified_text(connection, sessions),
+        }
+        return {names[place - 1] for place in connection.scalars(text(query), parameters)}
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(qualified(connection, table) for table in tables)
@@ -274,11 +248,13 @@ class PostgreSQL(Dialect):
         # writes would deadlock with a foreign key check in this transaction.
         connection.exec_driver_sql(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
         # An index of the rows that a policy shows would hide the others from everybody.
-        self.refuse_restricted(connection, tables)
+        connection.exec_driver_sql("SET LOCAL row_security = off")
+        for table in tables:
+            connection.exec_driver_sql(f"SELECT 1 FROM {qualified(connection, table)} LIMIT 1")  # noqa: S608  # a name
         return True
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
-        # `refuse_restricted` gets the same code.
+        # `lock_tables` gets the same code.
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
     def server_warnings(self, connection: Connection) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -12,7 +14,6 @@ from sqlalchemy import (
     REAL,
     ColumnElement,
     Connection,
-    Insert,
     Integer,
     LargeBinary,
     String,
@@ -37,15 +38,15 @@ from sqlalchemy.sql.operators import custom_op
 from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.text import escaped
 
-from ._aiosqlite import use_fewer_calls
-from ._dialect import Dialect, IdColumn, Triples, replacements
+from ._dialect import Dialect, IdColumn, Triples, qualified
 from ._locks import Found, Locks, Reader
-from ._table_names import qualified
 from .sqltypes import Impl, SDKTime
 
 
 class _SQLiteLocks(Locks):
     """A write takes the writer's lock for its whole transaction, even if it changes no row."""
+
+    insert: ClassVar[Any] = staticmethod(sqlite.insert)
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
@@ -78,10 +79,6 @@ class _SQLiteLocks(Locks):
             return Found(None if found is None else json.loads(found))
 
         return read
-
-    def _insert_new(self, told: ColumnElement[Any]) -> Any:
-        insert = sqlite.insert(self._sessions).values(session_id=bindparam("of_session"))
-        return insert.on_conflict_do_nothing().returning(told)
 
 
 @lru_cache(maxsize=4096)
@@ -118,6 +115,8 @@ class SQLite(Dialect):
     """SQLite 3.35 or later."""
 
     name = "sqlite"
+    insert: ClassVar[Any] = staticmethod(sqlite.insert)
+    locks: ClassVar[type[Locks]] = _SQLiteLocks
     stored_time: ClassVar[SDKTime] = _StoredTime()
     moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
@@ -131,7 +130,7 @@ class SQLite(Dialect):
 
     def connect(self, engine: Engine) -> Connection:
         connection = super().connect(engine)
-        use_fewer_calls(connection)
+        _use_fewer_calls(connection)
         return connection
 
     def error_code(self, error: DBAPIError) -> object:
@@ -162,19 +161,6 @@ class SQLite(Dialect):
         connection.begin()
         if not _is_begun(connection):
             connection.exec_driver_sql("BEGIN")
-
-    def locks(self, sessions: Table, metadata: Table, elements: Table) -> Locks:
-        return _SQLiteLocks(sessions, metadata, elements)
-
-    def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
-        statement = sqlite.insert(table)
-        return statement.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns),
-            set_=replacements(statement.excluded, replaced),
-        )
-
-    def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
-        return sqlite.insert(table).on_conflict_do_nothing()
 
     # The number of parameters is limited, so a list is bound as one JSON document.
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
@@ -310,3 +296,100 @@ def _configure_connection(connection: Any, _record: object) -> None:
 def _is_begun(connection: Connection) -> bool:
     fairy: Any = connection.connection
     return bool(fairy.driver_connection.in_transaction)
+
+
+_MEMBERS = (
+    ("_dbapi_connection",),
+    ("_close_special", "dbapi_connection"),
+    ("_handle_exception", "driver_connection", "run_async"),
+    ("_conn", "_execute"),
+)
+"""Members of `Connection`, its pooled connection, SQLAlchemy's adapter, and aiosqlite's class."""
+
+
+def _use_fewer_calls(connection: Connection) -> None:
+    """Runs each statement with one call of the driver's thread.
+
+    SQLAlchemy makes four calls: create a cursor, execute, read the rows, close. Each takes longer
+    than a small statement. If a release lacks a private member, its own cursors are used.
+    """
+    pooled: Any = getattr(connection, "_dbapi_connection", None)
+    adapted = getattr(pooled, "dbapi_connection", None)
+    driver = getattr(adapted, "driver_connection", None)
+    owners = connection, pooled, adapted, type(driver)
+    if all(
+        hasattr(owner, name)
+        for owner, names in zip(owners, _MEMBERS, strict=True)
+        for name in names
+    ):
+        wrapped: Any = _PooledConnection(pooled)
+        connection._dbapi_connection = wrapped
+
+
+class _PooledConnection:
+    def __init__(self, pooled: Any) -> None:
+        self._pooled = pooled
+        self._is_committed = False
+
+    def __getattr__(self, name: str) -> Any:
+        self._is_committed = False  # Whoever asked may write.
+        return getattr(self._pooled, name)
+
+    def cursor(self, **_: object) -> _Cursor:
+        """The cursor is for one statement, and always reads all rows at once."""
+        self._is_committed = False
+        return _Cursor(self._pooled.dbapi_connection)
+
+    def commit(self) -> None:
+        self._pooled.commit()
+        self._is_committed = True
+
+    def close(self) -> None:
+        """Rolls back unless the connection has just committed."""
+        self._pooled._close_special(transaction_reset=self._is_committed)
+
+
+class _Cursor:
+    arraysize = 1
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._rows: deque[Any] = deque()
+        self.description: Any = None
+        self.rowcount = -1
+        self.lastrowid: Any = None
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
+        self._run("execute", statement, parameters)
+
+    def executemany(self, statement: str, parameters: Sequence[Sequence[Any]]) -> None:
+        self._run("executemany", statement, parameters)
+
+    def _run(self, method: str, statement: str, parameters: Sequence[Any]) -> None:
+        connection = self._connection
+        driver = connection.driver_connection
+
+        def run() -> None:
+            with closing(driver._conn.cursor()) as cursor:
+                getattr(cursor, method)(statement, parameters)
+                self._rows.extend(cursor.fetchall())
+                self.description = cursor.description
+                self.rowcount, self.lastrowid = cursor.rowcount, cursor.lastrowid
+
+        try:
+            connection.run_async(lambda _: driver._execute(run))
+        except Exception as error:  # noqa: BLE001  # raised as SQLAlchemy's own cursor raises it
+            connection._handle_exception(error)
+
+    def fetchone(self) -> Any:
+        return self._rows.popleft() if self._rows else None
+
+    def fetchmany(self, size: int = arraysize) -> list[Any]:
+        return [self._rows.popleft() for _ in range(min(size, len(self._rows)))]
+
+    def fetchall(self) -> list[Any]:
+        rows, self._rows = self._rows, deque()
+        return list(rows)
+
+    def close(self) -> None:
+        self._rows.clear()

@@ -17,8 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from agents_session_metadata.core.tables import TableNames, table_names
-from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects.names import PRODUCTS, connected_name
+from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_of
 from agents_session_metadata.dialects.urls import with_transactions
 
 from .findings import Finding

@@ -29,9 +29,8 @@ from agents_session_metadata.core.tables import (
     build_tables,
     query_tables,
 )
-from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.names import connected_name, offline
 from agents_session_metadata.indexes.tables import ACTIVITY
 
 from .findings import Finding
