@@ -721,40 +721,6 @@ async def test_the_first_call_after_a_dropped_connection(shared_database):
                 proxy.cut()
 
 
-@sqlite_only
-async def test_lines_that_cannot_be_read_are_answered(shared_database):
-    await SessionCatalog(shared_database.engine(), create_tables=True).create_session("chat")
-    program, arguments = command(shared_database.url)
-    process = await asyncio.create_subprocess_exec(
-        program, *arguments, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    deep = "[" * 100_000 + "]" * 100_000
-    call = '{"jsonrpc": "2.0", "id": %s, "method": "tools/call", "params": {"a": {"id": 0}, %s}}'
-    initialize = (
-        '{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"protocolVersion": '
-        '"2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}}'
-    )
-    for line, identifier, word in (
-        (initialize, 7, None),
-        (call % (1, f'"b": {deep}'), 1, "recursion limit"),
-        (call % ('"two"', '"b": 1, oops'), "two", "JSON"),
-        (call % (3, '"name": "get_metadata", "arguments": {"session": "\\ud800"}'), 3, "JSON"),
-        ("nonsense \\", None, "JSON"),
-        ('{"id": 4}', None, "not a JSON-RPC message"),
-        ('\n{"jsonrpc": "2.0", "id": 5, "method": "ping"}', 5, None),
-    ):
-        process.stdin.write(line.encode() + b"\n")
-        await process.stdin.drain()
-        answer = json.loads(await process.stdout.readline())
-        assert answer["id"] == identifier, line[:200]
-        if word is None:
-            assert "result" in answer
-        else:
-            assert word in answer["error"]["message"], line[:200]
-    process.stdin.close()
-    assert await process.wait() == 0
-
-
 def test_another_mcp_package_is_one_sentence(tmp_path):
     # As in mcp 1.x, there are modules of that name without what the server imports.
     (tmp_path / "mcp" / "server").mkdir(parents=True)

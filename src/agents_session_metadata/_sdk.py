@@ -8,11 +8,12 @@
 | `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
 | `_session` | every connection of the SDK passes here: its event loop is checked |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
+| `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
 
 and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
-`add_items` and `clear_session` run their statements in one transaction of the store: the SDK's ORM
-session, which gives each statement a greenlet of its own, takes longer than the statements.
+`add_items` runs the SDK's statements on a connection: the SDK's ORM session, which gives each one a
+greenlet of its own, takes longer than the statements.
 
 A release of the SDK that has changed one of these members is refused on import, with an error that
 names the member. Without the check, it would fail later, or lose metadata silently.
@@ -55,6 +56,7 @@ from .types import MetadataLimits, OnClear
 T = TypeVar("T")
 
 MEMBERS: dict[str, tuple[str, ...] | None] = {
+    "_clear_session": ("self",),
     "_configure_sqlite_engine": ("engine",),
     "_deserialize_item": ("self", "item"),
     "_ensure_tables": ("self",),
@@ -70,6 +72,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
 
 HOOKS = (
     "_atomic_replace_items",
+    "_clear_session",
     "_ensure_tables",
     "_get_compaction_snapshot",
     "_lock_session",
@@ -364,21 +367,24 @@ class StoredSession(SQLAlchemySession):
         await self._ensure_tables()
         texts = [await self._serialize_item(item) for item in items]
 
-        def write(connection: Connection, _: Queries) -> None:
+        def write(connection: Connection) -> None:
             if begin(connection):
                 rows = self._store.rows
                 rows.insert_items(connection, self.session_id, texts)
                 rows.touch(connection, self.session_id)
 
-        await self._store.database.write(write, prepare=False)
+        async def in_transaction() -> None:
+            async with self._session() as sess, sess.begin():
+                await self._locked(sess, write)
 
-    async def clear_session(self) -> None:
-        await self._ensure_tables()
-        await self._store.database.write(self._clear, prepare=False)
+        await settle(self._run_sqlite_write_with_retry(in_transaction))
 
-    def _clear(self, connection: Connection, _: Queries) -> None:
-        if not self._store.lock(connection, self.session_id):
-            return
+    async def _clear_session(self) -> None:
+        async with self._session() as sess, sess.begin():
+            if await self._lock_session(sess):
+                await (await sess.connection()).run_sync(self._clear)
+
+    def _clear(self, connection: Connection) -> None:
         if self._on_clear == "delete" and not self._must_exist:
             self._store.rows.delete_session(connection, self.session_id)
         else:

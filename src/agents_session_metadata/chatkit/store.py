@@ -397,7 +397,7 @@ class CatalogStore(Store[TContext]):
         """Create or replace an attachment.
 
         An attachment stores the values of the scope, because it is uploaded before the thread
-        exists. An attachment with a `thread_id` belongs to whoever the thread belongs to, and is
+        exists. An attachment with a `thread_id` has the owner of its thread, and is
         deleted with it.
 
         Args:

@@ -163,14 +163,12 @@ class Database(Generic[Q]):
     def read_snapshot(self, work: Work[Q, T]) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, self.dialect.begin_snapshot))
 
-    def write(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
+    def write(self, work: Work[Q, T]) -> Awaitable[T]:
         """Runs work as one transaction, which finishes even if the caller is cancelled.
 
-        Work that calls `connection.rollback()` last has written nothing. With `prepare=False`, it
-        must handle missing tables.
+        Work that calls `connection.rollback()` last has written nothing.
         """
-        operation = partial(self._spawn, work, self._begin_write, commits=True)
-        return settle(self.retry(operation, prepare=prepare))
+        return settle(self.retry(partial(self._spawn, work, self._begin_write, commits=True)))
 
     @property
     def notes(self) -> dict[str, Any]:

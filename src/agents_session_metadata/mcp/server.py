@@ -6,21 +6,14 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-import anyio
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
-from mcp.shared.message import SessionMessage
 from mcp.types import (
-    INVALID_REQUEST,
-    PARSE_ERROR,
     CallToolRequestParams,
     CallToolResult,
-    ErrorData,
-    JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -141,25 +134,9 @@ class MetadataServer(Server[Any]):
         )
 
     async def run_stdio_async(self) -> None:
-        """Serve one client on standard input and output, until the input ends.
-
-        A line that is not valid JSON, or is nested too deeply, is answered with an error.
-        """
+        """Serve one client on standard input and output, until the input ends."""
         async with stdio_server() as (lines, output):
-            send, receive = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-
-            async def forward() -> None:
-                async with send:
-                    async for each in lines:
-                        if not isinstance(each, Exception):
-                            await send.send(each)
-                        elif (error := _invalid_message(each)) is not None:
-                            await output.send(SessionMessage(error))
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(forward)
-                await self.run(receive, output, self.create_initialization_options())
-                tasks.cancel_scope.cancel()
+            await self.run(lines, output, self.create_initialization_options())
 
     async def _list_tools(
         self, _context: ServerRequestContext[Any], _params: PaginatedRequestParams | None
@@ -227,42 +204,3 @@ def _instructions(view: View) -> str:
         f"reads all metadata of one, {prefix}get_history its messages, {prefix}list_waiting lists "
         f"the runs that wait for an approval.{own} {NOTE} {HISTORY_NOTE}"
     )
-
-
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
-_ID = re.compile(r'\s*:\s*(-?\d{1,18}(?![\d.eE])|"(?:[^"\\]|\\.){0,255}")')
-
-
-def _invalid_message(error: Exception) -> JSONRPCError | None:
-    """Returns None for an empty line."""
-    problem, code, line = type(error).__name__, PARSE_ERROR, ""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            problem, line = first["msg"], first["input"]
-            if not line.strip():
-                return None
-        else:
-            problem, code = "not a JSON-RPC message", INVALID_REQUEST
-    identifier = next(_identifiers(line), None)
-    message = f"the message cannot be read: {problem}"[:ERROR_CHARACTERS]
-    return JSONRPCError(jsonrpc="2.0", id=identifier, error=ErrorData(code=code, message=message))
-
-
-def _identifiers(line: str) -> Iterator[int | str]:
-    """Yields each `id` at the top level of a JSON object, which need not be valid JSON.
-
-    With the id, a client that waits for the answer to its request receives the error.
-    """
-    depth = 0
-    for token in _TOKEN.finditer(line):
-        text = token[0]
-        if text in "[{":
-            depth += 1
-        elif text in "]}":
-            depth -= 1
-        elif depth == 1 and text == '"id"' and (found := _ID.match(line, token.end())):
-            try:
-                yield json.loads(found[1])
-            except ValueError:
-                return

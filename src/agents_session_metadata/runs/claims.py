@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from agents import Agent, RunConfig, RunHooks, Runner, RunResult, RunResultStreaming, RunState
 from agents.exceptions import UserError
@@ -58,8 +58,24 @@ _RENEWALS = 3
 """Renewals per lease."""
 
 
+class _Found(NamedTuple):
+    """A paused run that has been read, and what to resume it with."""
+
+    catalog: SessionCatalog
+    store: PausedStore
+    row: PausedRow
+    state: RunState[Any, Any]
+    agent: Agent[Any]
+    context: ContextArguments
+    lease: int  # In microseconds.
+    responses: int
+
+
 class ClaimedRun:
     """A paused run that this process can resume once. `PausedRuns.claim` returns it.
+
+    Args:
+        found: The run, as it was read.
 
     Attributes:
         session_id: The session's id.
@@ -67,33 +83,24 @@ class ClaimedRun:
         state: The SDK's state of the run, with the decisions applied.
     """
 
-    def __init__(
-        self,
-        catalog: SessionCatalog,
-        store: PausedStore,
-        row: PausedRow,
-        state: RunState[Any, Any],
-        agent: Agent[Any],
-        context: ContextArguments,
-        lease: int,
-        responses: int,
-    ) -> None:
+    def __init__(self, found: _Found) -> None:
+        row, store = found.row, found.store
         self.session_id: str = row.session_id
         self.pending: tuple[PendingCall, ...] = paused_run(row, store.encryption).pending
-        self.state: RunState[Any, Any] = state
+        self.state: RunState[Any, Any] = found.state
         self._row = row
         self._store = store
-        self._agent = agent
-        self._catalog = catalog
-        self._context = context
-        self._lease = lease
+        self._agent = found.agent
+        self._catalog = found.catalog
+        self._context = found.context
+        self._lease = found.lease
         self._token = secrets.token_hex(16)
         self._renewal: asyncio.Task[None] | None = None
         self._run: asyncio.Task[RunResult] | None = None
         self._stream: RunResultStreaming | None = None
         self._progress = Progress(None)
         self._run_session = RunSession()
-        self._responses = responses
+        self._responses = found.responses
         self._is_started = False
         self._is_lost = False
 
@@ -480,7 +487,8 @@ async def claim_run(
         written = serialize(state, writing)  # What cannot be stored again must not run.
         microseconds = lease // timedelta(microseconds=1)
         responses = len(written["model_responses"])
-        run = ClaimedRun(catalog, store, row, state, agent, writing, microseconds, responses)
+        ready = _Found(catalog, store, row, state, agent, writing, microseconds, responses)
+        run = ClaimedRun(ready)
         if await run._claim(after_crash=after_crash, force=force):
             return run
     raise RunClaimedError(session_id)
