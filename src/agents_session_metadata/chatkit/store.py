@@ -91,10 +91,6 @@ class CatalogStore(Store[TContext]):
         It never creates the session: if the thread was deleted in the meantime, `add_items` raises
         `SessionNotFoundError`.
 
-        Args:
-            thread: The thread.
-            context: The request context.
-
         Returns:
             The session, restricted to the scope.
         """
@@ -120,10 +116,6 @@ class CatalogStore(Store[TContext]):
     async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
         """A thread by its id.
 
-        Args:
-            thread_id: The id.
-            context: The request context.
-
         Returns:
             The thread. `created_at` is that of the session, in UTC.
 
@@ -143,10 +135,6 @@ class CatalogStore(Store[TContext]):
         Other fields keep changes that were made in the meantime, such as a title that the user
         edits during a streamed answer. For an object that this store has not loaded, the fields
         that were set explicitly are written. A deleted thread is not created again.
-
-        Args:
-            thread: The thread.
-            context: The request context.
 
         Raises:
             InvalidMetadataError: If its metadata is not JSON.
@@ -184,16 +172,10 @@ class CatalogStore(Store[TContext]):
     async def load_threads(
         self, limit: int, after: str | None, order: str, context: TContext
     ) -> Page[ThreadMetadata]:
-        """A page of threads, by their last activity.
+        """A page of at most `limit` threads, up to 100, by their last activity.
 
-        Args:
-            limit: Threads per page; above 100 it is 100.
-            after: The `after` of the previous page, for the same order and scope.
-            order: `desc` for the newest activity first, or `asc`.
-            context: The request context.
-
-        Returns:
-            The page.
+        `after` is that of the previous page, for the same order and scope. With the order `desc`,
+        the newest activity comes first.
 
         Raises:
             InvalidCursorError: If `after` is damaged or belongs to another question.
@@ -214,10 +196,6 @@ class CatalogStore(Store[TContext]):
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
         """Delete a thread: its items, attachments, history and metadata.
 
-        Args:
-            thread_id: The id.
-            context: The request context.
-
         Raises:
             NotFoundError: If there is no such session.
         """
@@ -229,17 +207,10 @@ class CatalogStore(Store[TContext]):
     async def load_thread_items(
         self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
     ) -> Page[ThreadItem]:
-        """A page of the items of a thread, in the order in which they were added.
+        """A page of at most `limit` items of a thread, up to 100, in the order of their addition.
 
-        Args:
-            thread_id: The thread's id.
-            after: The `after` of the previous page, for the same thread, order and scope.
-            limit: Items per page; above 100 it is 100.
-            order: `asc` for the oldest first, or `desc`.
-            context: The request context.
-
-        Returns:
-            The page.
+        `after` is that of the previous page, for the same thread, order and scope. With the order
+        `desc`, the newest come first.
 
         Raises:
             InvalidCursorError: If `after` is damaged or belongs to another question.
@@ -269,11 +240,6 @@ class CatalogStore(Store[TContext]):
         An item with the same id is replaced where it stands. Models that are not called by OpenAI's
         Responses API give all items the id `__fake_id__`: the store gives each of them a new one.
 
-        Args:
-            thread_id: The thread's id.
-            item: The item.
-            context: The request context.
-
         Raises:
             NotFoundError: If there is no such thread.
             ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
@@ -287,11 +253,6 @@ class CatalogStore(Store[TContext]):
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Replace an item where it stands, or append it.
 
-        Args:
-            thread_id: The thread's id.
-            item: The item.
-            context: The request context.
-
         Raises:
             NotFoundError: If there is no such thread.
             ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
@@ -300,14 +261,6 @@ class CatalogStore(Store[TContext]):
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
         """One item of a thread.
-
-        Args:
-            thread_id: The thread's id.
-            item_id: The item's id.
-            context: The request context.
-
-        Returns:
-            The item.
 
         Raises:
             NotFoundError: If there is no such thread or item.
@@ -334,11 +287,6 @@ class CatalogStore(Store[TContext]):
         paused or the answer in the history is encrypted, the newest item can only be deleted by a
         request that has added it or loaded it by its id, and the session is not rewound. So a retry
         is refused before anything is deleted.
-
-        Args:
-            thread_id: The thread's id.
-            item_id: The item's id.
-            context: The request context.
 
         Raises:
             NotFoundError: If there is no such thread.
@@ -400,10 +348,6 @@ class CatalogStore(Store[TContext]):
         exists. An attachment with a `thread_id` has the owner of its thread, and is
         deleted with it.
 
-        Args:
-            attachment: The attachment.
-            context: The request context.
-
         Raises:
             NotFoundError: If its id belongs to another user, or the thread does not exist.
             ValueError: If its id is empty, too long, or not UTF-8 without NUL.
@@ -424,13 +368,6 @@ class CatalogStore(Store[TContext]):
     async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
         """An attachment by its id.
 
-        Args:
-            attachment_id: The id.
-            context: The request context.
-
-        Returns:
-            The attachment.
-
         Raises:
             NotFoundError: If there is none in the scope.
         """
@@ -443,10 +380,6 @@ class CatalogStore(Store[TContext]):
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
         """Delete the record of an attachment.
-
-        Args:
-            attachment_id: The id.
-            context: The request context.
 
         Raises:
             NotFoundError: If there is none in the scope.

@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import (
-    DDLElement,
-    ForeignKeyConstraint,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import DDLElement, ForeignKeyConstraint, String, Table, Text
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import NullType, TypeEngine
 

@@ -7,15 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    FromClause,
-    Table,
-    bindparam,
-    func,
-    true,
-)
+from sqlalchemy import ColumnElement, Connection, FromClause, Table, bindparam, func, true
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine

@@ -19,9 +19,7 @@ from sqlalchemy import (
     TypeDecorator,
     type_coerce,
 )
-from sqlalchemy import (
-    Dialect as SADialect,
-)
+from sqlalchemy import Dialect as SADialect
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.types import MAX_KEY_LENGTH

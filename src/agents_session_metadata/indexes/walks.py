@@ -37,12 +37,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import PlainBytes
 from agents_session_metadata.query import pages as paging
-from agents_session_metadata.query.conditions import (
-    Equals,
-    MetadataCondition,
-    TimeBound,
-    constant,
-)
+from agents_session_metadata.query.conditions import Equals, MetadataCondition, TimeBound, constant
 from agents_session_metadata.query.details import NOTHING_ELSE, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position

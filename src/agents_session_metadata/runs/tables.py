@@ -16,15 +16,7 @@ session before writing its row.
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-)
+from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table
 
 from agents_session_metadata.core.definitions import (
     ColumnTypes,

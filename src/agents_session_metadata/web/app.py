@@ -24,12 +24,7 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.http.app import (
-    GetScope,
-    answer,
-    check_arguments,
-    scoped_catalog,
-)
+from agents_session_metadata.http.app import GetScope, answer, check_arguments, scoped_catalog
 
 from . import list_page, session_page, statistics_page, waiting_page
 from .call import HEADERS, Call, DecidedBy, Refused, check_request, read_form, token_cookie

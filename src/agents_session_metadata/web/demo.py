@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from importlib.resources import files
 from typing import Any, Final
 
 from sqlalchemy import Connection, update
@@ -29,165 +30,8 @@ _MODEL: Final = {
     "support": "gpt-5-nano",
     "reviewer": "gpt-5",
 }
-_CASES: Final = (
-    # agent, tags, title, question, tool, arguments, output, answer
-    (
-        "travel",
-        ("booking", "europe"),
-        "Weekend in Lisbon",
-        "Find me a quiet hotel near tram 28 for two nights, under 140 a night.",
-        "search_hotels",
-        {"city": "Lisbon", "nights": 2, "max_price": 140},
-        "3 hotels: Casa do Jardim (118), Graça 12 (126), Rua Nova (139)",
-        (
-            "Casa do Jardim fits best: 118 a night, a courtyard room, four minutes from the stop "
-            "at Graça. Shall I hold it until tomorrow?"
-        ),
-    ),
-    (
-        "travel",
-        ("rail",),
-        "Night train to Vienna",
-        "Is there a sleeper from Zürich to Vienna on Friday with a private cabin?",
-        "timetable",
-        {"from": "Zürich HB", "to": "Wien Hbf", "day": "Friday"},
-        "NJ 467, departs 21:40, arrives 07:55, 2 private cabins left",
-        "Yes. NJ 467 leaves at 21:40 and arrives at 07:55. Two private cabins are left.",
-    ),
-    (
-        "billing",
-        ("invoice", "refund"),
-        "Charged twice in March",
-        "I was charged twice for March. Can you check invoice 20931?",
-        "find_invoice",
-        {"number": 20931},
-        '{"number": 20931, "amount": 48.00, "payments": 2, "status": "paid"}',
-        (
-            "You are right: two payments of 48.00 arrived for one invoice. I have started a refund "
-            "of the second one. It takes three to five days."
-        ),
-    ),
-    (
-        "billing",
-        ("plan",),
-        "Change to the yearly plan",
-        "What do I save with the yearly plan, and when does it start?",
-        "quote",
-        {"plan": "yearly", "seats": 4},
-        '{"monthly": 192.0, "yearly": 1920.0}',
-        "For four seats you pay 1,920 instead of 2,304 a year. It starts at your next renewal.",
-    ),
-    (
-        "support",
-        ("login",),
-        "Cannot sign in after the update",
-        "Since this morning the app says that my session has expired, again and again.",
-        "read_logs",
-        {"user": "current", "hours": 4},
-        "12 x token rejected: clock skew of 310 s",
-        (
-            "The clock of your device is five minutes ahead, so every token looks expired. Turn on "
-            "automatic time in the settings, then sign in again."
-        ),
-    ),
-    (
-        "support",
-        ("export", "csv"),
-        "",
-        "The CSV export stops after 10,000 rows. How do I get the rest?",
-        "search_docs",
-        {"query": "csv export limit"},
-        "Exports larger than 10,000 rows are sent by mail as a link.",
-        "Larger exports arrive by mail as a link that is valid for a day. I have requested one.",
-    ),
-    (
-        "reviewer",
-        ("python", "review"),
-        "Review of the retry helper",
-        "Please review this function: does it retry the right errors?",
-        "read_file",
-        {"path": "client/retry.py"},
-        (
-            "def retry(call, times=3):\n    for attempt in range(times):\n        try:\n"
-            "            return call()\n        except Exception:\n            continue"
-        ),
-        (
-            "Two problems. It swallows every exception, and after the last attempt it returns "
-            "None. Catch only connection errors, and raise the last one."
-        ),
-    ),
-    (
-        "reviewer",
-        ("sql", "performance"),
-        "Slow report on orders",
-        "This report takes 40 seconds since last week. What changed?",
-        "explain_query",
-        {"query": "SELECT … FROM orders WHERE placed_at >= now() - interval '7 days'"},
-        "Seq Scan on orders (cost=0.00..481233.10 rows=9120411)",
-        (
-            "The index on placed_at is gone, so the whole table is read. Create it again, "
-            "concurrently on a busy server."
-        ),
-    ),
-)
-_FOLLOW_UPS: Final = (
-    ("Thanks! Can you summarize that in one sentence?", "Done: see the first line above."),
-    ("What happens if I do nothing?", "Nothing breaks today, but the problem will come back."),
-    ("Please do it.", "Done. I have noted it in this conversation."),
-)
-
-
-_WAITING: Final = (
-    # agent, title, request, calls with tool and arguments, minutes ago
-    (
-        "billing",
-        "Refund for a cancelled seat",
-        "We cancelled one of four seats in the first week. Can we have it back?",
-        (("refund", {"invoice": 20977, "amount": 48.5, "reason": "seat cancelled in week 1"}),),
-        6,
-    ),
-    (
-        "reviewer",
-        "Retry only connection errors",
-        "Apply the change that you proposed to client/retry.py.",
-        (
-            (
-                "apply_patch",
-                {
-                    "path": "client/retry.py",
-                    "before": "        except Exception:\n            continue",
-                    "after": (
-                        "        except ConnectionError as error:\n            last = error\n"
-                        "            time.sleep(2**attempt / 10)\n    raise last"
-                    ),
-                    "tests": [
-                        "tests/test_retry.py::test_gives_up",
-                        "tests/test_retry.py::test_other",
-                    ],
-                },
-            ),
-            ("push", {"branch": "fix/retry", "force": False}),
-        ),
-        24,
-    ),
-    (
-        "support",
-        "Close the account of a former colleague",
-        "Lena has left us. Please close her account and move her files to me.",
-        (
-            ("move_files", {"from": "lena", "to": "farah"}),
-            ("close_account", {"user": "lena", "keep_days": 30}),
-        ),
-        95,
-    ),
-    (
-        "travel",
-        "Two nights in Porto",
-        "Book the room with the balcony, please.",
-        (("book_room", {"hotel": "Casa da Ribeira", "nights": 2, "total": 264}),),
-        310,
-    ),
-)
+_TEXTS: Final = json.loads(files(__package__).joinpath("demo.json").read_text("utf-8"))
+_WAITING: Final = _TEXTS["waiting"]
 
 
 async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
@@ -226,13 +70,14 @@ async def _pause(catalog: SessionCatalog) -> None:
     """Store the paused runs, at times in the past. One is decided, one is claimed."""
     paused = PausedRuns(catalog)
     table, ids = paused_table(catalog._store.database.tables), []
-    for number, (agent, _, _, calls, minutes) in enumerate(_WAITING):
-        pending = [{**call, "agent": agent} for call in _pending(number, calls)]
+    for number, case in enumerate(_WAITING):
+        agent = case["agent"]
+        pending = [{**call, "agent": agent} for call in _pending(number)]
         session_id = _waiting_id(number)
-        ids.append((session_id, minutes))
+        ids.append((session_id, case["minutes"]))
         details = Details(agent, pending, encrypted=False, wrapped=False)
         await paused._store.put(session_id, details, "{}")
-    decided = _pending(2, _WAITING[2][3])[0]["call_id"]
+    decided = _pending(2)[0]["call_id"]
     await paused.decide(_waiting_id(2), decided, approve=True, by="greta")
 
     def age(connection: Connection, _: Any) -> None:
@@ -245,27 +90,28 @@ async def _pause(catalog: SessionCatalog) -> None:
     await catalog._store.database.write(age)
 
 
-def _pending(number: int, calls: Any) -> list[dict[str, str]]:
+def _pending(number: int) -> list[dict[str, str]]:
     return [
         {
             "call_id": f"call_{number + 1}{place}",
-            "tool": tool,
-            "arguments": json.dumps(arguments, ensure_ascii=False),
+            "tool": call["tool"],
+            "arguments": json.dumps(call["arguments"], ensure_ascii=False),
         }
-        for place, (tool, arguments) in enumerate(calls)
+        for place, call in enumerate(_WAITING[number]["calls"])
     ]
 
 
 def _waiting_id(number: int) -> str:
-    return f"{_WAITING[number][0]}-{number:08x}"
+    return f"{_WAITING[number]['agent']}-{number:08x}"
 
 
 def _waiting(now: datetime, number: int) -> dict[str, Any]:
-    agent, title, request, calls, minutes = _WAITING[number]
-    end = now - timedelta(minutes=minutes)
+    case = _WAITING[number]
+    agent = case["agent"]
+    end = now - timedelta(minutes=case["minutes"])
     start = end - timedelta(seconds=20)
-    items: list[dict[str, Any]] = [{"role": "user", "content": request}]
-    for call in _pending(number, calls):
+    items: list[dict[str, Any]] = [{"role": "user", "content": case["request"]}]
+    for call in _pending(number):
         named = {"name": call["tool"], "arguments": call["arguments"]}
         items.append({"type": "function_call", "call_id": call["call_id"], **named})
     tokens = 2_400 + 700 * number
@@ -273,7 +119,7 @@ def _waiting(now: datetime, number: int) -> dict[str, Any]:
     metadata = {
         "owner_id": _OWNERS[number],
         "agent": agent,
-        "title": title,
+        "title": case["title"],
         "tags": ["approval"],
         "status": "active",
         "phase": "approval",
@@ -292,7 +138,7 @@ def _records(chance: random.Random, now: datetime) -> Iterator[dict[str, Any]]:
     ages = sorted(chance.random() ** 1.6 * _DAYS * 1440 for _ in range(_SESSIONS))
     for number, age in enumerate(reversed(ages)):
         start = now - timedelta(minutes=age + 3)
-        case = chance.choice(_CASES)
+        case = chance.choice(_TEXTS["cases"])
         yield _record(
             chance,
             number,
@@ -305,28 +151,31 @@ def _records(chance: random.Random, now: datetime) -> Iterator[dict[str, Any]]:
 def _record(
     chance: random.Random, number: int, start: datetime, latest: datetime, case: Any
 ) -> dict[str, Any]:
-    agent, tags, title, question, tool, arguments, output, answer = case
-    follow_ups = chance.sample(_FOLLOW_UPS, chance.choice((0, 0, 1, 2)))
+    agent, tool = case["agent"], case["tool"]
+    follow_ups = chance.sample(_TEXTS["follow_ups"], chance.choice((0, 0, 1, 2)))
     status = chance.choices(("completed", "active", "failed"), (72, 18, 10))[0]
     call_id = f"call_{number:04}"
     took = timedelta(seconds=chance.randint(4, 40))
     items: list[tuple[timedelta, dict[str, Any]]] = [
-        (timedelta(), {"role": "user", "content": question}),
+        (timedelta(), {"role": "user", "content": case["question"]}),
         (
             took / 2,
             {
                 "type": "function_call",
                 "call_id": call_id,
                 "name": tool,
-                "arguments": json.dumps(arguments, ensure_ascii=False),
+                "arguments": json.dumps(case["arguments"], ensure_ascii=False),
             },
         ),
-        (took * 0.7, {"type": "function_call_output", "call_id": call_id, "output": output}),
+        (
+            took * 0.7,
+            {"type": "function_call_output", "call_id": call_id, "output": case["output"]},
+        ),
     ]
     if status == "failed":
         items[-1][1]["output"] = "error: the service did not answer within 30 s"
     else:
-        items.append((took, _said(answer)))
+        items.append((took, _said(case["answer"])))
         for place, (asked, said) in enumerate(follow_ups, 1):
             later = took + timedelta(minutes=2 * place)
             items += [(later, {"role": "user", "content": asked}), (later + took / 3, _said(said))]
@@ -336,7 +185,7 @@ def _record(
     metadata: dict[str, Any] = {
         "owner_id": chance.choice(_OWNERS),
         "agent": agent,
-        "tags": list(tags),
+        "tags": case["tags"],
         "status": status,
         "phase": status if status != "active" else "work",
         "started_at": start.isoformat(),
@@ -346,8 +195,8 @@ def _record(
         **_totals(agent, tokens),
         "tool_calls": [[tool, 1, chance.randint(80, 2400)]],
     }
-    if title:
-        metadata["title"] = title
+    if case["title"]:
+        metadata["title"] = case["title"]
     if number % 41 == 3:
         metadata["pinned"] = True
     if status == "failed":
