@@ -52,7 +52,6 @@ LAYERS = [
 INTERFACES = {name for layer in LAYERS[-4:] for name in layer}
 # Optional or slow to import: the only modules and sub-packages that import them.
 ONLY_IN = {
-    "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
     "mcp": {"mcp_server"},
@@ -260,7 +259,7 @@ def test_importing_the_package_loads_little(imported, before) -> None:
     *_, without, after = loaded(*before, imported)
     added = {part(name) for name in after - without} - set(sys.stdlib_module_names)
     assert added <= {NAME, "sqlalchemy"}
-    assert not {part(name) for name in after} & {*DRIVERS, "typer", "rich"}
+    assert not {part(name) for name in after} & {*DRIVERS, "click", "rich"}
     assert not after & {f"{NAME}.{each}" for each in INTERFACES}
 
 

@@ -705,9 +705,9 @@ async def test_doctor(cli, catalog, shared_database):
     assert found["healthy"] is False
     assert found["findings"][1]["check"] == "tables"
     refused = await cli("doctor", "--scope", "a=1", code=2)
-    assert "No such option: --scope" in refused.stderr
+    assert "No such option '--scope'" in refused.stderr
     refused = await cli("doctor", "--create-tables", code=2)
-    assert "No such option: --create-tables" in refused.stderr
+    assert "No such option '--create-tables'" in refused.stderr
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
@@ -724,7 +724,7 @@ def test_ddl_needs_no_database(dialect):
     assert run("ddl", "--dialect", "oracle").exit_code == 2
     refused = run("ddl", "--dialect", dialect, "--scope", "a=1")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "No such option: --scope" in refused.stderr
+    assert "No such option '--scope'" in refused.stderr
     assert "--scope" not in run("ddl", "--help").stdout
 
 

@@ -20,8 +20,8 @@ from array import array
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+import click
 import pytest
-import typer
 from commands import run, said
 
 from agents_session_metadata import SessionCatalog
@@ -69,7 +69,10 @@ def test_values_after_the_equals_sign():
         (["list", "--url", "sqlite:///:memory:", "--where", "[]"], "filter at"),
         (["list", "--url", "sqlite:///:memory:", "--meta", "a"], "--meta takes KEY=VALUE"),
         (["list", "--url", "sqlite:///:memory:", "--meta", "a=1", "--meta", "a=2"], "'a' twice"),
-        (["list", "--url", "sqlite:///:memory:", "--limit", "0"], "greater than or equal to 1"),
+        (
+            ["list", "--url", "sqlite:///:memory:", "--limit", "0"],
+            "must be between 1 and 1000, got 0",
+        ),
         (["list", "--url", "sqlite:///:memory:", "--order-by", "$title"], "order_by"),
         (["set", "a", "--url", "sqlite:///:memory:"], "nothing to set"),
         (["unset", "a", "--url", "sqlite:///:memory:"], "--all"),
@@ -98,9 +101,8 @@ def test_usage(args, words):
 
 
 def test_an_option_with_one_value_is_refused_twice():
-    group = typer.main.get_command(app)
     for name in COMMANDS:
-        found = group.get_command(typer.Context(group), name)
+        found = app.get_command(click.Context(app), name)
         for second, command in getattr(found, "commands", {"": found}).items():
             single = [
                 each
@@ -170,18 +172,23 @@ main()
 @pytest.mark.parametrize(
     ("names", "args", "words"),
     [
-        (["typer"], ["list"], "agents-session-metadata[cli]"),
+        (["click"], ["list"], "agents-session-metadata[cli]"),
         (["rich"], ["list"], "agents-session-metadata[cli]"),
         (["asyncpg"], ["list", "--url", "postgresql://h/x"], "agents-session-metadata[postgresql]"),
         (["asyncmy"], ["list", "--url", "mysql://h/x"], "agents-session-metadata[mysql]"),
         (["aiosqlite"], ["list", "--url", "sqlite://"], "agents-session-metadata[sqlite]"),
     ],
 )
-def test_something_is_not_installed(names, args, words):
+def test_something_is_not_installed(names, args, words, tmp_path):
+    filled(tmp_path, "n=1")
     # The SDK needs mcp; a release of its own may lack what the server needs.
     script = BLOCK.format(names=names, args=args)
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AGENT_SESSIONS_URL": f"sqlite:///{tmp_path}/x.db"},
     )
     assert done.returncode in (1, 2)
     assert words in done.stderr
@@ -224,7 +231,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
 @pytest.mark.parametrize(
     ("line", "spared"),
     [
-        ("--help", {"sqlalchemy", "asyncio", "pydantic", "markdown_it", "pygments"}),
+        ("--help", {"sqlalchemy", "asyncio", "rich", "agents"}),
         ("resume-check chat", {"pydantic", "rich", "agents", "sqlalchemy.dialects.mysql"}),
     ],
 )
@@ -687,24 +694,24 @@ def test_help():
         assert "Database options" in shown
     assert "process list" in " ".join(run("list", "-h").stdout.split())
     assert "123 means the number" in said(run("list", "-h").stdout)
-    assert "Did you mean 'list'" in run("lst").stderr
+    assert re.search("Did you mean .*'list'", run("lst").stderr)
 
 
 def test_help_shows_every_command_under_a_heading():
     shown = run("--help").stdout
-    listed = re.findall(r"^│ ([a-z][a-z-]*) ", shown, re.MULTILINE)
+    listed = re.findall(r"^  ([a-z][a-z-]*)  ", shown, re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
-    assert "─ Commands ─" not in shown  # where Typer puts those without a heading
+    assert "Commands:" not in shown  # where Click puts those without a heading
 
 
 def test_completion():
     done = shell(
-        "COMP_WORDS='agent-sessions res' COMP_CWORD=1 _AGENT_SESSIONS_COMPLETE=complete_bash "
+        "COMP_WORDS='agent-sessions res' COMP_CWORD=1 _AGENT_SESSIONS_COMPLETE=bash_complete "
         '{python} -c \'import sys; sys.argv[0] = "agent-sessions"; '
         "from agents_session_metadata.cli import main; main()'",
         ".",
     )
-    assert done.stdout.split() == ["resume-check"]
+    assert done.stdout.split() == ["plain,resume-check"]
 
 
 def test_what_changes_something_answers_in_json(tmp_path):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .command import place_of
 from .options import (
+    CURSOR,
+    FILTERS,
+    JSON,
+    SESSION,
     Failure,
-    FilterMetaOption,
-    JsonOption,
-    SessionArgument,
-    WhereOption,
-    parse_where,
+    Whole,
+    argument,
+    flag,
+    option,
+    takes,
     usage,
 )
 from .output import age, counted, nothing, say, shown, write_json, write_table
@@ -23,35 +24,40 @@ from .output import age, counted, nothing, say, shown, write_json, write_table
 if TYPE_CHECKING:
     from agents_session_metadata.runs.rows import PausedRun
 
+    from .connection import Place
+
 _command = partial(registry.command, panel="Approvals")
 
 _PAGE, _LONG_PAGE = 20, 1000
 
-CallArgument = Annotated[
-    str | None, typer.Argument(metavar="CALL", help="The call id; or pass --all.")
-]
-AllOption = Annotated[bool, typer.Option("--all", help="Every call that has no decision.")]
-ByOption = Annotated[str | None, typer.Option(help="Who decides.")]
+_CALLS = (
+    SESSION,
+    argument("call", "[CALL]", "The call id; or pass --all.", required=False),
+    flag("--all", "every", help="Every call that has no decision."),
+)
+_BY = option("--by", metavar="NAME", help="Who decides.")
 
 
 @_command("waiting", "waiting --meta owner_id=u1")
-def waiting(
-    ctx: typer.Context,
+@takes(
+    *FILTERS,
+    option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Runs per page."),
+    CURSOR,
+    JSON,
+)
+async def waiting(
+    place: Place,
     *,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=_LONG_PAGE, help="Runs per page.")] = _PAGE,
-    cursor: Annotated[
-        str | None, typer.Option(help="Continue after the page that printed this cursor.")
-    ] = None,
-    as_json: JsonOption = False,
+    condition: dict[str, Any] | None,
+    limit: int,
+    cursor: str | None,
+    as_json: bool,
 ) -> int:
     """List paused runs that wait for an approval, newest first, with their calls."""
-    condition = parse_where(where, meta)
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.runs.paused import PausedRuns
 
-        page = wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
+        page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
     if as_json:
         runs = [record_of_run(run) for run in page.runs]
         write_json({"runs": runs, "next_cursor": page.next_cursor})
@@ -65,63 +71,44 @@ def waiting(
 
 
 @_command("approve", "approve chat-1 call_7f2 --by user_123")
-def approve(
-    ctx: typer.Context,
-    session: SessionArgument,
-    call: CallArgument = None,
-    *,
-    every: AllOption = False,
-    by: ByOption = None,
-    as_json: JsonOption = False,
-) -> int:
+@takes(*_CALLS, _BY, JSON)
+async def approve(place: Place, **given: Any) -> int:
     """Approve a call of a paused run. A later decision replaces an earlier one.
 
     The call runs when the application resumes the run.
     """
-    return _decide(ctx, session, call, every=every, as_json=as_json, approve=True, by=by)
+    return await _decide(place, approve=True, **given)
 
 
 @_command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
-def reject(
-    ctx: typer.Context,
-    session: SessionArgument,
-    call: CallArgument = None,
-    *,
-    every: AllOption = False,
-    message: Annotated[
-        str | None, typer.Option(help="The message that the model receives.")
-    ] = None,
-    by: ByOption = None,
-    as_json: JsonOption = False,
-) -> int:
+@takes(*_CALLS, option("--message", help="The message that the model receives."), _BY, JSON)
+async def reject(place: Place, **given: Any) -> int:
     """Reject a call of a paused run. A later decision replaces an earlier one."""
-    return _decide(
-        ctx, session, call, every=every, as_json=as_json, approve=False, message=message, by=by
-    )
+    return await _decide(place, approve=False, **given)
 
 
-def _decide(
-    ctx: typer.Context,
+async def _decide(
+    place: Place,
+    *,
     session: str,
     call: str | None,
-    *,
     every: bool,
     as_json: bool,
     **decision: Any,
 ) -> int:
     if (call is None) is not every:
         usage("pass either the id of a call or --all; `agent-sessions waiting` lists the calls")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.runs.paused import PausedRuns
 
         paused = PausedRuns(catalog)
-        run = wait(paused.get(session))
+        run = await wait(paused.get(session))
         if run is None:
             return nothing(f"session {shown(session)} has no paused run")
         calls = [each.call_id for each in run.undecided] if call is None else [call]
         try:
             for each in calls:
-                run = wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
+                run = await wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
         except LookupError as error:
             raise Failure(str(error)) from None
     if as_json:

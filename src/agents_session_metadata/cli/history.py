@@ -1,4 +1,4 @@
-"""The commands that read, cut and copy histories."""
+"""The commands that read, search, cut and copy histories."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import json
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.text import escaped
 
 from . import command as registry
-from .command import place_of
 from .options import (
-    JsonLinesOption,
-    JsonOption,
-    MetaOption,
-    SessionArgument,
-    YesOption,
+    CURSOR,
+    EVERY_PAGE,
+    FILTERS,
+    JSON,
+    JSON_LINES,
+    META,
+    SESSION,
+    YES,
+    Whole,
+    argument,
     checked,
     confirm,
+    flag,
+    option,
     parse_pairs,
     refuse_both,
+    takes,
     usage,
 )
 from .output import Records, counted, nothing, say, shown, write, write_json
@@ -31,29 +36,33 @@ from .output import Records, counted, nothing, say, shown, write, write_json
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
 
+    from .connection import Place
+
 _command = partial(registry.command, panel="History")
 
 _PAGE, _LONG_PAGE = 50, 1000
 
 
 @_command("history", "history chat-1 --limit 20 --newest-first")
-def history(
-    ctx: typer.Context,
-    session: SessionArgument,
+@takes(
+    SESSION,
+    option("--limit", type=Whole(1, _LONG_PAGE), help=f"Items per page.  [default: {_PAGE}]"),
+    CURSOR,
+    EVERY_PAGE,
+    flag("--newest-first", help="Print the newest items first."),
+    JSON,
+    JSON_LINES,
+)
+async def history(
+    place: Place,
     *,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=_LONG_PAGE, help="Items per page.", show_default="50"),
-    ] = None,
-    cursor: Annotated[
-        str | None, typer.Option(help="Continue after the page that printed this cursor.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every page.")] = False,
-    newest_first: Annotated[
-        bool, typer.Option("--newest-first", help="Print the newest items first.")
-    ] = False,
-    as_json: JsonOption = False,
-    as_lines: JsonLinesOption = False,
+    session: str,
+    limit: int | None,
+    cursor: str | None,
+    every: bool,
+    newest_first: bool,
+    as_json: bool,
+    as_lines: bool,
 ) -> int:
     """Print the history of a session, oldest items first.
 
@@ -62,9 +71,9 @@ def history(
     refuse_both(as_json=as_json, as_lines=as_lines)
     records = Records(sys.stdout, as_list=as_json, opening='{"items": [')
     found = 0
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         while True:
-            page = wait(
+            page = await wait(
                 catalog.list_items(
                     session,
                     order_by="-item_id" if newest_first else "item_id",
@@ -88,23 +97,23 @@ def history(
 
 
 @_command("rewind", "rewind chat-1 --turns 1 --yes")
-def rewind(
-    ctx: typer.Context,
-    session: SessionArgument,
+@takes(
+    SESSION,
+    option("--turns", type=Whole(1), help="Remove this many turns from the end."),
+    option("--before", type=int, metavar="ITEM", help="Remove this item and everything after it."),
+    option("--expect-last", type=int, metavar="ITEM", help="Fail if this is not the newest item."),
+    YES,
+    JSON,
+)
+async def rewind(
+    place: Place,
     *,
-    turns: Annotated[
-        int | None, typer.Option(min=1, help="Remove this many turns from the end.")
-    ] = None,
-    before: Annotated[
-        int | None,
-        typer.Option(metavar="ITEM", help="Remove this item and everything after it."),
-    ] = None,
-    expect_last: Annotated[
-        int | None,
-        typer.Option(metavar="ITEM", help="Fail if this is not the newest item."),
-    ] = None,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    session: str,
+    turns: int | None,
+    before: int | None,
+    expect_last: int | None,
+    yes: bool,
+    as_json: bool,
 ) -> int:
     """Remove the last items of a session's history. Metadata is kept.
 
@@ -115,8 +124,8 @@ def rewind(
         usage("pass either --turns or --before")
     what = f"everything from item {before} on" if turns is None else counted(turns, "turn")
     confirm(f"Remove {what} of session {shown(session)}?", yes=yes)
-    with place_of(ctx).open() as (catalog, wait):
-        removed = wait(
+    async with place.open() as (catalog, wait):
+        removed = await wait(
             catalog.rewind_session(session, turns=turns, before=before, expect_last=expect_last)
         )
     if as_json:
@@ -129,36 +138,48 @@ def rewind(
 
 
 @_command("fork", "fork chat-1 chat-2 --before 17")
-def fork(
-    ctx: typer.Context,
-    session: SessionArgument,
-    new_session: Annotated[
-        str | None,
-        typer.Argument(metavar="NEW", help="The id of the copy. Default: a random id."),
-    ] = None,
+@takes(
+    SESSION,
+    argument("new_session", "[NEW]", "The id of the copy. Default: a random id.", required=False),
+    option("--before", type=int, metavar="ITEM", help="Copy only the items before this one."),
+    META,
+    JSON,
+)
+async def fork(
+    place: Place,
     *,
-    before: Annotated[
-        int | None, typer.Option(metavar="ITEM", help="Copy only the items before this one.")
-    ] = None,
-    meta: MetaOption = None,
-    as_json: JsonOption = False,
+    session: str,
+    new_session: str | None,
+    before: int | None,
+    meta: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Copy a session with history and metadata, and print the id of the copy.
 
     The id of the original is stored under forked_from, the item of --before under forked_before.
     """
     values = parse_pairs(meta, "--meta")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.core.rows import check_id
 
         if new_session is not None:
             checked(check_id, new_session)
-        copy = wait(catalog.fork_session(session, new_session, metadata=values, before=before))
+        copy = await wait(
+            catalog.fork_session(session, new_session, metadata=values, before=before)
+        )
         if as_json:
-            metadata = wait(copy.get_metadata())
+            metadata = await wait(copy.get_metadata())
             write_json({"session_id": copy.session_id, "metadata": metadata})
     if not as_json:
         write(escaped(copy.session_id))
+
+
+@_command("search", "search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+@takes(argument("query", "QUERY", 'Words, "a phrase", a prefix* or -excluded words.'), *FILTERS)
+async def search(place: Place, *, query: str, condition: dict[str, Any] | None) -> None:
+    """Find messages and titles that contain all words. Not available in this version."""
+    async with place.open() as (catalog, wait):
+        await wait(catalog.search(query, condition))
 
 
 def _record(info: ItemInfo) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import IO, TYPE_CHECKING, Any
 
-import typer
+import click
 
 from agents_session_metadata.text import escaped
 
@@ -43,7 +43,7 @@ def counted(number: int, noun: str) -> str:
 def say(sentence: str, color: str | None = None) -> None:
     """Write a message to stderr, after the data that was printed before it."""
     sys.stdout.flush()
-    typer.secho(escaped(sentence), fg=color, err=True)
+    click.secho(escaped(sentence), fg=color, err=True)
 
 
 def nothing(sentence: str) -> int:
@@ -94,7 +94,7 @@ class Corrupt:
 
 def colored(text: str) -> str:
     color = _COLORS.get(text.strip())
-    return typer.style(text, fg=color) if color and sys.stdout.isatty() else text
+    return click.style(text, fg=color) if color and sys.stdout.isatty() else text
 
 
 def age(moment: datetime, now: datetime | None = None) -> str:

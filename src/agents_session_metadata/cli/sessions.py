@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.text import escaped
 
 from . import command as registry
-from .command import place_of
 from .options import (
-    ActiveOption,
+    ACTIVE,
+    CURSOR,
+    EVERY_PAGE,
+    FILTERS,
+    JSON,
+    JSON_LINES,
+    META,
+    SESSION,
     Failure,
-    FilterMetaOption,
-    JsonLinesOption,
-    JsonOption,
-    MetaOption,
-    SessionArgument,
-    WhereOption,
+    Whole,
+    argument,
     both,
     checked,
+    flag,
+    option,
     parse_pairs,
-    parse_where,
     refuse_both,
+    takes,
     usage,
 )
 from .output import (
@@ -48,64 +50,69 @@ from .output import (
 if TYPE_CHECKING:
     from agents_session_metadata.types import SessionInfo
 
+    from .connection import Place
+
 _command = partial(registry.command, panel="Sessions")
 
-_ACTIVE = {"status": "active"}
 _PAGE, _LONG_PAGE = 20, 1000
-
-KeysOption = Annotated[
-    list[str] | None,
-    typer.Option("--key", help="Print only this metadata key, as a column; repeatable."),
-]
 
 
 @_command("list", "list --meta owner_id=u1 --active --limit 5")
-def list_(
-    ctx: typer.Context,
+@takes(
+    *FILTERS,
+    ACTIVE,
+    option(
+        "--order-by",
+        default="-updated_at",
+        help="A metadata key, updated_at, created_at or session_id; - for descending.",
+    ),
+    option("--limit", type=Whole(1, _LONG_PAGE), help=f"Sessions per page.  [default: {_PAGE}]"),
+    CURSOR,
+    EVERY_PAGE,
+    option(
+        "--key",
+        "keys",
+        metavar="KEY",
+        multiple=True,
+        help="Print only this metadata key, as a column; repeatable.",
+    ),
+    flag("--count-items", help="Count items."),
+    JSON,
+    JSON_LINES,
+)
+async def list_(
+    place: Place,
     *,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    active: ActiveOption = False,
-    order_by: Annotated[
-        str,
-        typer.Option(
-            help="A metadata key, updated_at, created_at or session_id; - for descending."
-        ),
-    ] = "-updated_at",
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, max=_LONG_PAGE, help="Sessions per page.", show_default="20"),
-    ] = None,
-    cursor: Annotated[
-        str | None, typer.Option(help="Continue after the page that printed this cursor.")
-    ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Print every page.")] = False,
-    keys: KeysOption = None,
-    count_items: Annotated[bool, typer.Option("--count-items", help="Count items.")] = False,
-    as_json: JsonOption = False,
-    as_lines: JsonLinesOption = False,
+    condition: dict[str, Any] | None,
+    order_by: str,
+    limit: int | None,
+    cursor: str | None,
+    every: bool,
+    keys: tuple[str, ...],
+    count_items: bool,
+    as_json: bool,
+    as_lines: bool,
 ) -> int:
     """List sessions, most recently active first.
 
     With --all, the sessions are printed as one table per page.
     """
     refuse_both(as_json=as_json, as_lines=as_lines)
-    condition = both(_ACTIVE if active else None, parse_where(where, meta))
     corrupt = Corrupt()
     records = Records(sys.stdout, as_list=as_json, opening='{"sessions": [')
     found = 0
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.query.ordering import Ordering
 
         checked(Ordering.parse, order_by)
         while True:
-            page = wait(
+            page = await wait(
                 catalog.list_sessions(
                     condition,
                     order_by=order_by,
                     limit=limit or (_LONG_PAGE if every else _PAGE),
                     cursor=cursor,
-                    keys=keys,
+                    keys=keys or None,
                     count_items=count_items,
                     on_corrupt=corrupt,
                 )
@@ -115,7 +122,7 @@ def list_(
                 for info in page.sessions:
                     records.add(record_of(info))
             elif page.sessions:
-                write_sessions(page.sessions, keys)
+                write_sessions(page.sessions, keys or None)
             cursor = page.next_cursor
             if not every or cursor is None:
                 break
@@ -128,32 +135,26 @@ def list_(
 
 
 @_command("show", "show chat-1")
-def show(ctx: typer.Context, session: SessionArgument, *, as_json: JsonOption = False) -> int:
+@takes(SESSION, JSON)
+async def show(place: Place, *, session: str, as_json: bool) -> int:
     """Show one session: times, number of items, metadata."""
     corrupt = Corrupt()
-    with place_of(ctx).open() as (catalog, wait):
-        info = wait(catalog.get_session(session, count_items=True, on_corrupt=corrupt))
+    async with place.open() as (catalog, wait):
+        info = await wait(catalog.get_session(session, count_items=True, on_corrupt=corrupt))
     _write_found(info, as_json=as_json)
     return corrupt.exit_code if info is not None else nothing(_missing(session))
 
 
 @_command("get", "get chat-1 title")
-def get(
-    ctx: typer.Context,
-    session: SessionArgument,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="The keys. Default: all.")
-    ] = None,
-    *,
-    as_json: JsonOption = False,
-) -> int:
+@takes(SESSION, argument("keys", "[KEY]...", "The keys. Default: all.", nargs=-1), JSON)
+async def get(place: Place, *, session: str, keys: tuple[str, ...], as_json: bool) -> int:
     """Print the metadata of a session: one value, some keys, or all keys.
 
     For one key, only the value is printed. With --json, missing keys are null.
     """
     corrupt = Corrupt()
-    with place_of(ctx).open() as (catalog, wait):
-        info = wait(catalog.get_session(session, keys=keys or None, on_corrupt=corrupt))
+    async with place.open() as (catalog, wait):
+        info = await wait(catalog.get_session(session, keys=keys or None, on_corrupt=corrupt))
     stored = info.metadata if info is not None else {}
     if as_json:
         write_json({key: stored.get(key) for key in keys} if keys else stored)
@@ -166,39 +167,42 @@ def get(
     if info is None:
         return nothing(_missing(session))
     if not stored and not corrupt.exit_code:
-        what = f"value for {named}" if (named := ", ".join(keys or [])) else "metadata"
+        what = f"value for {named}" if (named := ", ".join(keys)) else "metadata"
         return nothing(f"session {shown(session)} has no {what}")
     return corrupt.exit_code
 
 
 @_command("set", "set chat-1 title='My chat' tags='[\"work\"]'")
-def set_(
-    ctx: typer.Context,
-    session: SessionArgument,
-    pairs: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Metadata to store.")
-    ] = None,
+@takes(
+    SESSION,
+    argument("pairs", "KEY=VALUE...", "Metadata to store.", nargs=-1),
+    META,
+    flag("--create", help="Create the session if it does not exist."),
+    JSON,
+)
+async def set_(
+    place: Place,
     *,
-    meta: MetaOption = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Create the session if it does not exist.")
-    ] = False,
-    as_json: JsonOption = False,
+    session: str,
+    pairs: tuple[str, ...],
+    meta: tuple[str, ...],
+    create: bool,
+    as_json: bool,
 ) -> int:
     """Store metadata keys. Other keys do not change.
 
     A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
     For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
-    values = parse_pairs([*(pairs or ()), *(meta or ())], "set")
+    values = parse_pairs([*pairs, *meta], "set")
     if not values:
         usage("nothing to set; pass KEY=VALUE")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.core.rows import check_id
 
         checked(check_id, session)
         try:
-            wait(catalog.set_metadata(session, values, must_exist=not create))
+            await wait(catalog.set_metadata(session, values, must_exist=not create))
         except Failure as failure:
             if _is_missing(failure):
                 return nothing(
@@ -206,34 +210,33 @@ def set_(
                 )
             raise
         if as_json:
-            metadata = wait(catalog.get_metadata(session))
+            metadata = await wait(catalog.get_metadata(session))
             write_json({"session_id": session, "metadata": metadata})
     return 0
 
 
 @_command("unset", "unset chat-1 tags")
-def unset(
-    ctx: typer.Context,
-    session: SessionArgument,
-    keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY", help="The keys to remove.")
-    ] = None,
-    *,
-    every: Annotated[bool, typer.Option("--all", help="Remove every key.")] = False,
-    as_json: JsonOption = False,
+@takes(
+    SESSION,
+    argument("keys", "[KEY]...", "The keys to remove.", nargs=-1),
+    flag("--all", "every", help="Remove every key."),
+    JSON,
+)
+async def unset(
+    place: Place, *, session: str, keys: tuple[str, ...], every: bool, as_json: bool
 ) -> int:
     """Remove metadata keys. The history does not change."""
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         try:
-            removed = wait(catalog.delete_metadata(session, None if every else keys))
+            removed = await wait(catalog.delete_metadata(session, None if every else keys))
         except Failure as failure:
             if not _is_missing(failure):
                 raise
             return nothing(_missing(session))
         # Whether the session is absent or outside the scope, the answer is the same.
-        if not removed and wait(catalog.get_session(session, keys=[])) is None:
+        if not removed and await wait(catalog.get_session(session, keys=[])) is None:
             return nothing(_missing(session))
     if as_json:
         write_json({"session_id": session, "removed": removed})
@@ -245,18 +248,11 @@ def unset(
 
 
 @_command("count", 'count --where \'{"tags": {"$contains": "work"}}\'')
-def count(
-    ctx: typer.Context,
-    *,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    active: ActiveOption = False,
-    as_json: JsonOption = False,
-) -> None:
+@takes(*FILTERS, ACTIVE, JSON)
+async def count(place: Place, *, condition: dict[str, Any] | None, as_json: bool) -> None:
     """Print the number of matching sessions."""
-    condition = both(_ACTIVE if active else None, parse_where(where, meta))
-    with place_of(ctx).open() as (catalog, wait):
-        number = wait(catalog.count_sessions(condition))
+    async with place.open() as (catalog, wait):
+        number = await wait(catalog.count_sessions(condition))
     if as_json:
         write_json({"count": number})
     else:
@@ -264,19 +260,18 @@ def count(
 
 
 @_command("values", "values tags --limit 10")
-def values(
-    ctx: typer.Context,
-    key: Annotated[str, typer.Argument(help="A metadata key.")],
-    *,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of values.")] = 20,
-    as_json: JsonOption = False,
+@takes(
+    argument("key", "KEY", "A metadata key."),
+    *FILTERS,
+    option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Maximum number of values."),
+    JSON,
+)
+async def values(
+    place: Place, *, key: str, condition: dict[str, Any] | None, limit: int, as_json: bool
 ) -> int:
     """Print the values of a key, with the number of sessions per value or list element."""
-    condition = parse_where(where, meta)
-    with place_of(ctx).open() as (catalog, wait):
-        counts = wait(catalog.count_values(key, condition, limit=limit))
+    async with place.open() as (catalog, wait):
+        counts = await wait(catalog.count_values(key, condition, limit=limit))
     if as_json:
         write_json([{"value": each.value, "count": each.count} for each in counts])
     elif counts:
@@ -285,23 +280,17 @@ def values(
 
 
 @_command("last", "last --agent @ai-engineer")
-def last(
-    ctx: typer.Context,
-    *,
-    agent: Annotated[
-        str | None, typer.Option(help="The agent's name, with or without a leading @.")
-    ] = None,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    as_json: JsonOption = False,
+@takes(option("--agent", help="The agent's name, with or without a leading @."), *FILTERS, JSON)
+async def last(
+    place: Place, *, agent: str | None, condition: dict[str, Any] | None, as_json: bool
 ) -> int:
     """Show the most recently active session that matches, for example of an agent."""
     from agents_session_metadata.keys import AGENT, normalize_agent
 
     of_agent = None if agent is None else {AGENT: normalize_agent(agent)}
-    condition = both(of_agent, parse_where(where, meta))
-    with place_of(ctx).open() as (catalog, wait):
-        info = wait(catalog.last_session(condition, count_items=True))
+    condition = both(of_agent, condition)
+    async with place.open() as (catalog, wait):
+        info = await wait(catalog.last_session(condition, count_items=True))
     _write_found(info, as_json=as_json)
     if info is not None:
         return 0

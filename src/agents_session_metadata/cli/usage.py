@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .command import place_of
-from .options import JsonOption, checked, parse_value
+from .options import JSON, checked, option, parse_value, takes
 from .options import usage as refuse
 from .output import nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import UsageRow
+
+    from .connection import Place
 
 _command = partial(registry.command, panel="Sessions")
 
@@ -30,36 +29,44 @@ _NUMBERS = {
 
 
 @_command("usage", "usage --owner u1 --by day --by model --since 2025-01-01")
-def usage(
-    ctx: typer.Context,
+@takes(
+    option(
+        "--owner",
+        metavar="NAME",
+        help="Only this owner_id. Parsed as JSON; if it is not valid JSON, a string.",
+    ),
+    option("--session", metavar="ID", help="Only this session."),
+    option(
+        "--by",
+        multiple=True,
+        help="day, agent, model, owner_id or session_id; repeatable. Default: day and model.",
+    ),
+    option("--since", metavar="DAY", help="The first day (UTC), YYYY-MM-DD."),
+    option("--until", metavar="DAY", help="The last day (UTC), YYYY-MM-DD."),
+    JSON,
+)
+async def usage(
+    place: Place,
     *,
-    owner: Annotated[
-        str | None,
-        typer.Option(help="Only this owner_id. Parsed as JSON; if it is not valid JSON, a string."),
-    ] = None,
-    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
-    by: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="day, agent, model, owner_id or session_id; repeatable. Default: day and model."
-        ),
-    ] = None,
-    since: Annotated[str | None, typer.Option(help="The first day (UTC), YYYY-MM-DD.")] = None,
-    until: Annotated[str | None, typer.Option(help="The last day (UTC), YYYY-MM-DD.")] = None,
-    as_json: JsonOption = False,
+    owner: str | None,
+    session: str | None,
+    by: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    as_json: bool,
 ) -> int:
     """Print the requests, tokens and cost of tracked runs."""
     from agents_session_metadata.usage.report import check_by
 
-    fields = tuple(by or ("day", "model"))
+    fields = by or ("day", "model")
     checked(check_by, fields)
     owner_id = None if owner is None else parse_value(owner, "--owner")
     first, last = _day("--since", since), _day("--until", until)
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         question = catalog.usage(
             owner_id=owner_id, session_id=session, by=fields, since=first, until=last
         )
-        rows = wait(question)
+        rows = await wait(question)
     if as_json:
         write_json([_record(row, fields) for row in rows])
     elif rows:
