@@ -12,13 +12,7 @@ import signal
 import sys
 from io import TextIOWrapper
 
-
-def exit_at_once(_number: int, _frame: object) -> None:
-    """Handle Ctrl-C during imports and prompts, while nothing is open that must be closed.
-
-    An exception could be raised in the middle of an import and be lost.
-    """
-    os._exit(130)
+from ._interrupt import exit_at_once
 
 
 def main() -> None:

@@ -11,20 +11,10 @@ import click
 from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
-from . import exit_at_once
+from ._interrupt import exit_at_once
 from .command import DATABASE, TABLES
-from .options import JSON, Failure, argument, checked, flag, option, standard_input, takes, usage
-from .output import (
-    colored,
-    counted,
-    nothing,
-    progress,
-    say,
-    shown,
-    write,
-    write_json,
-    write_table,
-)
+from .options import Failure, argument, checked, flag, option, standard_input, takes, usage
+from .output import colored, counted, nothing, progress, say, shown, write, write_json, write_table
 
 if TYPE_CHECKING:
     from .connection import Place
@@ -90,10 +80,9 @@ async def ddl(place: Place, *, dialect: str, drop: bool, everything: bool) -> No
     flag(
         "--rewrite-search-keys",
         help="Rewrite search keys and list elements that do not match the stored values.",
-    ),
-    JSON,
+    )
 )
-async def doctor(place: Place, *, rewrite_search_keys: bool, as_json: bool) -> int:
+async def doctor(place: Place, *, rewrite_search_keys: bool) -> int:
     """Compare a database with what `ddl` would create, and print problems.
 
     Changes nothing, unless --rewrite-search-keys is given. Prints CREATE statements for missing
@@ -106,7 +95,7 @@ async def doctor(place: Place, *, rewrite_search_keys: bool, as_json: bool) -> i
     async with place.connect() as (engine, wait):
         if rewrite_search_keys:
             rewritten, skipped = await wait(doctor.rewrite_search_keys(engine, place.names))
-            if as_json:
+            if place.as_json:
                 write_json({"rewritten": rewritten, "skipped": skipped})
             else:
                 hint = "; run `agent-sessions doctor` to see why" if skipped else ""
@@ -116,7 +105,7 @@ async def doctor(place: Place, *, rewrite_search_keys: bool, as_json: bool) -> i
         findings = await wait(doctor.diagnose(engine, place.names))
         shell = dialect_of(engine.dialect)
     errors = sum(each.level == "error" for each in findings)
-    if as_json:
+    if place.as_json:
         write_json({"healthy": not errors, "findings": [each.as_dict() for each in findings]})
         return int(errors > 0)
     for each in findings:
@@ -139,8 +128,8 @@ registry.group("index", "Create, drop and list indexes.", panel="Database")
 
 
 @_command("index create", "index create owner_id")
-@takes(_KEY, JSON)
-async def create_index(place: Place, *, key: str, as_json: bool) -> None:
+@takes(_KEY)
+async def create_index(place: Place, *, key: str) -> None:
     """Create an index on a key, for fast lists of sessions.
 
     Triggers keep the index up to date. If the command is interrupted, run it again to continue.
@@ -149,7 +138,7 @@ async def create_index(place: Place, *, key: str, as_json: bool) -> None:
         total = await wait(catalog.count_sessions())
         with progress(f"Indexing {shown(key)}", total) as counter:
             created = await wait(catalog.create_index(key, progress=counter.reach))
-    if as_json:
+    if place.as_json:
         write_json({"key": key, "created": created})
     elif created:
         say(f"created the index on {shown(key)}")
@@ -158,27 +147,27 @@ async def create_index(place: Place, *, key: str, as_json: bool) -> None:
 
 
 @_command("index drop", "index drop owner_id")
-@takes(_KEY, JSON)
-async def drop_index(place: Place, *, key: str, as_json: bool) -> int:
+@takes(_KEY)
+async def drop_index(place: Place, *, key: str) -> int:
     """Drop an index. Results do not change, but lists can be slower."""
     async with place.open() as (catalog, wait):
         dropped = await wait(catalog.drop_index(key))
-    if as_json:
+    if place.as_json:
         write_json({"key": key, "dropped": dropped})
     if not dropped:
         return nothing(f"there is no index on {shown(key)}")
-    if not as_json:
+    if not place.as_json:
         say(f"dropped the index on {shown(key)}")
     return 0
 
 
 @_command("index list", "index list --count")
-@takes(flag("--count", help="Count the entries, which takes time."), JSON)
-async def list_indexes(place: Place, *, count: bool, as_json: bool) -> None:
+@takes(flag("--count", help="Count the entries, which takes time."))
+async def list_indexes(place: Place, *, count: bool) -> None:
     """List the indexes, and whether each is complete."""
     async with place.open() as (catalog, wait):
         indexes = await wait(catalog.list_indexes(count=count))
-    if as_json:
+    if place.as_json:
         write_json(
             [
                 {"key": each.key, "complete": each.complete, "entries": each.entries}
@@ -198,7 +187,7 @@ async def list_indexes(place: Place, *, count: bool, as_json: bool) -> None:
     write_table(header, rows)
 
 
-@_command("mcp", "mcp --scope owner_id=u1 --tool-prefix chats_")
+@_command("mcp", "mcp --scope owner_id=u1 --tool-prefix chats_", shared=registry.SERVER)
 @takes(
     flag("--allow-write", help="Add the tools that change metadata."),
     option("--tool-prefix", default="", metavar="TEXT", help="Prefix for the tool names."),

@@ -6,19 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .options import (
-    CURSOR,
-    FILTERS,
-    JSON,
-    SESSION,
-    Failure,
-    Whole,
-    argument,
-    flag,
-    option,
-    takes,
-    usage,
-)
+from .options import CURSOR, FILTERS, SESSION, Failure, Whole, argument, flag, option, takes, usage
 from .output import age, counted, nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
@@ -43,35 +31,29 @@ _BY = option("--by", metavar="NAME", help="Who decides.")
     *FILTERS,
     option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Runs per page."),
     CURSOR,
-    JSON,
 )
 async def waiting(
-    place: Place,
-    *,
-    condition: dict[str, Any] | None,
-    limit: int,
-    cursor: str | None,
-    as_json: bool,
+    place: Place, *, condition: dict[str, Any] | None, limit: int, cursor: str | None
 ) -> int:
     """List paused runs that wait for an approval, newest first, with their calls."""
     async with place.open() as (catalog, wait):
         from agents_session_metadata.runs.paused import PausedRuns
 
         page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
-    if as_json:
+    if place.as_json:
         runs = [record_of_run(run) for run in page.runs]
         write_json({"runs": runs, "next_cursor": page.next_cursor})
     elif page.runs:
         _write_runs(page.runs)
     if not page.runs:
         return nothing("no run waits for an approval")
-    if page.next_cursor is not None and not as_json:
+    if page.next_cursor is not None and not place.as_json:
         say(f"there are more runs; continue with --cursor {page.next_cursor}")
     return 0
 
 
 @_command("approve", "approve chat-1 call_7f2 --by user_123")
-@takes(*_CALLS, _BY, JSON)
+@takes(*_CALLS, _BY)
 async def approve(place: Place, **given: Any) -> int:
     """Approve a call of a paused run. A later decision replaces an earlier one.
 
@@ -81,20 +63,14 @@ async def approve(place: Place, **given: Any) -> int:
 
 
 @_command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
-@takes(*_CALLS, option("--message", help="The message that the model receives."), _BY, JSON)
+@takes(*_CALLS, option("--message", help="The message that the model receives."), _BY)
 async def reject(place: Place, **given: Any) -> int:
     """Reject a call of a paused run. A later decision replaces an earlier one."""
     return await _decide(place, approve=False, **given)
 
 
 async def _decide(
-    place: Place,
-    *,
-    session: str,
-    call: str | None,
-    every: bool,
-    as_json: bool,
-    **decision: Any,
+    place: Place, *, session: str, call: str | None, every: bool, **decision: Any
 ) -> int:
     if (call is None) is not every:
         usage("pass either the id of a call or --all; `agent-sessions waiting` lists the calls")
@@ -111,7 +87,7 @@ async def _decide(
                 run = await wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
         except LookupError as error:
             raise Failure(str(error)) from None
-    if as_json:
+    if place.as_json:
         write_json(record_of_run(run))
     if not calls:
         return nothing(f"every call of session {shown(session)} has a decision")

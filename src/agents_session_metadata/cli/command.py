@@ -10,14 +10,16 @@ from typing import Any
 import click
 
 from .connection import Place, Unanswered
-from .options import both, option, parse_json, parse_pairs, parse_value, read_url, usage
+from .options import both, flag, option, parse_json, parse_pairs, parse_value, read_url, usage
 
 TABLES = ("sessions_table", "messages_table", "metadata_table")
 """The shared options of a command that needs no database."""
-DATABASE = ("url", "url_file", "timeout", *TABLES)
+DATABASE = ("as_json", "url", "url_file", "timeout", *TABLES)
 """The shared options of a command that looks at tables, not at sessions."""
 CATALOG = (*DATABASE, "scope", "create_tables")
 """The shared options of all other commands."""
+SERVER = CATALOG[1:]
+"""The shared options of a command that does not print JSON."""
 
 EXAMPLES: dict[str, str] = {}
 _COMMANDS: dict[str, Command | Group] = {}
@@ -38,7 +40,8 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                name = "Database options" if param.name in self.shared else "Options"
+                is_own = param.name not in self.shared or param.name == "as_json"
+                name = "Options" if is_own else "Database options"
                 sections[name].append(record)
         for name, records in sections.items():
             with formatter.section(name):
@@ -147,6 +150,7 @@ def _place(
 
 
 _SHARED = [
+    flag("--json", "as_json", help="Print one JSON document."),
     option(
         "--url",
         envvar="AGENT_SESSIONS_URL",

@@ -11,14 +11,15 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 
 from agents_session_metadata.text import escaped, quoted
 
-from . import exit_at_once
+from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
+from .output import Records
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,6 +53,7 @@ class Place:
     metadata_table: str | None
     create_tables: bool = False
     timeout: float | None = None
+    as_json: bool = False
 
     @property
     def names(self) -> TableNames:
@@ -62,6 +64,12 @@ class Place:
             if not (name or "").isprintable():
                 usage(f"the name of a table must be printable, got {quoted(name or '')}")
         return checked(table_names, *names)
+
+    def records(self, file: IO[str], opening: str = "[", *, as_lines: bool) -> Records:
+        """Returns what writes the records of --json or --jsonl."""
+        if self.as_json and as_lines:
+            usage("pass --json or --jsonl, not both")
+        return Records(file, as_list=self.as_json, opening=opening)
 
     def database_url(self) -> URL:
         """Returns the URL, with a driver. No error message repeats a password."""

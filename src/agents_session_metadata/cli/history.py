@@ -15,7 +15,6 @@ from .options import (
     CURSOR,
     EVERY_PAGE,
     FILTERS,
-    JSON,
     JSON_LINES,
     META,
     SESSION,
@@ -27,11 +26,10 @@ from .options import (
     flag,
     option,
     parse_pairs,
-    refuse_both,
     takes,
     usage,
 )
-from .output import Records, counted, nothing, say, shown, write, write_json
+from .output import counted, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
@@ -50,7 +48,6 @@ _PAGE, _LONG_PAGE = 50, 1000
     CURSOR,
     EVERY_PAGE,
     flag("--newest-first", help="Print the newest items first."),
-    JSON,
     JSON_LINES,
 )
 async def history(
@@ -61,15 +58,13 @@ async def history(
     cursor: str | None,
     every: bool,
     newest_first: bool,
-    as_json: bool,
     as_lines: bool,
 ) -> int:
     """Print the history of a session, oldest items first.
 
     The number before each item is its id. Pass it to rewind or fork.
     """
-    refuse_both(as_json=as_json, as_lines=as_lines)
-    records = Records(sys.stdout, as_list=as_json, opening='{"items": [')
+    records = place.records(sys.stdout, '{"items": [', as_lines=as_lines)
     found = 0
     async with place.open() as (catalog, wait):
         while True:
@@ -83,7 +78,7 @@ async def history(
             )
             found += len(page.items)
             for each in page.items:
-                if as_json or as_lines:
+                if place.as_json or as_lines:
                     records.add(_record(each))
                 else:
                     _write_item(each)
@@ -91,7 +86,7 @@ async def history(
             if not every or cursor is None:
                 break
     records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
-    if cursor is not None and not as_json:
+    if cursor is not None and not place.as_json:
         say(f"there are more items; continue with --cursor {cursor}")
     return 0 if found else nothing(f"session {shown(session)} has no items")
 
@@ -103,7 +98,6 @@ async def history(
     option("--before", type=int, metavar="ITEM", help="Remove this item and everything after it."),
     option("--expect-last", type=int, metavar="ITEM", help="Fail if this is not the newest item."),
     YES,
-    JSON,
 )
 async def rewind(
     place: Place,
@@ -113,7 +107,6 @@ async def rewind(
     before: int | None,
     expect_last: int | None,
     yes: bool,
-    as_json: bool,
 ) -> int:
     """Remove the last items of a session's history. Metadata is kept.
 
@@ -128,11 +121,11 @@ async def rewind(
         removed = await wait(
             catalog.rewind_session(session, turns=turns, before=before, expect_last=expect_last)
         )
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "removed": [_record(each) for each in removed]})
     if not removed:
         return nothing(f"session {shown(session)} has no turns")
-    if not as_json:
+    if not place.as_json:
         say(f"removed {counted(len(removed), 'item')}")
     return 0
 
@@ -143,7 +136,6 @@ async def rewind(
     argument("new_session", "[NEW]", "The id of the copy. Default: a random id.", required=False),
     option("--before", type=int, metavar="ITEM", help="Copy only the items before this one."),
     META,
-    JSON,
 )
 async def fork(
     place: Place,
@@ -152,7 +144,6 @@ async def fork(
     new_session: str | None,
     before: int | None,
     meta: tuple[str, ...],
-    as_json: bool,
 ) -> None:
     """Copy a session with history and metadata, and print the id of the copy.
 
@@ -167,14 +158,14 @@ async def fork(
         copy = await wait(
             catalog.fork_session(session, new_session, metadata=values, before=before)
         )
-        if as_json:
+        if place.as_json:
             metadata = await wait(copy.get_metadata())
             write_json({"session_id": copy.session_id, "metadata": metadata})
-    if not as_json:
+    if not place.as_json:
         write(escaped(copy.session_id))
 
 
-@_command("search", "search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+@_command("search", "search 'lisbon \"tram 28\" alf*' --meta owner_id=u1", shared=registry.SERVER)
 @takes(argument("query", "QUERY", 'Words, "a phrase", a prefix* or -excluded words.'), *FILTERS)
 async def search(place: Place, *, query: str, condition: dict[str, Any] | None) -> None:
     """Find messages and titles that contain all words. Not available in this version."""

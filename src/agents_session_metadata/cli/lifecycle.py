@@ -13,7 +13,6 @@ from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
 from .options import (
-    JSON,
     META,
     SESSION,
     argument,
@@ -70,16 +69,9 @@ class _Session:
     option("--agent", required=True, metavar="NAME", help="The agent's name."),
     option("--purpose", help="The purpose of the work."),
     META,
-    JSON,
 )
 async def start(
-    place: Place,
-    *,
-    session: str | None,
-    agent: str,
-    purpose: str | None,
-    meta: tuple[str, ...],
-    as_json: bool,
+    place: Place, *, session: str | None, agent: str, purpose: str | None, meta: tuple[str, ...]
 ) -> None:
     """Start work in a session and print the session id."""
     from agents_session_metadata.keys import normalize_agent
@@ -99,7 +91,7 @@ async def start(
         metadata = await wait(
             SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more)
         )
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     else:
         write(escaped(session))
@@ -111,16 +103,9 @@ async def start(
     argument("phase", "[PHASE]", "The phase to enter.", required=False),
     META,
     option("--error", metavar="MESSAGE", help="Record an error with this message."),
-    JSON,
 )
 async def phase(
-    place: Place,
-    *,
-    session: str,
-    phase: str | None,
-    meta: tuple[str, ...],
-    error: str | None,
-    as_json: bool,
+    place: Place, *, session: str, phase: str | None, meta: tuple[str, ...], error: str | None
 ) -> int:
     """Enter a phase or record an error. Without both, print the current phase."""
     from agents_session_metadata.keys import PHASE
@@ -131,7 +116,7 @@ async def phase(
     async with place.open() as (catalog, wait):
         from agents_session_metadata.lifecycle import SessionLifecycle
 
-        found = await _existing(catalog, wait, session, as_json=as_json)
+        found = await _existing(place, catalog, wait, session)
         if found is None:
             return 1
         metadata = found
@@ -142,7 +127,7 @@ async def phase(
             metadata = await wait(lifecycle.enter(phase, more))
     stored = metadata.get(PHASE)
     asks = phase is None and error is None
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     elif asks and isinstance(stored, str):
         write(colored(shown(stored)))
@@ -156,20 +141,17 @@ async def phase(
     SESSION,
     argument("outcome", "OUTCOME", "completed, failed or abandoned."),
     option("--summary", help="The result, in a sentence."),
-    JSON,
 )
-async def finish(
-    place: Place, *, session: str, outcome: str, summary: str | None, as_json: bool
-) -> int:
+async def finish(place: Place, *, session: str, outcome: str, summary: str | None) -> int:
     """End the work of a session."""
     async with place.open() as (catalog, wait):
         from agents_session_metadata.lifecycle import SessionLifecycle
 
-        if await _existing(catalog, wait, session, as_json=as_json) is None:
+        if await _existing(place, catalog, wait, session) is None:
             return 1
         lifecycle = SessionLifecycle(_Session(session, catalog))
         metadata = await wait(lifecycle.finish(outcome, summary))
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     return 0
 
@@ -197,7 +179,6 @@ async def finish(
         multiple=True,
         help="A phase that allows resuming; repeatable.",
     ),
-    JSON,
     flag("--stdin", help="Read a JSON request from stdin."),
 )
 async def resume_check(
@@ -208,7 +189,6 @@ async def resume_check(
     max_idle_minutes: float | None,
     max_errors: int | None,
     phases: tuple[str, ...],
-    as_json: bool,
     stdin: bool,
 ) -> int:
     """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
@@ -237,7 +217,7 @@ async def resume_check(
         if session is not None and agent is not None:
             usage("pass a SESSION or --agent, not both")
         name, decision = await _decide(place, session, agent, _policy(options))
-        if as_json:
+        if place.as_json:
             write_json(_answer(name, decision))
         else:
             _tell(name, decision)
@@ -345,13 +325,13 @@ def _tell(session: str | None, decision: ResumeDecision) -> None:
 
 
 async def _existing(
-    catalog: SessionCatalog, wait: Calls, session: str, *, as_json: bool
+    place: Place, catalog: SessionCatalog, wait: Calls, session: str
 ) -> Metadata | None:
     """Returns the metadata of a session. A misspelled id must not create a session."""
     info = await wait(catalog.get_session(session))
     if info is not None:
         return info.metadata
-    if as_json:
+    if place.as_json:
         write_json(None)
     nothing(f"there is no session {shown(session)}; the command start creates one")
     return None

@@ -128,7 +128,6 @@ META = option(
 )
 CURSOR = option("--cursor", help="Continue after the page that printed this cursor.")
 EVERY_PAGE = flag("--all", "every", help="Print every page.")
-JSON = flag("--json", "as_json", help="Print one JSON document.")
 JSON_LINES = flag("--jsonl", "as_lines", help="Print one JSON document per line.")
 YES = flag("--yes", "-y", help="Do not ask for confirmation.")
 SESSION = argument("session", "SESSION", "The session id.")
@@ -182,11 +181,6 @@ def both(*conditions: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns a filter that requires all conditions. None matches every session."""
     given = [each for each in conditions if each is not None]
     return {"$and": given} if len(given) > 1 else given[0] if given else None
-
-
-def refuse_both(*, as_json: bool, as_lines: bool) -> None:
-    if as_json and as_lines:
-        usage("pass --json or --jsonl, not both")
 
 
 def read_url(file: str) -> str:

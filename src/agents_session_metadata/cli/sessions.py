@@ -15,7 +15,6 @@ from .options import (
     CURSOR,
     EVERY_PAGE,
     FILTERS,
-    JSON,
     JSON_LINES,
     META,
     SESSION,
@@ -27,13 +26,11 @@ from .options import (
     flag,
     option,
     parse_pairs,
-    refuse_both,
     takes,
     usage,
 )
 from .output import (
     Corrupt,
-    Records,
     counted,
     nothing,
     record_of,
@@ -77,7 +74,6 @@ _PAGE, _LONG_PAGE = 20, 1000
         help="Print only this metadata key, as a column; repeatable.",
     ),
     flag("--count-items", help="Count items."),
-    JSON,
     JSON_LINES,
 )
 async def list_(
@@ -90,16 +86,14 @@ async def list_(
     every: bool,
     keys: tuple[str, ...],
     count_items: bool,
-    as_json: bool,
     as_lines: bool,
 ) -> int:
     """List sessions, most recently active first.
 
     With --all, the sessions are printed as one table per page.
     """
-    refuse_both(as_json=as_json, as_lines=as_lines)
     corrupt = Corrupt()
-    records = Records(sys.stdout, as_list=as_json, opening='{"sessions": [')
+    records = place.records(sys.stdout, '{"sessions": [', as_lines=as_lines)
     found = 0
     async with place.open() as (catalog, wait):
         from agents_session_metadata.query.ordering import Ordering
@@ -118,7 +112,7 @@ async def list_(
                 )
             )
             found += len(page.sessions)
-            if as_json or as_lines:
+            if place.as_json or as_lines:
                 for info in page.sessions:
                     records.add(record_of(info))
             elif page.sessions:
@@ -129,25 +123,25 @@ async def list_(
     records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
     if not found:
         return corrupt.exit_code or nothing("no session matches")
-    if cursor is not None and not as_json:
+    if cursor is not None and not place.as_json:
         say(f"there are more sessions; continue with --cursor {cursor}")
     return corrupt.exit_code
 
 
 @_command("show", "show chat-1")
-@takes(SESSION, JSON)
-async def show(place: Place, *, session: str, as_json: bool) -> int:
+@takes(SESSION)
+async def show(place: Place, *, session: str) -> int:
     """Show one session: times, number of items, metadata."""
     corrupt = Corrupt()
     async with place.open() as (catalog, wait):
         info = await wait(catalog.get_session(session, count_items=True, on_corrupt=corrupt))
-    _write_found(info, as_json=as_json)
+    _write_found(place, info)
     return corrupt.exit_code if info is not None else nothing(_missing(session))
 
 
 @_command("get", "get chat-1 title")
-@takes(SESSION, argument("keys", "[KEY]...", "The keys. Default: all.", nargs=-1), JSON)
-async def get(place: Place, *, session: str, keys: tuple[str, ...], as_json: bool) -> int:
+@takes(SESSION, argument("keys", "[KEY]...", "The keys. Default: all.", nargs=-1))
+async def get(place: Place, *, session: str, keys: tuple[str, ...]) -> int:
     """Print the metadata of a session: one value, some keys, or all keys.
 
     For one key, only the value is printed. With --json, missing keys are null.
@@ -156,7 +150,7 @@ async def get(place: Place, *, session: str, keys: tuple[str, ...], as_json: boo
     async with place.open() as (catalog, wait):
         info = await wait(catalog.get_session(session, keys=keys or None, on_corrupt=corrupt))
     stored = info.metadata if info is not None else {}
-    if as_json:
+    if place.as_json:
         write_json({key: stored.get(key) for key in keys} if keys else stored)
     elif keys and len(keys) == 1 and stored:
         value = stored[keys[0]]
@@ -178,16 +172,9 @@ async def get(place: Place, *, session: str, keys: tuple[str, ...], as_json: boo
     argument("pairs", "KEY=VALUE...", "Metadata to store.", nargs=-1),
     META,
     flag("--create", help="Create the session if it does not exist."),
-    JSON,
 )
 async def set_(
-    place: Place,
-    *,
-    session: str,
-    pairs: tuple[str, ...],
-    meta: tuple[str, ...],
-    create: bool,
-    as_json: bool,
+    place: Place, *, session: str, pairs: tuple[str, ...], meta: tuple[str, ...], create: bool
 ) -> int:
     """Store metadata keys. Other keys do not change.
 
@@ -209,7 +196,7 @@ async def set_(
                     _missing(session) + ("" if create else "; pass --create to create it")
                 )
             raise
-        if as_json:
+        if place.as_json:
             metadata = await wait(catalog.get_metadata(session))
             write_json({"session_id": session, "metadata": metadata})
     return 0
@@ -220,11 +207,8 @@ async def set_(
     SESSION,
     argument("keys", "[KEY]...", "The keys to remove.", nargs=-1),
     flag("--all", "every", help="Remove every key."),
-    JSON,
 )
-async def unset(
-    place: Place, *, session: str, keys: tuple[str, ...], every: bool, as_json: bool
-) -> int:
+async def unset(place: Place, *, session: str, keys: tuple[str, ...], every: bool) -> int:
     """Remove metadata keys. The history does not change."""
     if bool(keys) == every:
         usage("pass either the keys to remove or --all")
@@ -238,22 +222,22 @@ async def unset(
         # Whether the session is absent or outside the scope, the answer is the same.
         if not removed and await wait(catalog.get_session(session, keys=[])) is None:
             return nothing(_missing(session))
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "removed": removed})
     if not removed:
         return nothing(f"session {shown(session)} has none of these keys")
-    if not as_json:
+    if not place.as_json:
         say(f"removed {counted(removed, 'key')}")
     return 0
 
 
 @_command("count", 'count --where \'{"tags": {"$contains": "work"}}\'')
-@takes(*FILTERS, ACTIVE, JSON)
-async def count(place: Place, *, condition: dict[str, Any] | None, as_json: bool) -> None:
+@takes(*FILTERS, ACTIVE)
+async def count(place: Place, *, condition: dict[str, Any] | None) -> None:
     """Print the number of matching sessions."""
     async with place.open() as (catalog, wait):
         number = await wait(catalog.count_sessions(condition))
-    if as_json:
+    if place.as_json:
         write_json({"count": number})
     else:
         write(str(number))
@@ -264,15 +248,12 @@ async def count(place: Place, *, condition: dict[str, Any] | None, as_json: bool
     argument("key", "KEY", "A metadata key."),
     *FILTERS,
     option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Maximum number of values."),
-    JSON,
 )
-async def values(
-    place: Place, *, key: str, condition: dict[str, Any] | None, limit: int, as_json: bool
-) -> int:
+async def values(place: Place, *, key: str, condition: dict[str, Any] | None, limit: int) -> int:
     """Print the values of a key, with the number of sessions per value or list element."""
     async with place.open() as (catalog, wait):
         counts = await wait(catalog.count_values(key, condition, limit=limit))
-    if as_json:
+    if place.as_json:
         write_json([{"value": each.value, "count": each.count} for each in counts])
     elif counts:
         write_table((key, "sessions"), [(shown(each.value), f"{each.count:,}") for each in counts])
@@ -280,10 +261,8 @@ async def values(
 
 
 @_command("last", "last --agent @ai-engineer")
-@takes(option("--agent", help="The agent's name, with or without a leading @."), *FILTERS, JSON)
-async def last(
-    place: Place, *, agent: str | None, condition: dict[str, Any] | None, as_json: bool
-) -> int:
+@takes(option("--agent", help="The agent's name, with or without a leading @."), *FILTERS)
+async def last(place: Place, *, agent: str | None, condition: dict[str, Any] | None) -> int:
     """Show the most recently active session that matches, for example of an agent."""
     from agents_session_metadata.keys import AGENT, normalize_agent
 
@@ -291,7 +270,7 @@ async def last(
     condition = both(of_agent, condition)
     async with place.open() as (catalog, wait):
         info = await wait(catalog.last_session(condition, count_items=True))
-    _write_found(info, as_json=as_json)
+    _write_found(place, info)
     if info is not None:
         return 0
     return nothing(
@@ -299,8 +278,8 @@ async def last(
     )
 
 
-def _write_found(info: SessionInfo | None, *, as_json: bool) -> None:
-    if as_json:
+def _write_found(place: Place, info: SessionInfo | None) -> None:
+    if place.as_json:
         write_json(info and record_of(info))
     elif info is not None:
         write_session(info)

@@ -19,7 +19,6 @@ from agents_session_metadata.text import strict_json
 from . import command as registry
 from .options import (
     FILTERS,
-    JSON,
     JSON_LINES,
     YES,
     Failure,
@@ -29,7 +28,6 @@ from .options import (
     duration,
     flag,
     option,
-    refuse_both,
     require_answer,
     standard_input,
     takes,
@@ -38,7 +36,6 @@ from .options import (
 from .output import (
     Corrupt,
     Counter,
-    Records,
     counted,
     nothing,
     progress,
@@ -63,8 +60,8 @@ _BESIDE_DATABASE = re.compile("-(wal|shm|journal)$", re.IGNORECASE)
 
 
 @_command("delete", "delete chat-1 --yes")
-@takes(argument("sessions", "SESSION...", "The session ids.", nargs=-1, required=True), YES, JSON)
-async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool, as_json: bool) -> int:
+@takes(argument("sessions", "SESSION...", "The session ids.", nargs=-1, required=True), YES)
+async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool) -> int:
     """Delete sessions with their history and metadata."""
     what = f"session {shown(sessions[0])}"
     if len(sessions) > 1:
@@ -73,11 +70,11 @@ async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool, as_json:
     async with place.open() as (catalog, wait):
         deleted = [each for each in sessions if await wait(catalog.delete_session(each))]
     missing = [each for each in sessions if each not in deleted]
-    if as_json:
+    if place.as_json:
         write_json({"deleted": deleted, "not_found": missing})
     for each in missing:
         nothing(f"there is no session {shown(each)}")
-    if deleted and not as_json:
+    if deleted and not place.as_json:
         say(f"deleted {counted(len(deleted), 'session')}")
     return 0 if deleted else 1
 
@@ -99,7 +96,6 @@ async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool, as_json:
     *FILTERS,
     flag("--dry-run", help="Print the number of sessions and delete nothing."),
     YES,
-    JSON,
 )
 async def cleanup(
     place: Place,
@@ -109,7 +105,6 @@ async def cleanup(
     condition: dict[str, Any] | None,
     dry_run: bool,
     yes: bool,
-    as_json: bool,
 ) -> None:
     """Delete inactive sessions that match, in short transactions.
 
@@ -148,7 +143,7 @@ async def cleanup(
                 number = await wait(
                     catalog.delete_sessions(condition, inactive_for=age, progress=reached)
                 )
-    if as_json:
+    if place.as_json:
         write_json({"deleted": number, "dry_run": dry_run})
     else:
         write(str(number))
@@ -158,29 +153,22 @@ async def cleanup(
 @takes(
     *FILTERS,
     option("--output", "-o", metavar="FILE", help="The file to write. Default, and -: stdout."),
-    JSON,
     JSON_LINES,
 )
 async def export(
-    place: Place,
-    *,
-    condition: dict[str, Any] | None,
-    output: str | None,
-    as_json: bool,
-    as_lines: bool,
+    place: Place, *, condition: dict[str, Any] | None, output: str | None, as_lines: bool
 ) -> int:
     """Export sessions with history and metadata, one JSON record per line.
 
     With --json, the output is one list of records. An existing file is replaced when the export is
     complete, and keeps its permissions. It is not replaced if a corrupt value leaves out a session.
     """
-    refuse_both(as_json=as_json, as_lines=as_lines)
     corrupt = Corrupt()
     async with place.open() as (catalog, wait):
         with _writing(output) as target:
             shows = sys.stderr.isatty() and not target.file.isatty()
             total = await wait(catalog.count_sessions(condition)) if shows else None
-            records = Records(target.file, as_list=as_json)
+            records = place.records(target.file, as_lines=as_lines)
             exported = catalog.export_sessions(condition, on_corrupt=corrupt)
             with progress("Exporting", total, output=target.file) as counter:
                 async for batch in wait.batches(exported):
@@ -212,16 +200,9 @@ async def export(
     ),
     flag("--skip-invalid", help="Report invalid records and continue."),
     YES,
-    JSON,
 )
 async def import_(
-    place: Place,
-    *,
-    file: str | None,
-    on_conflict: Any,
-    skip_invalid: bool,
-    yes: bool,
-    as_json: bool,
+    place: Place, *, file: str | None, on_conflict: Any, skip_invalid: bool, yes: bool
 ) -> int:
     """Import exported sessions into this database.
 
@@ -255,7 +236,7 @@ async def import_(
                         f"{failure.message}; the records before it are imported"
                     ) from None
                 raise
-    if as_json:
+    if place.as_json:
         answer = {"read": counter.count, "written": written}
         write_json({**answer, "invalid": invalid} if skip_invalid else answer)
     else:

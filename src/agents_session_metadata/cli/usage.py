@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .options import JSON, checked, option, parse_value, takes
+from .options import checked, option, parse_value, takes
 from .options import usage as refuse
 from .output import nothing, say, shown, write_json, write_table
 
@@ -43,7 +43,6 @@ _NUMBERS = {
     ),
     option("--since", metavar="DAY", help="The first day (UTC), YYYY-MM-DD."),
     option("--until", metavar="DAY", help="The last day (UTC), YYYY-MM-DD."),
-    JSON,
 )
 async def usage(
     place: Place,
@@ -53,7 +52,6 @@ async def usage(
     by: tuple[str, ...],
     since: str | None,
     until: str | None,
-    as_json: bool,
 ) -> int:
     """Print the requests, tokens and cost of tracked runs."""
     from agents_session_metadata.usage.report import check_by
@@ -67,7 +65,7 @@ async def usage(
             owner_id=owner_id, session_id=session, by=fields, since=first, until=last
         )
         rows = await wait(question)
-    if as_json:
+    if place.as_json:
         write_json([_record(row, fields) for row in rows])
     elif rows:
         header = (*fields, *_NUMBERS.values(), "cost")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents_session_metadata.errors import install_advice
 
-from .command import command
+from .command import SERVER, command
 from .options import Failure, Whole, flag, option, takes, usage
 from .output import say
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 
 
-@command("web", "web --demo", panel="Database")
+@command("web", "web --demo", panel="Database", shared=SERVER)
 @takes(
     flag("--demo", help="Show generated sessions in a temporary database."),
     flag("--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject."),
@@ -33,14 +33,7 @@ _HOST = "127.0.0.1"
         help="The port to listen on. 0 selects a free port.",
     ),
 )
-async def web(
-    place: Place,
-    *,
-    demo: bool,
-    allow_write: bool,
-    by: str | None,
-    port: int,
-) -> None:
+async def web(place: Place, *, demo: bool, allow_write: bool, by: str | None, port: int) -> None:
     """Show sessions in a browser.
 
     The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
