@@ -74,6 +74,11 @@ def test_values_after_the_equals_sign():
             "must be between 1 and 1000, got 0",
         ),
         (["list", "--url", "sqlite:///:memory:", "--order-by", "$title"], "order_by"),
+        (["list", "--url", "sqlite:///:memory:", "--where", "owner_id=u1"], "--meta owner_id=u1"),
+        (
+            ["list", "--url", "sqlite:///:memory:", "--create-tables", "--cursor", "abc"],
+            "--cursor is not valid here",
+        ),
         (["set", "a", "--url", "sqlite:///:memory:"], "nothing to set"),
         (["unset", "a", "--url", "sqlite:///:memory:"], "--all"),
         (["list", "--url", "sqlite:///:memory:", "--json", "--jsonl"], "--jsonl, not both"),
@@ -195,7 +200,7 @@ def test_something_is_not_installed(names, args, words, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-APPROVALS = {"waiting", "approve", "reject"}
+APPROVALS = {"waiting", "approve", "reject", "discard"}
 
 
 def test_no_command_waits_for_the_sdk(tmp_path):
@@ -655,6 +660,58 @@ def test_text_of_all_the_world_stays_readable(tmp_path):
     for command in ("list", "get chat title", "values title", "show chat"):
         assert text in shell(f"{{cli}} {command}", tmp_path).stdout
     assert text in shell(f"{{cli}} show '{text}'", tmp_path).stderr
+
+
+def test_a_file_as_url(tmp_path):
+    filled(tmp_path, "n=1")
+    assert run("count", "--url", f"{tmp_path}/x.db").stdout == "1\n"
+
+
+def test_a_session_by_the_value_of_a_key(tmp_path):
+    filled(tmp_path, "title=x", "owner_id=u1")
+    url = f"sqlite:///{tmp_path}/x.db"
+    assert json.loads(run("show", "x", "--by", "title", "--json", url=url).stdout)["session_id"]
+    assert run("set", "x", "a=1", "--by", "title", url=url).exit_code == 0
+    assert run("get", "x", "a", "--by", "title", url=url).stdout == "1\n"
+    missing = run("show", "y", "--by", "title", url=url)
+    assert (missing.exit_code, "no session has title=y" in missing.stderr) == (1, True)
+    assert run("set", "other", "title=x", "--create", url=url).exit_code == 0
+    twice = run("unset", "x", "a", "--by", "title", url=url)
+    assert (twice.exit_code, "more than one session has title=x" in twice.stderr) == (1, True)
+    assert run("count", "--owner", "u1", url=url).stdout == "1\n"
+
+
+def test_limits(tmp_path):
+    filled(tmp_path, "n=1")
+    url = f"sqlite:///{tmp_path}/x.db"
+    refused = run("set", "chat", "m=2", "--max-keys", "1", url=url)
+    assert (refused.exit_code, "limit of 1" in refused.stderr) == (1, True)
+    assert run("set", "chat", "m=2", "--max-keys", "2", url=url).exit_code == 0
+    assert run("set", "chat", "key=2", "--max-key-length", "2", url=url).exit_code == 1
+    assert run("set", "chat", "m=123", "--max-value-bytes", "2", url=url).exit_code == 1
+
+
+def test_a_filter_without_its_dollar(tmp_path):
+    filled(tmp_path, 'tags=["work"]')
+    where = '{"tags": {"contains": "work"}}'
+    result = run("list", "--where", where, url=f"sqlite:///{tmp_path}/x.db")
+    assert (result.exit_code, "write $contains instead of contains" in result.stderr) == (1, True)
+
+
+def test_an_index_creates_what_it_needs(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "x.db")) as connection:
+        connection.execute("CREATE TABLE other (id INTEGER)")
+    assert run("index", "create", "title", url=f"sqlite:///{tmp_path}/x.db").exit_code == 0
+    missing = run("index", "create", "title", url=f"sqlite:///{tmp_path}/typo.db")
+    assert (missing.exit_code, "there is no file" in missing.stderr) == (1, True)
+
+
+def test_a_table_shows_the_owner_first_and_no_totals(tmp_path):
+    filled(tmp_path, 'tags=["work"]', "title=x", "owner_id=u1", "total_tokens=7777", "own=mine")
+    shown = run("list", url=f"sqlite:///{tmp_path}/x.db").stdout
+    assert shown.split()[:4] == ["session", "owner_id", "title", "tags"]
+    assert "own=mine" in shown
+    assert "7777" not in shown
 
 
 def test_every_page_at_once(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -132,9 +133,12 @@ registry.group("index", "Create, drop and list indexes.", panel="Database")
 async def create_index(place: Place, *, key: str) -> None:
     """Create an index on a key, for fast lists of sessions.
 
-    Triggers keep the index up to date. If the command is interrupted, run it again to continue.
+    Creates missing tables. Triggers keep the index up to date. If the command is interrupted, run
+    it again to continue.
     """
-    async with place.open() as (catalog, wait):
+    if not place.create_tables:
+        place.require_file()
+    async with replace(place, create_tables=True).open() as (catalog, wait):
         total = await wait(catalog.count_sessions())
         with progress(f"Indexing {shown(key)}", total) as counter:
             created = await wait(catalog.create_index(key, progress=counter.reach))

@@ -16,7 +16,7 @@ COMMANDS = {
     **dict.fromkeys(("history", "rewind", "fork", "search"), "history"),
     "usage": "usage",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
-    **dict.fromkeys(("waiting", "approve", "reject"), "approvals"),
+    **dict.fromkeys(("waiting", "approve", "reject", "discard"), "approvals"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     **dict.fromkeys(("index", "ddl", "doctor", "mcp"), "admin"),
     "web": "web",

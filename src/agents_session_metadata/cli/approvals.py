@@ -6,7 +6,21 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .options import CURSOR, FILTERS, SESSION, Failure, Whole, argument, flag, option, takes, usage
+from .connection import is_unused
+from .options import (
+    CURSOR,
+    FILTERS,
+    SESSION,
+    YES,
+    Failure,
+    Whole,
+    argument,
+    confirm,
+    flag,
+    option,
+    takes,
+    usage,
+)
 from .output import age, counted, nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
@@ -39,16 +53,23 @@ async def waiting(
     async with place.open() as (catalog, wait):
         from agents_session_metadata.runs.paused import PausedRuns
 
-        page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
+        runs: list[PausedRun] = []
+        code, next_cursor = 1, None
+        try:
+            page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
+            runs, next_cursor = page.runs, page.next_cursor
+        except Failure as failure:
+            if not is_unused(place, failure, "_paused"):
+                raise
+            code = 0
     if place.as_json:
-        runs = [record_of_run(run) for run in page.runs]
-        write_json({"runs": runs, "next_cursor": page.next_cursor})
-    elif page.runs:
-        _write_runs(page.runs)
-    if not page.runs:
-        return nothing("no run waits for an approval")
-    if page.next_cursor is not None and not place.as_json:
-        say(f"there are more runs; continue with --cursor {page.next_cursor}")
+        write_json({"runs": [record_of_run(run) for run in runs], "next_cursor": next_cursor})
+    elif runs:
+        _write_runs(runs)
+    if not runs:
+        return nothing("no run waits for an approval", code)
+    if next_cursor is not None and not place.as_json:
+        say(f"there are more runs; continue with --cursor {next_cursor}")
     return 0
 
 
@@ -67,6 +88,32 @@ async def approve(place: Place, **given: Any) -> int:
 async def reject(place: Place, **given: Any) -> int:
     """Reject a call of a paused run. A later decision replaces an earlier one."""
     return await _decide(place, approve=False, **given)
+
+
+@_command("discard", "discard chat-1 --yes", shared=registry.ONE)
+@takes(SESSION, YES)
+async def discard(place: Place, *, session: str, yes: bool) -> int:
+    """Delete a paused run without resuming it. History and metadata are kept.
+
+    The history can end with calls that have no output: rewind it before the next run.
+    """
+    confirm(f"Discard the paused run of session {shown(session)}?", yes=yes)
+    async with place.open() as (catalog, wait):
+        from agents_session_metadata.runs.paused import PausedRuns
+
+        try:
+            discarded = await wait(PausedRuns(catalog).discard(session))
+        except Failure as failure:
+            if not is_unused(place, failure, "_paused"):
+                raise
+            discarded = False
+    if place.as_json:
+        write_json({"session_id": session, "discarded": discarded})
+    if not discarded:
+        return nothing(f"session {shown(session)} has no paused run")
+    if not place.as_json:
+        say("discarded the paused run")
+    return 0
 
 
 async def _decide(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -10,7 +11,18 @@ from typing import Any
 import click
 
 from .connection import Place, Unanswered
-from .options import both, flag, option, parse_json, parse_pairs, parse_value, read_url, usage
+from .options import (
+    Failure,
+    Whole,
+    both,
+    flag,
+    option,
+    parse_json,
+    parse_pairs,
+    parse_value,
+    read_url,
+    usage,
+)
 
 TABLES = ("sessions_table", "messages_table", "metadata_table")
 """The shared options of a command that needs no database."""
@@ -21,7 +33,15 @@ CATALOG = (*DATABASE, "scope", "create_tables")
 SERVER = CATALOG[1:]
 """The shared options of a command that does not print JSON."""
 
+LIMITS = ("max_keys", "max_key_length", "max_value_bytes")
+WRITES = (*CATALOG, *LIMITS)
+"""The shared options of a command that stores metadata."""
+ONE, WRITES_ONE = (*CATALOG, "by"), (*WRITES, "by")
+"""The same of a command on one session."""
+
 EXAMPLES: dict[str, str] = {}
+_OWN = {"as_json", "by"}
+"""Shared options that the help shows among the command's own."""
 _COMMANDS: dict[str, Command | Group] = {}
 _GROUPS: dict[str, Group] = {}
 
@@ -40,7 +60,7 @@ class Command(click.Command):
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None and isinstance(param, click.Option):
-                is_own = param.name not in self.shared or param.name == "as_json"
+                is_own = param.name not in self.shared or param.name in _OWN
                 name = "Options" if is_own else "Database options"
                 sections[name].append(record)
         for name, records in sections.items():
@@ -53,10 +73,11 @@ class Command(click.Command):
         params = ctx.params
         try:
             with click.core.augment_usage_errors(ctx):
-                place = _place(**{name: params.pop(name) for name in self.shared})
+                key = params.pop("by") if "by" in self.shared else None
+                place = _place(**{name: params.pop(name) for name in self.shared if name != "by"})
                 if "where" in params:
                     params["condition"] = _condition(params)
-                code = asyncio.run(_run(self.callback, place, params))
+                code = asyncio.run(_run(self.callback, place, params, key))
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None
         ctx.exit(code or 0)
@@ -110,9 +131,12 @@ async def _run(
     function: Callable[..., Coroutine[Any, Any, int | None]] | None,
     place: Place,
     params: dict[str, Any],
+    key: str | None,
 ) -> int | None:
     assert function is not None  # noqa: S101  # for mypy
     try:
+        if key is not None:
+            params["session"] = await _find(place, key, params["session"])
         return await function(place, **params)
     except Unanswered as failure:
         # A thread or a task still waits for the database and would keep the process alive.
@@ -121,15 +145,32 @@ async def _run(
         os._exit(failure.exit_code)
 
 
+async def _find(place: Place, key: str, text: str) -> str:
+    """Returns the id of the only session that has a value."""
+    async with place.open() as (catalog, wait):
+        where = {key: {"$eq": parse_value(text)}}
+        page = await wait(catalog.list_sessions(where, limit=2, keys=[]))
+    if len(page.sessions) == 1:
+        return page.sessions[0].session_id
+    how_many = "more than one session has" if page.sessions else "no session has"
+    raise Failure(f"{how_many} {key}={text}; pass the session id without --by")
+
+
 def _condition(params: dict[str, Any]) -> dict[str, Any] | None:
     where, owner = params.pop("where"), params.pop("owner")
     pairs = parse_pairs(params.pop("meta"), "--meta")
     return both(
         {"status": "active"} if params.pop("active", False) else None,
-        None if where is None else parse_json(where, "--where"),
+        None if where is None else _parse_where(where),
         None if owner is None else {"owner_id": {"$eq": parse_value(owner, "--owner")}},
         *({key: {"$eq": value}} for key, value in pairs.items()),
     )
+
+
+def _parse_where(where: str) -> Any:
+    if re.match(r"[^\s{}\[\]\"]+=", where):
+        usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {where}")
+    return parse_json(where, "--where")
 
 
 def _place(
@@ -146,7 +187,9 @@ def _place(
         if source is click.core.ParameterSource.COMMANDLINE:
             usage("pass --url or --url-file, not both")
         url = read_url(url_file)
-    return Place(url=url, timeout=timeout, **others)
+    limits = {name: others[name] for name in LIMITS if others.get(name) is not None}
+    others = {name: value for name, value in others.items() if name not in LIMITS}
+    return Place(url=url, timeout=timeout, limits=limits, **others)
 
 
 _SHARED = [
@@ -165,6 +208,14 @@ _SHARED = [
         multiple=True,
         help="Restrict the command to sessions with this value; repeatable. VALUE is parsed as "
         "JSON: 123 means the number; for the string, write '\"123\"' with its quotes.",
+    ),
+    option("--max-keys", type=Whole(1), help="Maximum number of metadata keys per session."),
+    option("--max-key-length", type=Whole(1, 255), help="Maximum length of a metadata key."),
+    option("--max-value-bytes", type=Whole(1), help="Maximum size of a metadata value."),
+    option(
+        "--by",
+        metavar="KEY",
+        help="SESSION is a value of this key, such as title, that one session has.",
     ),
     option("--create-tables", is_flag=True, help="Create missing tables first."),
     option(

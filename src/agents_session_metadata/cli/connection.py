@@ -7,9 +7,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -19,7 +19,7 @@ from agents_session_metadata.text import escaped, quoted
 
 from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
-from .output import Records
+from .output import Records, no_session
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,6 +54,7 @@ class Place:
     create_tables: bool = False
     timeout: float | None = None
     as_json: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> TableNames:
@@ -77,7 +78,8 @@ class Place:
 
         if not self.url:
             usage("no database is given; pass --url or --url-file, or set AGENT_SESSIONS_URL")
-        url = checked(with_driver, self.url)
+        is_file = "://" not in self.url and self.url.endswith((".db", ".sqlite", ".sqlite3"))
+        url = checked(with_driver, f"sqlite:///{self.url}" if is_file else self.url)
         backend = url.get_backend_name()
         if backend not in DRIVERS:
             usage(
@@ -103,7 +105,7 @@ class Place:
 
         url = self.database_url()
         if not self.create_tables:
-            _refuse_missing_file(url)
+            self.require_file()
         try:
             return create_engine(url, engine_options)
         except ModuleNotFoundError as error:
@@ -117,6 +119,17 @@ class Place:
         raise click.UsageError(
             f"{url.drivername} is not an installed asyncio driver; use one of {drivers}"
         )
+
+    def require_file(self) -> None:
+        """SQLite would create an empty database for a misspelled name."""
+        from agents_session_metadata.dialects.urls import file_of
+
+        name = file_of(self.database_url())
+        if name is not None and not Path(name).exists():
+            raise Failure(
+                f"there is no file {name}; check the URL, or create the database with "
+                "--create-tables"
+            )
 
     @asynccontextmanager
     async def connect(self, **engine_options: Any) -> AsyncIterator[tuple[AsyncEngine, Calls]]:
@@ -136,10 +149,12 @@ class Place:
     async def open(self, **engine_options: Any) -> AsyncIterator[tuple[SessionCatalog, Calls]]:
         from agents_session_metadata.catalog import SessionCatalog
         from agents_session_metadata.scope import own_store
+        from agents_session_metadata.types import MetadataLimits
 
         scope, names = parse_pairs(self.scope, "--scope"), self.names
+        limits = checked(lambda: MetadataLimits(**self.limits))
         async with self.connect(**engine_options) as (engine, calls):
-            store = own_store(engine, names, create_tables=self.create_tables)
+            store = own_store(engine, names, create_tables=self.create_tables, limits=limits)
             catalog = SessionCatalog._sharing(store, ensure_ascii=True)
             yield _scoped(catalog, scope) if scope else catalog, calls
 
@@ -263,6 +278,7 @@ def explain(error: Exception, place: Place) -> click.ClickException | None:
         InvalidCursorError,
         InvalidFilterError,
         SessionMetadataError,
+        SessionNotFoundError,
         TablesMissingError,
         UnsupportedDialectError,
     )
@@ -270,10 +286,17 @@ def explain(error: Exception, place: Place) -> click.ClickException | None:
     if isinstance(error, TablesMissingError) and error.tables:
         missing = f"missing tables or triggers: {', '.join(error.tables)}"
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
-    if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
+    if isinstance(error, SessionNotFoundError):
+        return Failure(no_session(error.session_id))
+    if isinstance(error, InvalidCursorError):
+        return click.UsageError(
+            "--cursor is not valid here; pass the cursor that the page before printed, "
+            "with the same filter, order and scope"
+        )
+    if isinstance(error, (InvalidFilterError, UnsupportedDialectError)):
         return click.UsageError(escaped(str(error)))
     if isinstance(error, SessionMetadataError):
-        return Failure(str(error))
+        return Failure(str(error).replace("PausedRuns.discard", "`agent-sessions discard`"))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
         return click.UsageError(
             f"the driver of {place.shown_url()} does not know an option of the "
@@ -282,6 +305,14 @@ def explain(error: Exception, place: Place) -> click.ClickException | None:
     # A plain ValueError is no usage error: the arguments were checked before.
     plain = Failure(str(error)) if isinstance(error, (ValueError, OverflowError)) else None
     return _database_failure(error, place) or plain
+
+
+def is_unused(place: Place, failure: Failure, ending: str) -> bool:
+    """Returns True if the table of a feature is missing because the feature was never used."""
+    from agents_session_metadata.core.tables import derived_name
+
+    table = derived_name(place.names.metadata, ending)
+    return table in getattr(failure.__cause__, "tables", ())
 
 
 def _how_to_create(tables: Sequence[str], place: Place) -> str:
@@ -324,14 +355,3 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
         f"database error at {place.shown_url()}: {escaped(reason)}{details}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )
-
-
-def _refuse_missing_file(url: URL) -> None:
-    """SQLite would create an empty database for a misspelled name."""
-    from agents_session_metadata.dialects.urls import file_of
-
-    name = file_of(url)
-    if name is not None and not Path(name).exists():
-        raise Failure(
-            f"there is no file {name}; check the URL, or create the database with --create-tables"
-        )

@@ -29,7 +29,7 @@ from .options import (
     takes,
     usage,
 )
-from .output import counted, nothing, say, shown, write, write_json
+from .output import counted, no_session, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
@@ -41,7 +41,7 @@ _command = partial(registry.command, panel="History")
 _PAGE, _LONG_PAGE = 50, 1000
 
 
-@_command("history", "history chat-1 --limit 20 --newest-first")
+@_command("history", "history chat-1 --limit 20 --newest-first", shared=registry.ONE)
 @takes(
     SESSION,
     option("--limit", type=Whole(1, _LONG_PAGE), help=f"Items per page.  [default: {_PAGE}]"),
@@ -85,13 +85,16 @@ async def history(
             cursor = page.next_cursor
             if not every or cursor is None:
                 break
+        exists = found or await wait(catalog.get_session(session, keys=[])) is not None
     records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
     if cursor is not None and not place.as_json:
         say(f"there are more items; continue with --cursor {cursor}")
-    return 0 if found else nothing(f"session {shown(session)} has no items")
+    if found:
+        return 0
+    return nothing(f"session {shown(session)} has no items" if exists else no_session(session))
 
 
-@_command("rewind", "rewind chat-1 --turns 1 --yes")
+@_command("rewind", "rewind chat-1 --turns 1 --yes", shared=registry.ONE)
 @takes(
     SESSION,
     option("--turns", type=Whole(1), help="Remove this many turns from the end."),
@@ -130,7 +133,7 @@ async def rewind(
     return 0
 
 
-@_command("fork", "fork chat-1 chat-2 --before 17")
+@_command("fork", "fork chat-1 chat-2 --before 17", shared=registry.WRITES_ONE)
 @takes(
     SESSION,
     argument("new_session", "[NEW]", "The id of the copy. Default: a random id.", required=False),

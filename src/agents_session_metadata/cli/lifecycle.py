@@ -27,7 +27,7 @@ from .options import (
     takes,
     usage,
 )
-from .output import colored, nothing, say, shown, write, write_json
+from .output import colored, no_session, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,9 @@ class _Session:
         return await self.catalog.edit_metadata(self.session_id, change)
 
 
-@_command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
+@_command(
+    "start", "start chat-1 --agent ai-engineer --purpose 'fix the build'", shared=registry.WRITES
+)
 @takes(
     argument("session", "[SESSION]", "The session id. Default: a random id.", required=False),
     option("--agent", required=True, metavar="NAME", help="The agent's name."),
@@ -97,7 +99,7 @@ async def start(
         write(escaped(session))
 
 
-@_command("phase", "phase chat-1 approval --meta ready=true")
+@_command("phase", "phase chat-1 approval --meta ready=true", shared=registry.WRITES_ONE)
 @takes(
     SESSION,
     argument("phase", "[PHASE]", "The phase to enter.", required=False),
@@ -136,7 +138,9 @@ async def phase(
     return 0
 
 
-@_command("finish", "finish chat-1 completed --summary 'the build is green'")
+@_command(
+    "finish", "finish chat-1 completed --summary 'the build is green'", shared=registry.WRITES_ONE
+)
 @takes(
     SESSION,
     argument("outcome", "OUTCOME", "completed, failed or abandoned."),
@@ -333,5 +337,5 @@ async def _existing(
         return info.metadata
     if place.as_json:
         write_json(None)
-    nothing(f"there is no session {shown(session)}; the command start creates one")
+    nothing(f"{no_session(session)}; the command start creates one")
     return None

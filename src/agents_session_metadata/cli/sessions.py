@@ -32,6 +32,8 @@ from .options import (
 from .output import (
     Corrupt,
     counted,
+    no_match,
+    no_session,
     nothing,
     record_of,
     say,
@@ -122,13 +124,13 @@ async def list_(
                 break
     records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
     if not found:
-        return corrupt.exit_code or nothing("no session matches")
+        return corrupt.exit_code or nothing(no_match(condition))
     if cursor is not None and not place.as_json:
         say(f"there are more sessions; continue with --cursor {cursor}")
     return corrupt.exit_code
 
 
-@_command("show", "show chat-1")
+@_command("show", "show chat-1", shared=registry.ONE)
 @takes(SESSION)
 async def show(place: Place, *, session: str) -> int:
     """Show one session: times, number of items, metadata."""
@@ -136,10 +138,10 @@ async def show(place: Place, *, session: str) -> int:
     async with place.open() as (catalog, wait):
         info = await wait(catalog.get_session(session, count_items=True, on_corrupt=corrupt))
     _write_found(place, info)
-    return corrupt.exit_code if info is not None else nothing(_missing(session))
+    return corrupt.exit_code if info is not None else nothing(no_session(session))
 
 
-@_command("get", "get chat-1 title")
+@_command("get", "get chat-1 title", shared=registry.ONE)
 @takes(SESSION, argument("keys", "[KEY]...", "The keys. Default: all.", nargs=-1))
 async def get(place: Place, *, session: str, keys: tuple[str, ...]) -> int:
     """Print the metadata of a session: one value, some keys, or all keys.
@@ -159,14 +161,14 @@ async def get(place: Place, *, session: str, keys: tuple[str, ...]) -> int:
     elif stored:
         write_metadata(stored)
     if info is None:
-        return nothing(_missing(session))
+        return nothing(no_session(session))
     if not stored and not corrupt.exit_code:
         what = f"value for {named}" if (named := ", ".join(keys)) else "metadata"
         return nothing(f"session {shown(session)} has no {what}")
     return corrupt.exit_code
 
 
-@_command("set", "set chat-1 title='My chat' tags='[\"work\"]'")
+@_command("set", "set chat-1 title='My chat' tags='[\"work\"]'", shared=registry.WRITES_ONE)
 @takes(
     SESSION,
     argument("pairs", "KEY=VALUE...", "Metadata to store.", nargs=-1),
@@ -193,7 +195,7 @@ async def set_(
         except Failure as failure:
             if _is_missing(failure):
                 return nothing(
-                    _missing(session) + ("" if create else "; pass --create to create it")
+                    no_session(session) + ("" if create else "; pass --create to create it")
                 )
             raise
         if place.as_json:
@@ -202,7 +204,7 @@ async def set_(
     return 0
 
 
-@_command("unset", "unset chat-1 tags")
+@_command("unset", "unset chat-1 tags", shared=registry.ONE)
 @takes(
     SESSION,
     argument("keys", "[KEY]...", "The keys to remove.", nargs=-1),
@@ -218,10 +220,10 @@ async def unset(place: Place, *, session: str, keys: tuple[str, ...], every: boo
         except Failure as failure:
             if not _is_missing(failure):
                 raise
-            return nothing(_missing(session))
+            return nothing(no_session(session))
         # Whether the session is absent or outside the scope, the answer is the same.
         if not removed and await wait(catalog.get_session(session, keys=[])) is None:
-            return nothing(_missing(session))
+            return nothing(no_session(session))
     if place.as_json:
         write_json({"session_id": session, "removed": removed})
     if not removed:
@@ -273,9 +275,7 @@ async def last(place: Place, *, agent: str | None, condition: dict[str, Any] | N
     _write_found(place, info)
     if info is not None:
         return 0
-    return nothing(
-        "no session matches" if agent is None else f"agent {shown(agent)} has no session"
-    )
+    return nothing(no_match(condition) if agent is None else f"agent {shown(agent)} has no session")
 
 
 def _write_found(place: Place, info: SessionInfo | None) -> None:
@@ -289,7 +289,3 @@ def _is_missing(failure: Failure) -> bool:
     from agents_session_metadata.errors import SessionNotFoundError
 
     return isinstance(failure.__cause__, SessionNotFoundError)
-
-
-def _missing(session: str) -> str:
-    return f"there is no session {shown(session)}"

@@ -37,6 +37,8 @@ from .output import (
     Corrupt,
     Counter,
     counted,
+    no_match,
+    no_session,
     nothing,
     progress,
     say,
@@ -73,7 +75,7 @@ async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool) -> int:
     if place.as_json:
         write_json({"deleted": deleted, "not_found": missing})
     for each in missing:
-        nothing(f"there is no session {shown(each)}")
+        nothing(no_session(each))
     if deleted and not place.as_json:
         say(f"deleted {counted(len(deleted), 'session')}")
     return 0 if deleted else 1
@@ -184,12 +186,12 @@ async def export(
             if target.is_complete or output is None:
                 records.close()
     if not records.count:
-        return corrupt.exit_code or nothing("no session matches")
+        return corrupt.exit_code or nothing(no_match(condition))
     say(f"exported {counted(records.count, 'session')}")
     return corrupt.exit_code
 
 
-@_command("import", "import sessions.jsonl --on-conflict skip")
+@_command("import", "import sessions.jsonl --on-conflict skip", shared=registry.WRITES)
 @takes(
     argument("file", "[FILE]", "The export to read. Default, and -: stdin.", required=False),
     option(

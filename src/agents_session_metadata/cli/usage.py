@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from . import command as registry
-from .options import checked, option, parse_value, takes
+from .connection import is_unused
+from .options import Failure, checked, option, parse_value, takes
 from .options import usage as refuse
 from .output import nothing, say, shown, write_json, write_table
 
@@ -59,19 +60,25 @@ async def usage(
     fields = by or ("day", "model")
     checked(check_by, fields)
     owner_id = None if owner is None else parse_value(owner, "--owner")
+    unused = False
     first, last = _day("--since", since), _day("--until", until)
     async with place.open() as (catalog, wait):
         question = catalog.usage(
             owner_id=owner_id, session_id=session, by=fields, since=first, until=last
         )
-        rows = await wait(question)
+        try:
+            rows = await wait(question)
+        except Failure as failure:
+            if not is_unused(place, failure, "_usage"):
+                raise
+            rows, unused = [], True
     if place.as_json:
         write_json([_record(row, fields) for row in rows])
     elif rows:
         header = (*fields, *_NUMBERS.values(), "cost")
         write_table(header, [_cells(row, fields) for row in rows])
         _tell_unpriced(rows)
-    return 0 if rows else nothing("no usage is recorded")
+    return 0 if rows else nothing("no usage is recorded", 0 if unused else 1)
 
 
 def _day(option: str, text: str | None) -> date | None:
