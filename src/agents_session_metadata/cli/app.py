@@ -23,7 +23,7 @@ COMMANDS = {
 }
 """The commands in the order of the help, with the modules that define them."""
 
-_NAME, _VARIABLE = "agent-sessions", "_AGENT_SESSIONS_COMPLETE"
+_NAME = "agent-sessions"
 
 
 class _Application(click.Group):
@@ -71,35 +71,6 @@ def _print_version(ctx: click.Context, _param: click.Parameter, given: bool) -> 
         ctx.exit()
 
 
-def _install_completion(ctx: click.Context, _param: click.Parameter, given: bool) -> None:
-    if not given or ctx.resilient_parsing:
-        return
-    import os
-    from pathlib import Path
-
-    shell, home = Path(os.environ.get("SHELL", "")).name, Path.home()
-    files = {
-        "bash": (home / ".bashrc", f'eval "$({_VARIABLE}=bash_source {_NAME})"'),
-        "zsh": (home / ".zshrc", f'eval "$({_VARIABLE}=zsh_source {_NAME})"'),
-        "fish": (
-            home / ".config" / "fish" / "completions" / f"{_NAME}.fish",
-            f"{_VARIABLE}=fish_source {_NAME} | source",
-        ),
-    }
-    if shell not in files:
-        raise click.ClickException("completion is available for bash, zsh and fish; set SHELL")
-    file, line = files[shell]
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists() or line not in file.read_text():
-            with file.open("a") as opened:
-                opened.write(f"\n{line}\n")
-    except OSError as error:
-        raise click.ClickException(f"{file}: {error.strerror}") from None
-    click.echo(f"completion is installed in {file}; start a new shell to use it", err=True)
-    ctx.exit()
-
-
 app = _Application(
     _NAME,
     help="Find, change, delete and copy sessions of the OpenAI Agents SDK by their metadata.",
@@ -117,14 +88,6 @@ app = _Application(
             expose_value=False,
             callback=_print_version,
             help="Print the version.",
-        ),
-        click.Option(
-            ["--install-completion"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            callback=_install_completion,
-            help="Install completion for your shell ($SHELL).",
-        ),
+        )
     ],
 )

@@ -41,6 +41,11 @@ def checked(check: Callable[..., T], *arguments: Any) -> T:
 class Option(click.Option):
     """Refuses a second value, unless it is `multiple`. Click would drop the first one."""
 
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        extra = super().get_help_extra(ctx)
+        extra.pop("range", None)  # `Whole` has it as its name
+        return extra
+
     def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
         if self.multiple or self.is_flag:
             super().add_to_parser(parser, ctx)
@@ -60,24 +65,12 @@ class Option(click.Option):
         return super().consume_value(ctx, opts)
 
 
-class Whole(click.ParamType[int, Any]):
-    """A whole number in a range, which the help shows."""
+class Whole(click.IntRange):
+    """A whole number in a range, which the help shows as 1..1000."""
 
     def __init__(self, low: int, high: int | None = None) -> None:
-        self.low, self.high = low, high
-        self.name = f"{low}.." if high is None else f"{low}..{high}"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            self.fail(f"must be a whole number, got {quoted(value)}", param, ctx)
-        if number < self.low or (self.high is not None and number > self.high):
-            limits = f"at least {self.low}"
-            if self.high is not None:
-                limits = f"between {self.low} and {self.high}"
-            self.fail(f"must be {limits}, got {number}", param, ctx)
-        return number
+        super().__init__(low, high)
+        self.name = f"{low}..{'' if high is None else high}"
 
 
 def option(*names: str, **settings: Any) -> Option:
