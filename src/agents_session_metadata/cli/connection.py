@@ -229,6 +229,8 @@ class Calls:
         for thread in {*threading.enumerate()} - self._others:
             if not thread.daemon:
                 thread.join(_THREAD_SECONDS)
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, exit_at_once)
 
     async def _completed(self, work: Coroutine[Any, Any, T], timeout: float | None) -> T:
         import asyncio
