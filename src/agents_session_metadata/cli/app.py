@@ -14,9 +14,9 @@ from .command import find
 COMMANDS = {
     **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
     **dict.fromkeys(("history", "rewind", "fork", "search"), "history"),
-    "usage": "usage",
+    "usage": "runs",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
-    **dict.fromkeys(("waiting", "approve", "reject", "discard"), "approvals"),
+    **dict.fromkeys(("waiting", "approve", "reject", "discard"), "runs"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     **dict.fromkeys(("index", "ddl", "doctor", "mcp"), "admin"),
     "web": "web",
