@@ -13,7 +13,7 @@ from .command import find
 
 COMMANDS = {
     **dict.fromkeys(("list", "show", "get", "set", "unset", "count", "values", "last"), "sessions"),
-    **dict.fromkeys(("history", "rewind", "fork", "search"), "history"),
+    **dict.fromkeys(("history", "rewind", "fork", "search"), "sessions"),
     "usage": "runs",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
     **dict.fromkeys(("waiting", "approve", "reject", "discard"), "runs"),
