@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from agents_session_metadata.cli.app import app
 
@@ -17,5 +15,5 @@ def run(*args, stdin=None, url=None, width=250):
 
 
 def said(text):
-    """Messages without the box that Typer draws around errors."""
-    return " ".join(re.sub(r"[╭╮╰╯│]|─ Error ─|─", " ", text).split())
+    """Messages on one line."""
+    return " ".join(text.split())

@@ -60,7 +60,6 @@ REMOVABLE = [
 ]
 # Optional or slow to import: the only modules and folders that import them.
 ONLY_IN = {
-    "typer": {"cli"},
     "click": {"cli"},
     "rich": {"cli"},
     "mcp": {"mcp"},
@@ -268,7 +267,7 @@ def test_importing_the_package_loads_little(imported, before) -> None:
     *_, without, after = loaded(*before, imported)
     added = {part(name) for name in after - without} - set(sys.stdlib_module_names)
     assert added <= {NAME, "sqlalchemy"}
-    assert not {part(name) for name in after} & {*DRIVERS, "typer", "rich"}
+    assert not {part(name) for name in after} & {*DRIVERS, "rich"}
     assert not after & {f"{NAME}.{each}" for each in DOORS}
 
 

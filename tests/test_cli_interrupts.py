@@ -19,7 +19,8 @@ from conformance import raw
 from scaling import scale
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.cli import _runner
+from agents_session_metadata.cli import exit_at_once
+from agents_session_metadata.cli.connection import Calls, Place
 
 POINTS = scale(3, 30)
 SESSIONS = scale(60, 400)
@@ -136,45 +137,67 @@ async def test_while_it_starts(args, tmp_path):
         assert code != 130 or said == ""
 
 
-@pytest.fixture
-def runner():
-    before = signal.getsignal(signal.SIGINT)
-    runner = _runner.Runner()
-    runner.handle_interrupts()
-    yield runner
-    signal.signal(signal.SIGINT, before)
+PLACE = Place(url=None, sessions_table="s", messages_table="m", metadata_table=None)
+
+
+class Engine:
+    async def dispose(self):
+        await asyncio.sleep(0)
+
+
+def command(function):
+    """Run a coroutine function as the body of a command, with the calls to its database."""
+
+    async def work():
+        calls = Calls(PLACE)
+        try:
+            return await function(calls)
+        finally:
+            await calls.close(Engine())
+
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(work())
+    before = signal.signal(signal.SIGINT, exit_at_once)
+    try:
+        return asyncio.run(work())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def interrupt(*_):
     os.kill(os.getpid(), signal.SIGINT)
 
 
-async def wait(seconds):
+async def sleep(seconds):
     await asyncio.sleep(seconds)
     return seconds
 
 
-def test_an_interruption_where_an_exception_would_be_lost(runner, capsys):
-    async def watch():
-        return weakref.ref(asyncio.current_task(), interrupt)
+def test_an_interruption_where_an_exception_would_be_lost(capsys):
+    async def body(wait):
+        async def watch():
+            return weakref.ref(asyncio.current_task(), interrupt)
 
-    watched = runner.run(watch())
-    assert watched() is not None
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(wait(60))
-    assert watched() is None
-    runner.close(wait(0))
+        watched = await wait(watch())
+        assert watched() is not None
+        with pytest.raises(KeyboardInterrupt):
+            await wait(sleep(60))
+        assert watched() is None
+
+    command(body)
     assert capsys.readouterr().err == ""
 
 
-def test_an_interruption_while_nothing_runs(runner):
-    assert runner.run(wait(0)) == 0
-    with pytest.raises(KeyboardInterrupt):
+def test_an_interruption_while_nothing_runs():
+    async def body(wait):
+        assert await wait(sleep(0)) == 0
         interrupt()
-    runner.close()
+
+    with pytest.raises(KeyboardInterrupt):
+        command(body)
 
 
-def test_the_second_interruption_ends_what_ignores_the_first(runner):
+def test_the_second_interruption_ends_what_ignores_the_first():
     ended = []
 
     async def stubborn():
@@ -187,13 +210,12 @@ def test_the_second_interruption_ends_what_ignores_the_first(runner):
             await asyncio.sleep(60)
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(stubborn())
+        command(lambda wait: wait(stubborn()))
     assert ended == ["first"]
-    runner.close(wait(0))
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_an_interruption_at_the_very_end_is_not_lost(runner, ignored):
+def test_an_interruption_at_the_very_end_is_not_lost(ignored):
     async def finish():
         interrupt()
         if ignored:
@@ -201,8 +223,7 @@ def test_an_interruption_at_the_very_end_is_not_lost(runner, ignored):
                 await asyncio.sleep(0)
 
     with pytest.raises(KeyboardInterrupt):
-        runner.run(finish())
-    runner.close(wait(0))
+        command(lambda wait: wait(finish()))
 
 
 def test_what_is_left_is_cancelled_in_any_thread():
@@ -214,36 +235,28 @@ def test_what_is_left_is_cancelled_in_any_thread():
         finally:
             ended.append("cancelled")
 
-    async def start(*more):
-        tasks = [asyncio.ensure_future(each()) for each in more]
+    async def start():
+        task = asyncio.ensure_future(forgotten())
         await asyncio.sleep(0)
-        return len(tasks)
-
-    def use(*more):
-        runner = _runner.Runner()
-        assert runner.run(start(*more)) == len(more)
-        runner.close()
-        return runner._loop.is_closed()
+        return task.done()
 
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(use).result()
-        assert thread.submit(use, forgotten).result()
+        assert not thread.submit(command, lambda wait: wait(start())).result()
     assert ended == ["cancelled"]
 
 
 def test_the_loop_is_open_as_long_as_a_thread_answers_it():
     """A driver's thread says so after a connection that failed, and printed a traceback."""
-    runner, answered = _runner.Runner(), []
+    answered = []
 
-    async def start() -> None:
+    async def start():
         loop = asyncio.get_running_loop()
 
-        def answer() -> None:
+        def answer():
             time.sleep(0.1)
-            answered.append(loop.call_soon_threadsafe(answered.clear))
+            answered.append(loop.call_soon_threadsafe(int))
 
         threading.Thread(target=answer).start()
 
-    runner.run(start())
-    runner.close()
+    command(lambda wait: wait(start()))
     assert len(answered) == 1

@@ -163,12 +163,23 @@ def open_store(
     return ScopedStore(database, MetadataLimits() if limits is None else limits, Scope())
 
 
-def own_store(engine: AsyncEngine, names: TableNames, *, create_tables: bool) -> ScopedStore:
+def own_store(
+    engine: AsyncEngine,
+    names: TableNames,
+    *,
+    create_tables: bool,
+    limits: MetadataLimits | None = None,
+) -> ScopedStore:
     """Opens the store of an engine that no session of the SDK uses, without importing the SDK."""
     turn, lock = asyncio.Lock(), threading.Lock()
     guard = (lambda: turn) if isinstance(engine.pool, StaticPool) else None
     store = open_store(
-        engine, names, create_tables=create_tables, guard=guard, init_lock=lambda: lock
+        engine,
+        names,
+        create_tables=create_tables,
+        limits=limits,
+        guard=guard,
+        init_lock=lambda: lock,
     )
     store.database.dialect.configure(engine.sync_engine)
     return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 
 import commands
@@ -112,7 +113,7 @@ async def test_the_shell_runs_the_printed_sql(engine, shared_database):
     await run(engine, printed(dialect))
     made = await objects_of(engine)
     for options, expected in ((["--drop", "--all"], {}), ([], made)):
-        result = commands.run("ddl", "--dialect", dialect, *options)
+        result = await asyncio.to_thread(commands.run, "ddl", "--dialect", dialect, *options)
         in_mariadb(shared_database.url, result.stdout)
         assert await objects_of(engine) == expected
 

@@ -1,6 +1,6 @@
 """The console script `agent-sessions`.
 
-Importing this module requires neither Typer nor Rich, so that `main` can print how to install them.
+Importing this module requires neither Click nor Rich, so that `main` can print how to install them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import signal
 import sys
 from io import TextIOWrapper
 
+from ._interrupt import exit_at_once
+
 
 def main() -> None:
     if sys.stderr is None:
@@ -21,14 +23,13 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules are imported, an exception could be raised, and lost, anywhere.
-        signal.signal(signal.SIGINT, _exit_at_once)
+        signal.signal(signal.SIGINT, exit_at_once)
     # Imports make many objects and no garbage; the collector would look through them 50 times.
     gc.set_threshold(50_000, 20, 20)
     code: object = 0
     try:
         code = _run()
-        if sys.__stdout__ is not None:  # Typer replaces `sys.stdout` after an error.
+        if sys.__stdout__ is not None:  # Click replaces `sys.stdout` after an error.
             sys.stdout = sys.__stdout__
         sys.stdout.flush()
     except OSError as error:
@@ -40,31 +41,21 @@ def main() -> None:
     except KeyboardInterrupt:
         code = 130
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"typer", "rich"}:
+        if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
         from agents_session_metadata.errors import install_advice
 
         code = f"agent-sessions requires {error.name}; {install_advice('cli')}"
     # The work is done; the interpreter would die of a signal while it shuts down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)  # type: ignore[arg-type]  # what Typer passed to it
-
-
-def _exit_at_once(_number: int, _frame: object) -> None:
-    """Handles Ctrl-C during imports and prompts, while nothing is open that must be closed."""
-    os._exit(130)
+    sys.exit(code)  # type: ignore[arg-type]  # what Click passed to it
 
 
 def _run() -> object:
-    from . import app, connection
+    from .app import app
 
-    connection.handles_interrupts = signal.getsignal(signal.SIGINT) is _exit_at_once
     try:
-        app.app()
+        app()
     except SystemExit as error:
-        if connection.abandoned:
-            # A thread or a task still waits for the database and would keep the process alive.
-            sys.stdout.flush()
-            os._exit(1)
         return error.code
     return 0

@@ -1,28 +1,29 @@
-"""The database that a command works on, and the calls to it.
-
-Commands are plain functions. An event loop runs only while one of them waits for the database, so
-that Ctrl-C between two calls is an ordinary KeyboardInterrupt, and within one a cancellation.
-"""
+"""The database that a command works on, and the calls to it."""
 
 from __future__ import annotations
 
 import errno
 import logging
-import sys
+import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import typer
+import click
 
 from agents_session_metadata.text import escaped, quoted
 
+from ._interrupt import exit_at_once
 from .options import Failure, checked, parse_pairs, usage
+from .output import Records, no_session
 
 if TYPE_CHECKING:
+    import asyncio
+
     from sqlalchemy import URL
     from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -32,26 +33,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BATCH, _BATCH_SECONDS = 200, 0.05
-_PANEL = "Database options"
-
-handles_interrupts: bool = False
-"""True if `main` has installed a handler for Ctrl-C, which `Calls` replaces."""
-
-abandoned: bool = False
-"""True if a thread or task may still wait for a database that did not answer in time."""
+_CHUNK = 1 << 16
+_THREAD_SECONDS = 1.0
+"""The time that `close` waits for a thread. Python waits for it again at exit."""
 
 
-@dataclass(frozen=True)
+class Unanswered(Failure):
+    """The database did not answer in time. A thread or a task may still wait for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """The database and tables that a command works on, and the scope that it is restricted to."""
 
-    url: str | None
-    scope: list[str]
+    url: str | None = None
+    scope: Sequence[str] = ()
     sessions_table: str
     messages_table: str
     metadata_table: str | None
-    create_tables: bool
-    timeout: float | None
+    create_tables: bool = False
+    timeout: float | None = None
+    as_json: bool = False
+    limits: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> TableNames:
@@ -63,13 +66,20 @@ class Place:
                 usage(f"the name of a table must be printable, got {quoted(name or '')}")
         return checked(table_names, *names)
 
+    def records(self, file: IO[str], opening: str = "[", *, as_lines: bool) -> Records:
+        """Returns what writes the records of --json or --jsonl."""
+        if self.as_json and as_lines:
+            usage("pass --json or --jsonl, not both")
+        return Records(file, as_list=self.as_json, opening=opening)
+
     def database_url(self) -> URL:
         """Returns the URL, with a driver. No error message repeats a password."""
         from agents_session_metadata.dialects.urls import DRIVERS, is_file_based, with_driver
 
         if not self.url:
             usage("no database is given; pass --url or --url-file, or set AGENT_SESSIONS_URL")
-        url = checked(with_driver, self.url)
+        is_file = "://" not in self.url and self.url.endswith((".db", ".sqlite", ".sqlite3"))
+        url = checked(with_driver, f"sqlite:///{self.url}" if is_file else self.url)
         backend = url.get_backend_name()
         if backend not in DRIVERS:
             usage(
@@ -95,60 +105,75 @@ class Place:
 
         url = self.database_url()
         if not self.create_tables:
-            _refuse_missing_file(url)
+            self.require_file()
         try:
             return create_engine(url, engine_options)
         except ModuleNotFoundError as error:
             raise Failure(str(error)) from None
         except ValueError as error:
-            raise Failure(str(error), 2) from None
+            raise click.UsageError(str(error)) from None
         except ArgumentError:
             usage("the URL is malformed; write it like sqlite:///folder/name.db")
 
-    @contextmanager
-    def connect(self, **engine_options: Any) -> Iterator[tuple[AsyncEngine, Calls]]:
+    def require_file(self) -> None:
+        """SQLite would create an empty database for a misspelled name."""
+        from agents_session_metadata.dialects.urls import file_of
+
+        name = file_of(self.database_url())
+        if name is not None and not Path(name).exists():
+            raise Failure(
+                f"there is no file {name}; check the URL, or create the database with "
+                "--create-tables"
+            )
+
+    @asynccontextmanager
+    async def connect(self, **engine_options: Any) -> AsyncIterator[tuple[AsyncEngine, Calls]]:
         engine, calls = self.engine(**engine_options), Calls(self)
         # After Ctrl-C, the pool would log each connection that it cannot close with a traceback.
         logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         try:
             yield engine, calls
-        finally:
-            calls.close(engine)
+        except Unanswered:
+            raise
+        except BaseException:
+            await calls.close(engine)
+            raise
+        await calls.close(engine)
 
-    @contextmanager
-    def open(self, **engine_options: Any) -> Iterator[tuple[SessionCatalog, Calls]]:
+    @asynccontextmanager
+    async def open(self, **engine_options: Any) -> AsyncIterator[tuple[SessionCatalog, Calls]]:
         from agents_session_metadata.catalog import SessionCatalog
         from agents_session_metadata.scope import own_store
+        from agents_session_metadata.types import MetadataLimits
 
         scope, names = parse_pairs(self.scope, "--scope"), self.names
-        with self.connect(**engine_options) as (engine, calls):
-            store = own_store(engine, names, create_tables=self.create_tables)
+        limits = checked(lambda: MetadataLimits(**self.limits))
+        async with self.connect(**engine_options) as (engine, calls):
+            store = own_store(engine, names, create_tables=self.create_tables, limits=limits)
             catalog = SessionCatalog._sharing(store, ensure_ascii=True)
             yield _scoped(catalog, scope) if scope else catalog, calls
 
 
 class Calls:
-    """Waits for coroutines: `wait(catalog.get_session("chat-1"))`.
+    """Awaits calls to the database: `await wait(catalog.get_session("chat-1"))`.
 
-    Ctrl-C cancels the coroutine and raises KeyboardInterrupt. Errors other than bugs become
-    failures.
+    Ctrl-C cancels the call, and raises KeyboardInterrupt here and between calls. Errors other than
+    bugs become failures. A call that does not answer within the time limit raises `Unanswered`.
     """
 
     def __init__(self, place: Place) -> None:
-        from ._runner import Runner
-
         self._place = place
-        self._runner = Runner()
-        if handles_interrupts:
+        self._task: asyncio.Task[Any] | None = None
+        self._others = {*threading.enumerate()}
+        self._is_waiting = self._is_interrupted = self._progressed = False
+        if signal.getsignal(signal.SIGINT) is exit_at_once:
             # All imports are done. From now on, Ctrl-C lets transactions and files end properly.
-            self._runner.handle_interrupts()
-        self._progressed = False
-        self._gave_up = False
+            signal.signal(signal.SIGINT, self._interrupt)
 
-    def __call__(self, work: Coroutine[Any, Any, T]) -> T:
+    async def __call__(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._runner.run(self._limited(work))
-        except Failure:
+            return await self._completed(work, self._place.timeout)
+        except click.ClickException:
             raise
         except Exception as error:
             failure = explain(error, self._place)
@@ -156,11 +181,11 @@ class Calls:
                 raise
             raise failure from error
 
-    def without_limit(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine without a time limit. Its errors are raised unchanged."""
-        return self._runner.run(work)
+    async def without_limit(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine without a time limit. Its errors are raised unchanged."""
+        return await self._completed(work, None)
 
-    def batches(self, source: AsyncIterator[T]) -> Iterator[list[T]]:
+    async def batches(self, source: AsyncIterator[T]) -> AsyncIterator[list[T]]:
         async def some() -> list[T]:
             found: list[T] = []
             end = time.monotonic() + _BATCH_SECONDS
@@ -170,43 +195,71 @@ class Calls:
                     break
             return found
 
-        while batch := self(some()):
+        while batch := await self(some()):
             yield batch
 
     def progressed(self) -> None:
         """Restart the time limit, because the database has answered."""
         self._progressed = True
 
-    def close(self, engine: AsyncEngine) -> None:
-        """Dispose the engine, unless something may still wait for it."""
-        if not self._gave_up:
-            self._runner.close(engine.dispose())
+    def read(self, source: BinaryIO) -> bytes:
+        """Read input within a call: it has no time limit, and Ctrl-C interrupts it."""
+        self._is_waiting = False
+        try:
+            if self._is_interrupted:
+                raise KeyboardInterrupt
+            # Not `readline`: Ctrl-C does not interrupt the wait for the end of a line.
+            return source.read1(_CHUNK)  # type: ignore[attr-defined,no-any-return]  # it is buffered
+        finally:
+            self._is_waiting = self._progressed = True
 
-    async def _limited(self, work: Coroutine[Any, Any, T]) -> T:
-        if self._place.timeout is None:
-            return await work
+    async def close(self, engine: AsyncEngine) -> None:
+        """Dispose the engine, also after Ctrl-C."""
         import asyncio
 
-        task = asyncio.ensure_future(work)
+        self._is_interrupted = False
+        await self(engine.dispose())
+        await asyncio.get_running_loop().shutdown_default_executor()
+        # A driver's thread may still have to tell the loop that it could not connect.
+        for thread in {*threading.enumerate()} - self._others:
+            if not thread.daemon:
+                thread.join(_THREAD_SECONDS)
+        if signal.getsignal(signal.SIGINT) == self._interrupt:
+            signal.signal(signal.SIGINT, exit_at_once)
+
+    async def _completed(self, work: Coroutine[Any, Any, T], timeout: float | None) -> T:
+        import asyncio
+
+        self._is_waiting = True
+        # The task before is freed here: an exception in the callback of a weak reference is lost.
+        task = self._task = asyncio.ensure_future(work)
+        if self._is_interrupted:
+            task.cancel()
         try:
             while not task.done():
                 self._progressed = False
-                await asyncio.wait({task}, timeout=self._place.timeout)
+                await asyncio.wait({task}, timeout=timeout)
                 if not task.done() and not self._progressed:
-                    self._give_up()
-        except asyncio.CancelledError:
-            task.cancel()
-            await asyncio.wait({task})
-            raise
-        return task.result()
+                    raise Unanswered(
+                        f"the database at {self._place.shown_url()} "
+                        f"did not answer within {timeout:g} s"
+                    )
+        finally:
+            self._is_waiting = False
+            if task.done() and not task.cancelled():
+                task.exception()  # It would be reported if nobody asked for it.
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        result: T = task.result()
+        return result
 
-    def _give_up(self) -> None:
-        global abandoned  # noqa: PLW0603  # `main` then ends the process, whatever goes on in it
-        abandoned = self._gave_up = True
-        raise Failure(
-            f"the database at {self._place.shown_url()} "
-            f"did not answer within {self._place.timeout:g} s"
-        )
+    def _interrupt(self, _number: int, _frame: object) -> None:
+        # The first one cancels; if that does not help, the next one raises.
+        is_first, self._is_interrupted = not self._is_interrupted, True
+        if self._task is None or not (self._is_waiting and is_first):
+            raise KeyboardInterrupt
+        self._task.cancel()
+        self._task.get_loop().call_soon_threadsafe(lambda: None)  # It wakes the loop.
 
 
 def _scoped(catalog: SessionCatalog, scope: dict[str, Any]) -> SessionCatalog:
@@ -216,86 +269,13 @@ def _scoped(catalog: SessionCatalog, scope: dict[str, Any]) -> SessionCatalog:
         usage(f"--scope: {error}")
 
 
-def place_from_options(
-    url: Annotated[
-        str | None,
-        typer.Option(
-            envvar="AGENT_SESSIONS_URL",
-            help="Database URL, such as sqlite:///chat.db. Other users can see it in the process "
-            "list: "
-            "put a URL with a password into AGENT_SESSIONS_URL or a file (--url-file).",
-            show_envvar=True,
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
-    url_file: Annotated[
-        Path | None,
-        typer.Option(help="Read the database URL from this file.", rich_help_panel=_PANEL),
-    ] = None,
-    scope: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Restrict the command to sessions with this value; repeatable. VALUE is parsed as "
-            "JSON: 123 means the number; for the string, write '\"123\"' with its quotes.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
-    create_tables: Annotated[
-        bool,
-        typer.Option(
-            "--create-tables", help="Create missing tables first.", rich_help_panel=_PANEL
-        ),
-    ] = False,
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SECONDS",
-            help="Fail if the database does not answer for this long. Default: 5 for resume-check, "
-            "no limit for other commands.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
-    sessions_table: Annotated[
-        str, typer.Option(help="Name of the SDK's sessions table.", rich_help_panel=_PANEL)
-    ] = "agent_sessions",
-    messages_table: Annotated[
-        str, typer.Option(help="Name of the SDK's messages table.", rich_help_panel=_PANEL)
-    ] = "agent_messages",
-    metadata_table: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the metadata table. Default: the sessions table's name and _metadata.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
-) -> Place:
-    if timeout is not None and not timeout > 0:
-        usage(f"--timeout must be greater than 0, got {timeout:g}")
-    if url_file is not None:
-        if any(each == "--url" or each.startswith("--url=") for each in sys.argv):
-            usage("pass --url or --url-file, not both")
-        try:
-            url = url_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Failure(f"{url_file}: {getattr(error, 'strerror', error)}") from None
-    return Place(
-        url,
-        scope or [],
-        sessions_table,
-        messages_table,
-        metadata_table,
-        create_tables,
-        timeout,
-    )
-
-
-def explain(error: Exception, place: Place) -> Failure | None:
+def explain(error: Exception, place: Place) -> click.ClickException | None:
     """Returns the failure to print for an error; None for a bug."""
     from agents_session_metadata.errors import (
         InvalidCursorError,
         InvalidFilterError,
         SessionMetadataError,
+        SessionNotFoundError,
         TablesMissingError,
         UnsupportedDialectError,
     )
@@ -303,19 +283,33 @@ def explain(error: Exception, place: Place) -> Failure | None:
     if isinstance(error, TablesMissingError) and error.tables:
         missing = f"missing tables or triggers: {', '.join(error.tables)}"
         return Failure(f"{missing}; {_how_to_create(error.tables, place)}")
-    if isinstance(error, (InvalidFilterError, InvalidCursorError, UnsupportedDialectError)):
-        return Failure(str(error), 2)
+    if isinstance(error, SessionNotFoundError):
+        return Failure(no_session(error.session_id))
+    if isinstance(error, InvalidCursorError):
+        return click.UsageError(
+            "--cursor is not valid here; pass the cursor that the page before printed, "
+            "with the same filter, order and scope"
+        )
+    if isinstance(error, (InvalidFilterError, UnsupportedDialectError)):
+        return click.UsageError(escaped(str(error)))
     if isinstance(error, SessionMetadataError):
-        return Failure(str(error))
+        return Failure(str(error).replace("PausedRuns.discard", "`agent-sessions discard`"))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
-        return Failure(
+        return click.UsageError(
             f"the driver of {place.shown_url()} does not know an option of the "
-            f"URL ({error}); asyncpg, for example, takes ssl=require",
-            2,
+            f"URL ({escaped(str(error))}); asyncpg, for example, takes ssl=require"
         )
     # A plain ValueError is no usage error: the arguments were checked before.
     plain = Failure(str(error)) if isinstance(error, (ValueError, OverflowError)) else None
     return _database_failure(error, place) or plain
+
+
+def is_unused(place: Place, failure: Failure, ending: str) -> bool:
+    """Returns True if the table of a feature is missing because the feature was never used."""
+    from agents_session_metadata.core.tables import derived_name
+
+    table = derived_name(place.names.metadata, ending)
+    return table in getattr(failure.__cause__, "tables", ())
 
 
 def _how_to_create(tables: Sequence[str], place: Place) -> str:
@@ -358,14 +352,3 @@ def _database_failure(error: Exception, place: Place) -> Failure | None:
         f"database error at {place.shown_url()}: {escaped(reason)}{details}; "
         "check the URL and the server, then run `agent-sessions doctor`"
     )
-
-
-def _refuse_missing_file(url: URL) -> None:
-    """SQLite would create an empty database for a misspelled name."""
-    from agents_session_metadata.dialects.urls import file_of
-
-    name = file_of(url)
-    if name is not None and not Path(name).exists():
-        raise Failure(
-            f"there is no file {name}; check the URL, or create the database with --create-tables"
-        )

@@ -5,28 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from agents_session_metadata.text import escaped, quoted
 
 from . import command as registry
-from .command import place_of
 from .options import (
-    Failure,
-    JsonOption,
-    MetaOption,
-    SessionArgument,
+    META,
+    SESSION,
+    argument,
     checked,
     duration,
+    flag,
     is_interactive,
+    option,
     parse_json,
     parse_pairs,
     standard_input,
+    takes,
     usage,
 )
-from .output import colored, nothing, say, shown, write, write_json
+from .output import colored, no_session, nothing, say, shown, write, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,17 +63,17 @@ class _Session:
         return await self.catalog.edit_metadata(self.session_id, change)
 
 
-@_command("start", "start chat-1 --agent ai-engineer --purpose 'fix the build'")
-def start(
-    ctx: typer.Context,
-    session: Annotated[
-        str | None, typer.Argument(metavar="SESSION", help="The session id. Default: a random id.")
-    ] = None,
-    *,
-    agent: Annotated[str, typer.Option(help="The agent's name.")],
-    purpose: Annotated[str | None, typer.Option(help="The purpose of the work.")] = None,
-    meta: MetaOption = None,
-    as_json: JsonOption = False,
+@_command(
+    "start", "start chat-1 --agent ai-engineer --purpose 'fix the build'", shared=registry.WRITES
+)
+@takes(
+    argument("session", "[SESSION]", "The session id. Default: a random id.", required=False),
+    option("--agent", required=True, metavar="NAME", help="The agent's name."),
+    option("--purpose", help="The purpose of the work."),
+    META,
+)
+async def start(
+    place: Place, *, session: str | None, agent: str, purpose: str | None, meta: tuple[str, ...]
 ) -> None:
     """Start work in a session and print the session id."""
     from agents_session_metadata.keys import normalize_agent
@@ -84,27 +85,29 @@ def start(
 
         session = str(uuid.uuid4())
     more = parse_pairs(meta, "--meta")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.core.rows import check_id
         from agents_session_metadata.lifecycle import SessionLifecycle
 
         checked(check_id, session)
-        metadata = wait(SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more))
-    if as_json:
+        metadata = await wait(
+            SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more)
+        )
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     else:
         write(escaped(session))
 
 
-@_command("phase", "phase chat-1 approval --meta ready=true")
-def phase(
-    ctx: typer.Context,
-    session: SessionArgument,
-    phase: Annotated[str | None, typer.Argument(help="The phase to enter.")] = None,
-    *,
-    meta: MetaOption = None,
-    error: Annotated[str | None, typer.Option(help="Record an error with this message.")] = None,
-    as_json: JsonOption = False,
+@_command("phase", "phase chat-1 approval --meta ready=true", shared=registry.WRITES_ONE)
+@takes(
+    SESSION,
+    argument("phase", "[PHASE]", "The phase to enter.", required=False),
+    META,
+    option("--error", metavar="MESSAGE", help="Record an error with this message."),
+)
+async def phase(
+    place: Place, *, session: str, phase: str | None, meta: tuple[str, ...], error: str | None
 ) -> int:
     """Enter a phase or record an error. Without both, print the current phase."""
     from agents_session_metadata.keys import PHASE
@@ -112,21 +115,21 @@ def phase(
     more = parse_pairs(meta, "--meta")
     if phase is None and more:
         usage("--meta needs a phase; use the command set to store metadata only")
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.lifecycle import SessionLifecycle
 
-        found = _existing(catalog, wait, session, as_json=as_json)
+        found = await _existing(place, catalog, wait, session)
         if found is None:
             return 1
         metadata = found
         lifecycle = SessionLifecycle(_Session(session, catalog))
         if error is not None:
-            metadata = wait(lifecycle.record_error(error))
+            metadata = await wait(lifecycle.record_error(error))
         if phase is not None:
-            metadata = wait(lifecycle.enter(phase, more))
+            metadata = await wait(lifecycle.enter(phase, more))
     stored = metadata.get(PHASE)
     asks = phase is None and error is None
-    if as_json:
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     elif asks and isinstance(stored, str):
         write(colored(shown(stored)))
@@ -135,50 +138,62 @@ def phase(
     return 0
 
 
-@_command("finish", "finish chat-1 completed --summary 'the build is green'")
-def finish(
-    ctx: typer.Context,
-    session: SessionArgument,
-    outcome: Annotated[str, typer.Argument(help="completed, failed or abandoned.")],
-    *,
-    summary: Annotated[str | None, typer.Option(help="The result, in a sentence.")] = None,
-    as_json: JsonOption = False,
-) -> int:
+@_command(
+    "finish", "finish chat-1 completed --summary 'the build is green'", shared=registry.WRITES_ONE
+)
+@takes(
+    SESSION,
+    argument("outcome", "OUTCOME", "completed, failed or abandoned."),
+    option("--summary", help="The result, in a sentence."),
+)
+async def finish(place: Place, *, session: str, outcome: str, summary: str | None) -> int:
     """End the work of a session."""
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         from agents_session_metadata.lifecycle import SessionLifecycle
 
-        if _existing(catalog, wait, session, as_json=as_json) is None:
+        if await _existing(place, catalog, wait, session) is None:
             return 1
         lifecycle = SessionLifecycle(_Session(session, catalog))
-        metadata = wait(lifecycle.finish(outcome, summary))
-    if as_json:
+        metadata = await wait(lifecycle.finish(outcome, summary))
+    if place.as_json:
         write_json({"session_id": session, "metadata": metadata})
     return 0
 
 
 @_command("resume-check", "resume-check chat-1 --max-idle-minutes 10")
-def resume_check(
-    ctx: typer.Context,
-    session: Annotated[
-        str | None, typer.Argument(metavar="SESSION", help="The session id.")
-    ] = None,
+@takes(
+    argument("session", "[SESSION]", "The session id.", required=False),
+    option("--agent", metavar="NAME", help="Check this agent's last session instead."),
+    option(
+        "--max-idle-minutes",
+        type=float,
+        metavar="NUMBER",
+        help="The maximum idle time in minutes. Default: 30.",
+    ),
+    option(
+        "--max-errors",
+        type=int,
+        metavar="NUMBER",
+        help="The number of errors that prevents resuming. Default: 3.",
+    ),
+    option(
+        "--phase",
+        "phases",
+        metavar="PHASE",
+        multiple=True,
+        help="A phase that allows resuming; repeatable.",
+    ),
+    flag("--stdin", help="Read a JSON request from stdin."),
+)
+async def resume_check(
+    place: Place,
     *,
-    agent: Annotated[
-        str | None, typer.Option(help="Check this agent's last session instead.")
-    ] = None,
-    max_idle_minutes: Annotated[
-        float | None, typer.Option(help="The maximum idle time in minutes. Default: 30.")
-    ] = None,
-    max_errors: Annotated[
-        int | None, typer.Option(help="The number of errors that prevents resuming. Default: 3.")
-    ] = None,
-    phases: Annotated[
-        list[str] | None,
-        typer.Option("--phase", help="A phase that allows resuming; repeatable."),
-    ] = None,
-    as_json: JsonOption = False,
-    stdin: Annotated[bool, typer.Option("--stdin", help="Read a JSON request from stdin.")] = False,
+    session: str | None,
+    agent: str | None,
+    max_idle_minutes: float | None,
+    max_errors: int | None,
+    phases: tuple[str, ...],
+    stdin: bool,
 ) -> int:
     """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
 
@@ -191,7 +206,6 @@ def resume_check(
     the context unchanged. If the request is invalid (exit code 2), or the database does not answer
     (exit code 1), the output is {"error": "..."}.
     """
-    place = place_of(ctx)
     if place.timeout is None:
         place = replace(place, timeout=_RESUME_TIMEOUT)
     given = {
@@ -206,8 +220,8 @@ def resume_check(
             usage("pass SESSION, --agent or a JSON request on stdin")
         if session is not None and agent is not None:
             usage("pass a SESSION or --agent, not both")
-        name, decision = _decide(place, session, agent, _policy(options))
-        if as_json:
+        name, decision = await _decide(place, session, agent, _policy(options))
+        if place.as_json:
             write_json(_answer(name, decision))
         else:
             _tell(name, decision)
@@ -217,8 +231,8 @@ def resume_check(
             usage("pass only one of SESSION, --agent and a request on stdin")
         request = _read_request(standard_input().read())
         whose = request.get("session_id"), request.get("agent")
-        name, decision = _decide(place, *whose, _policy({**request, **options}))
-    except Failure as failure:
+        name, decision = await _decide(place, *whose, _policy({**request, **options}))
+    except click.ClickException as failure:
         write_json({"error": failure.message})
         raise
     answer = _answer(name, decision)
@@ -270,20 +284,20 @@ def _policy(conditions: dict[str, Any]) -> ResumePolicy:
     return checked(lambda: ResumePolicy(**chosen))
 
 
-def _decide(
+async def _decide(
     place: Place, session: str | None, agent: str | None, policy: ResumePolicy
 ) -> tuple[str | None, ResumeDecision]:
     from agents_session_metadata.keys import AGENT
     from agents_session_metadata.lifecycle import ResumeDecision, SessionLifecycle
 
-    with place.open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         if session is None:
-            last = wait(catalog.last_session({AGENT: agent}))
+            last = await wait(catalog.last_session({AGENT: agent}))
             if last is None:
                 return None, ResumeDecision(should_resume=False, reason="not_found")
             session = last.session_id
         lifecycle = SessionLifecycle(_Session(session, catalog), policy)
-        return session, wait(lifecycle.resume_decision())
+        return session, await wait(lifecycle.resume_decision())
 
 
 def _answer(session: str | None, decision: ResumeDecision) -> dict[str, Any]:
@@ -314,14 +328,14 @@ def _tell(session: str | None, decision: ResumeDecision) -> None:
     )
 
 
-def _existing(
-    catalog: SessionCatalog, wait: Calls, session: str, *, as_json: bool
+async def _existing(
+    place: Place, catalog: SessionCatalog, wait: Calls, session: str
 ) -> Metadata | None:
     """Returns the metadata of a session. A misspelled id must not create a session."""
-    info = wait(catalog.get_session(session))
+    info = await wait(catalog.get_session(session))
     if info is not None:
         return info.metadata
-    if as_json:
+    if place.as_json:
         write_json(None)
-    nothing(f"there is no session {shown(session)}; the command start creates one")
+    nothing(f"{no_session(session)}; the command start creates one")
     return None

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any
 
-import typer
+import click
 
 from agents_session_metadata.text import ago, escaped
 
@@ -42,13 +42,30 @@ def counted(number: int, noun: str) -> str:
 def say(sentence: str, color: str | None = None) -> None:
     """Write a message to stderr, after the data that was printed before it."""
     sys.stdout.flush()
-    typer.secho(escaped(sentence), fg=color, err=True)
+    click.secho(escaped(sentence), fg=color, err=True)
 
 
-def nothing(sentence: str) -> int:
+def nothing(sentence: str, code: int = 1) -> int:
     """Say that nothing was found, and return the exit code for it."""
     say(sentence, "yellow")
-    return 1
+    return code
+
+
+def no_session(session_id: str) -> str:
+    return f"there is no session {shown(session_id)}"
+
+
+def no_match(condition: Any) -> str:
+    """Says that no session matches, and names a key that looks like an operator."""
+    from agents_session_metadata.query.filters import OPERATORS
+
+    parts = [condition]
+    for part in parts:
+        parts += part.values() if isinstance(part, dict) else part if type(part) is list else ()
+        for key in part if isinstance(part, dict) else ():
+            if f"${key}" in OPERATORS and part is not condition:
+                return f"no session matches; for the operator, write ${key} instead of {key}"
+    return "no session matches"
 
 
 def write(text: str) -> None:
@@ -93,7 +110,7 @@ class Corrupt:
 
 def colored(text: str) -> str:
     color = _COLORS.get(text.strip())
-    return typer.style(text, fg=color) if color and sys.stdout.isatty() else text
+    return click.style(text, fg=color) if color and sys.stdout.isatty() else text
 
 
 def record_of(info: SessionInfo) -> dict[str, Any]:
@@ -148,13 +165,20 @@ def write_table(
 def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None) -> None:
     from agents_session_metadata import keys
 
-    columns = list(chosen) if chosen is not None else [keys.TITLE, keys.AGENT, keys.STATUS]
+    columns = list(chosen or ())
     if chosen is None:
-        columns = [key for key in columns if any(key in info.metadata for info in sessions)]
+        first = (keys.OWNER_ID, keys.TITLE, keys.TAGS, keys.AGENT, keys.STATUS)
+        columns = [key for key in first if any(key in info.metadata for info in sessions)]
     has_counts = any(info.item_count is not None for info in sessions)
     header = ["session", *columns, *(["items"] if has_counts else []), "active"]
     if chosen is None:
         header.append("metadata")
+    # What a tracker and ChatKit's store record for programs.
+    recorded = {
+        *(keys.RUNS, keys.REQUESTS, keys.INPUT_TOKENS, keys.OUTPUT_TOKENS, keys.TOTAL_TOKENS),
+        *(keys.RUN_MS, keys.COST, keys.AGENTS, keys.TOOL_CALLS, keys.INVOCATIONS),
+        *(keys.TRACE_IDS, keys.TITLE_AUTO, keys.CHATKIT, keys.TOUCHED_AT, keys.PHASE_HISTORY),
+    }
     rows = []
     for info in sessions:
         row = [info.session_id]
@@ -163,8 +187,13 @@ def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None
             row.append(str(info.item_count))
         row.append(ago(info.updated_at))
         if chosen is None:
-            others = {key: value for key, value in info.metadata.items() if key not in columns}
-            row.append(" ".join(f"{shown(key)}={shown(value)}" for key, value in others.items()))
+            row.append(
+                " ".join(
+                    f"{shown(key)}={shown(value)}"
+                    for key, value in info.metadata.items()
+                    if key not in columns and key not in recorded
+                )
+            )
         rows.append(row)
     write_table(header, rows)
 

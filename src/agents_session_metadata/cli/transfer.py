@@ -10,36 +10,35 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, Literal
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
-import typer
+import click
 
 from agents_session_metadata.text import strict_json
 
 from . import command as registry
-from .command import place_of
-from .connection import Calls
 from .options import (
+    FILTERS,
+    JSON_LINES,
+    YES,
     Failure,
-    FilterMetaOption,
-    JsonLinesOption,
-    JsonOption,
-    WhereOption,
-    YesOption,
+    argument,
     checked,
     confirm,
     duration,
-    parse_where,
-    refuse_both,
+    flag,
+    option,
     require_answer,
     standard_input,
+    takes,
     usage,
 )
 from .output import (
     Corrupt,
     Counter,
-    Records,
     counted,
+    no_match,
+    no_session,
     nothing,
     progress,
     say,
@@ -48,9 +47,11 @@ from .output import (
     write_json,
 )
 
+if TYPE_CHECKING:
+    from .connection import Calls, Place
+
 _command = partial(registry.command, panel="Delete and move")
 
-_CHUNK = 1 << 16
 _OF_SQLITE = (
     b"SQLite format 3\0",
     *(b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83"),  # a write-ahead log
@@ -61,54 +62,57 @@ _BESIDE_DATABASE = re.compile("-(wal|shm|journal)$", re.IGNORECASE)
 
 
 @_command("delete", "delete chat-1 --yes")
-def delete(
-    ctx: typer.Context,
-    sessions: Annotated[list[str], typer.Argument(metavar="SESSION", help="The session ids.")],
-    *,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-) -> int:
+@takes(argument("sessions", "SESSION...", "The session ids.", nargs=-1, required=True), YES)
+async def delete(place: Place, *, sessions: tuple[str, ...], yes: bool) -> int:
     """Delete sessions with their history and metadata."""
     what = f"session {shown(sessions[0])}"
     if len(sessions) > 1:
         what = counted(len(sessions), "session")
     confirm(f"Delete {what} with history and metadata?", yes=yes)
-    with place_of(ctx).open() as (catalog, wait):
-        deleted = [each for each in sessions if wait(catalog.delete_session(each))]
+    async with place.open() as (catalog, wait):
+        deleted = [each for each in sessions if await wait(catalog.delete_session(each))]
     missing = [each for each in sessions if each not in deleted]
-    if as_json:
+    if place.as_json:
         write_json({"deleted": deleted, "not_found": missing})
     for each in missing:
-        nothing(f"there is no session {shown(each)}")
-    if deleted and not as_json:
+        nothing(no_session(each))
+    if deleted and not place.as_json:
         say(f"deleted {counted(len(deleted), 'session')}")
     return 0 if deleted else 1
 
 
 @_command("cleanup", 'cleanup --days 30 --where \'{"pinned": {"$ne": true}}\' --dry-run')
-def cleanup(
-    ctx: typer.Context,
+@takes(
+    option(
+        "--hours",
+        type=click.FloatRange(0),
+        metavar="NUMBER",
+        help="Delete sessions inactive for this many hours.",
+    ),
+    option(
+        "--days",
+        type=click.FloatRange(0),
+        metavar="NUMBER",
+        help="Delete sessions inactive for this many days.",
+    ),
+    *FILTERS,
+    flag("--dry-run", help="Print the number of sessions and delete nothing."),
+    YES,
+)
+async def cleanup(
+    place: Place,
     *,
-    hours: Annotated[
-        float | None, typer.Option(min=0, help="Delete sessions inactive for this many hours.")
-    ] = None,
-    days: Annotated[
-        float | None, typer.Option(min=0, help="Delete sessions inactive for this many days.")
-    ] = None,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the number of sessions and delete nothing.")
-    ] = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+    hours: float | None,
+    days: float | None,
+    condition: dict[str, Any] | None,
+    dry_run: bool,
+    yes: bool,
 ) -> None:
     """Delete inactive sessions that match, in short transactions.
 
     Requires a filter or an age. It is not an error if no session matches. After a crash, run it
     again.
     """
-    condition = parse_where(where, meta)
     if hours is not None and days is not None:
         usage("pass --hours or --days, not both")
     age = None
@@ -125,10 +129,10 @@ def cleanup(
     else:
         age = duration("--days", days or 0, "days")
     require_answer(yes=yes or dry_run)
-    with place_of(ctx).open() as (catalog, wait):
+    async with place.open() as (catalog, wait):
         number = None
         if dry_run or not yes or sys.stderr.isatty():
-            number = wait(catalog.delete_sessions(condition, inactive_for=age, dry_run=True))
+            number = await wait(catalog.delete_sessions(condition, inactive_for=age, dry_run=True))
         if not dry_run and number != 0:
             question = f"Delete {counted(number or 0, 'session')} with history and metadata?"
             confirm(question, yes=yes)
@@ -138,77 +142,69 @@ def cleanup(
                     wait.progressed()
                     counter.reach(done)
 
-                number = wait(
+                number = await wait(
                     catalog.delete_sessions(condition, inactive_for=age, progress=reached)
                 )
-    if as_json:
+    if place.as_json:
         write_json({"deleted": number, "dry_run": dry_run})
     else:
         write(str(number))
 
 
 @_command("export", "export --meta owner_id=u1 --output sessions.jsonl")
-def export(
-    ctx: typer.Context,
-    *,
-    where: WhereOption = None,
-    meta: FilterMetaOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The file to write. Default, and -: stdout."),
-    ] = None,
-    as_json: JsonOption = False,
-    as_lines: JsonLinesOption = False,
+@takes(
+    *FILTERS,
+    option("--output", "-o", metavar="FILE", help="The file to write. Default, and -: stdout."),
+    JSON_LINES,
+)
+async def export(
+    place: Place, *, condition: dict[str, Any] | None, output: str | None, as_lines: bool
 ) -> int:
     """Export sessions with history and metadata, one JSON record per line.
 
     With --json, the output is one list of records. An existing file is replaced when the export is
     complete, and keeps its permissions. It is not replaced if a corrupt value leaves out a session.
     """
-    refuse_both(as_json=as_json, as_lines=as_lines)
-    condition = parse_where(where, meta)
     corrupt = Corrupt()
-    with place_of(ctx).open() as (catalog, wait), _writing(output) as target:
-        shows = sys.stderr.isatty() and not target.file.isatty()
-        total = wait(catalog.count_sessions(condition)) if shows else None
-        records = Records(target.file, as_list=as_json)
-        exported = catalog.export_sessions(condition, on_corrupt=corrupt)
-        with progress("Exporting", total, output=target.file) as counter:
-            for batch in wait.batches(exported):
-                for record in batch:
-                    records.add(record)
-                counter.reach(records.count)
-        if corrupt.exit_code and target.replaces:
-            raise Failure(
-                f"{output} was not replaced: the export leaves out sessions with corrupt values;"
-                " repair the values, or export to a new file"
-            )
-        target.is_complete = records.count > 0
-        if target.is_complete or output is None:
-            records.close()
+    async with place.open() as (catalog, wait):
+        with _writing(output) as target:
+            shows = sys.stderr.isatty() and not target.file.isatty()
+            total = await wait(catalog.count_sessions(condition)) if shows else None
+            records = place.records(target.file, as_lines=as_lines)
+            exported = catalog.export_sessions(condition, on_corrupt=corrupt)
+            with progress("Exporting", total, output=target.file) as counter:
+                async for batch in wait.batches(exported):
+                    for record in batch:
+                        records.add(record)
+                    counter.reach(records.count)
+            if corrupt.exit_code and target.replaces:
+                raise Failure(
+                    f"{output} was not replaced: the export leaves out sessions with corrupt "
+                    "values; repair the values, or export to a new file"
+                )
+            target.is_complete = records.count > 0
+            if target.is_complete or output is None:
+                records.close()
     if not records.count:
-        return corrupt.exit_code or nothing("no session matches")
+        return corrupt.exit_code or nothing(no_match(condition))
     say(f"exported {counted(records.count, 'session')}")
     return corrupt.exit_code
 
 
-@_command("import", "import sessions.jsonl --on-conflict skip")
-def import_(
-    ctx: typer.Context,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="The export to read. Default, and -: stdin."),
-    ] = None,
-    *,
-    on_conflict: Annotated[
-        Literal["error", "skip", "replace"],
-        typer.Option(help="What to do if a session exists."),
-    ] = "error",
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Report invalid records and continue.")
-    ] = False,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
+@_command("import", "import sessions.jsonl --on-conflict skip", shared=registry.WRITES)
+@takes(
+    argument("file", "[FILE]", "The export to read. Default, and -: stdin.", required=False),
+    option(
+        "--on-conflict",
+        type=click.Choice(["error", "skip", "replace"]),
+        default="error",
+        help="What to do if a session exists.",
+    ),
+    flag("--skip-invalid", help="Report invalid records and continue."),
+    YES,
+)
+async def import_(
+    place: Place, *, file: str | None, on_conflict: Any, skip_invalid: bool, yes: bool
 ) -> int:
     """Import exported sessions into this database.
 
@@ -224,26 +220,25 @@ def import_(
         invalid += 1
         say(f"skipped: {error}", "red")
 
-    with (
-        place_of(ctx).open() as (catalog, wait),
-        _reading(file) as source,
-        progress("Importing", _size(source)) as counter,
-    ):
-        reading = _Records(source, counter, wait, on_invalid if skip_invalid else None)
-        try:
-            written = wait(
-                catalog.import_sessions(
-                    reading,
-                    on_conflict=on_conflict,
-                    on_invalid=on_invalid if skip_invalid else None,
-                    progress=lambda _: wait.progressed(),
+    async with place.open() as (catalog, wait):
+        with _reading(file) as source, progress("Importing", _size(source)) as counter:
+            reading = _Records(source, counter, wait, on_invalid if skip_invalid else None)
+            try:
+                written = await wait(
+                    catalog.import_sessions(
+                        reading,
+                        on_conflict=on_conflict,
+                        on_invalid=on_invalid if skip_invalid else None,
+                        progress=lambda _: wait.progressed(),
+                    )
                 )
-            )
-        except Failure as failure:
-            if isinstance(failure.__cause__, ValueError):
-                failure.message += "; the records before it are imported"
-            raise
-    if as_json:
+            except Failure as failure:
+                if isinstance(failure.__cause__, ValueError):
+                    raise Failure(
+                        f"{failure.message}; the records before it are imported"
+                    ) from None
+                raise
+    if place.as_json:
         answer = {"read": counter.count, "written": written}
         write_json({**answer, "invalid": invalid} if skip_invalid else answer)
     else:
@@ -262,14 +257,13 @@ class _Target:
 
 
 @contextmanager
-def _writing(path: Path | None) -> Iterator[_Target]:
+def _writing(name: str | None) -> Iterator[_Target]:
     """Open a file to write to. Old content is replaced when the new content is complete."""
-    if path is None or str(path) == "-":
+    if name is None or name == "-":
         yield _Target(sys.stdout)
         return
     # A symbolic link stays a link: the file that it leads to is replaced.
-    path = path.resolve()
-    part = path
+    part = path = Path(name).resolve()
     try:
         mode = path.stat().st_mode if path.exists() else None
         if mode is not None and not stat.S_ISREG(mode):
@@ -316,14 +310,14 @@ def _refuse_database(path: Path) -> None:
 
 
 @contextmanager
-def _reading(path: Path | None) -> Iterator[BinaryIO]:
-    if path is None or str(path) == "-":
+def _reading(name: str | None) -> Iterator[BinaryIO]:
+    if name is None or name == "-":
         yield standard_input()
         return
     try:
-        file = path.open("rb")
+        file = Path(name).open("rb")  # noqa: SIM115  # closed below
     except (OSError, ValueError) as error:
-        raise Failure(f"{path}: {getattr(error, 'strerror', error)}") from None
+        raise Failure(f"{name}: {getattr(error, 'strerror', error)}") from None
     with file:
         yield file
 
@@ -353,15 +347,13 @@ class _Records:
         self._bytes = 0
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        number = 0
         lines = self._lines()
-        async for line in lines:
-            number += 1
+        for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
             is_list = self._counter.count == 0 and line.lstrip().startswith(b"[")
             if is_list:
-                line = b"\n".join([line, *[each async for each in lines]])  # noqa: PLW2901
+                line = b"\n".join([line, *lines])  # noqa: PLW2901
             try:
                 found = strict_json(line.decode())
             except ValueError as error:
@@ -376,33 +368,12 @@ class _Records:
                 self._counter.reach(self._counter.count + 1, completed=self._bytes)
                 yield record
 
-    async def _lines(self) -> AsyncIterator[bytes]:
+    def _lines(self) -> Iterator[bytes]:
         rest = b""
-        while True:
-            await self._until_readable()
-            # Not `readline`: Ctrl-C does not interrupt the wait for the end of a line.
-            chunk = self._source.read1(_CHUNK)  # type: ignore[attr-defined]  # it is buffered
+        while chunk := self._wait.read(self._source):
             if not self._bytes:
                 chunk = chunk.removeprefix(b"\xef\xbb\xbf")
             self._bytes += len(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                yield line
-            if not chunk:
-                yield rest
-                return
-
-    async def _until_readable(self) -> None:
-        import asyncio
-
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        try:
-            loop.add_reader(self._source.fileno(), ready.set)
-        except (OSError, ValueError, NotImplementedError):
-            return  # A file never blocks; on Windows, a pipe cannot be watched.
-        try:
-            while not ready.is_set():
-                await asyncio.wait({asyncio.ensure_future(ready.wait())}, timeout=0.2)
-                self._wait.progressed()  # It is not the database that takes long.
-        finally:
-            loop.remove_reader(self._source.fileno())
+            yield from lines
+        yield rest

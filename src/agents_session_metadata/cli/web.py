@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from agents_session_metadata.errors import install_advice
 
-from .command import command, place_of
-from .connection import Place
-from .options import Failure, usage
+from .command import SERVER, command
+from .options import Failure, Whole, flag, option, takes, usage
 from .output import say
+
+if TYPE_CHECKING:
+    import socket
+
+    from .connection import Place
 
 _HOST = "127.0.0.1"
 
 
-@command("web", "web --demo", panel="Database")
-def web(
-    ctx: typer.Context,
-    *,
-    demo: Annotated[
-        bool, typer.Option("--demo", help="Show generated sessions in a temporary database.")
-    ] = False,
-    allow_write: Annotated[
-        bool,
-        typer.Option(
-            "--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject."
-        ),
-    ] = False,
-    by: Annotated[
-        str | None, typer.Option(help="Who approves and rejects; stored with each decision.")
-    ] = None,
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="The port to listen on. 0 selects a free port.")
-    ] = 8321,
-) -> None:
+@command("web", "web --demo", panel="Database", shared=SERVER)
+@takes(
+    flag("--demo", help="Show generated sessions in a temporary database."),
+    flag("--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject."),
+    option("--by", metavar="NAME", help="Who approves and rejects; stored with each decision."),
+    option(
+        "--port",
+        type=Whole(0, 65_535),
+        default=8321,
+        help="The port to listen on. 0 selects a free port.",
+    ),
+)
+async def web(place: Place, *, demo: bool, allow_write: bool, by: str | None, port: int) -> None:
     """Show sessions in a browser.
 
     The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
@@ -57,21 +49,21 @@ def web(
         raise Failure(message) from None
     if by is not None and not allow_write:
         usage("--by requires --allow-write")
-    with _place(place_of(ctx), demo=demo) as place, place.open(pool_pre_ping=True) as opened:
-        catalog, wait = opened
-        if demo:
-            from agents_session_metadata.web.demo import fill
+    with _place(place, demo=demo) as shown:
+        async with shown.open(pool_pre_ping=True) as (catalog, wait):
+            if demo:
+                from agents_session_metadata.web.demo import fill
 
-            say("writing sessions into a temporary database")
-            wait(fill(catalog))
-        # Start only if the database answers.
-        wait(catalog.list_sessions(limit=1, keys=[]))
-        with _listening(port) as listener:
-            app = browser_app(
-                catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=by
-            )
-            say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
-            wait.without_limit(serve(app, listener))
+                say("writing sessions into a temporary database")
+                await wait(fill(catalog))
+            # Start only if the database answers.
+            await wait(catalog.list_sessions(limit=1, keys=[]))
+            with _listening(port) as listener:
+                app = browser_app(
+                    catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=by
+                )
+                say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
+                await wait.without_limit(serve(app, listener))
 
 
 @contextmanager
@@ -79,6 +71,9 @@ def _place(place: Place, *, demo: bool) -> Iterator[Place]:
     if not demo:
         yield place
         return
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
     if place.scope:
         usage("pass --demo or --scope, not both")
     with TemporaryDirectory(prefix="agent-sessions-") as folder:
@@ -87,6 +82,8 @@ def _place(place: Place, *, demo: bool) -> Iterator[Place]:
 
 @contextmanager
 def _listening(port: int) -> Iterator[socket.socket]:
+    import socket
+
     # asyncio sets TCP_NODELAY only on sockets that name their protocol.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
