@@ -252,7 +252,8 @@ class StoredSession(SQLAlchemySession):
         if _constructor_is_known(engine) and (typed and not kwargs):
             # What the SDK's constructor does, less the table objects that it makes each time.
             self.session_id = session_id
-            self.session_settings: SessionSettings | None = session_settings or SessionSettings()  # type: ignore[assignment]  # no dict: typed
+            settings: Any = session_settings or SessionSettings()
+            self.session_settings: SessionSettings | None = settings
             self._engine = engine
             self._ensure_ascii = ensure_ascii
             self._init_lock = (

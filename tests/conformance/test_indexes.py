@@ -24,7 +24,7 @@ from agents_session_metadata.core.ddl import drop_statements
 from agents_session_metadata.indexes import creation as indexes
 from agents_session_metadata.indexes import walks
 from agents_session_metadata.indexes.tables import ACTIVITY, expected_entries
-from agents_session_metadata.runs.tables import PAUSED
+from agents_session_metadata.runs.feature import PAUSED
 from agents_session_metadata.types import IndexInfo
 from conformance import raw
 

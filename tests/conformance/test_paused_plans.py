@@ -10,7 +10,7 @@ from sqlalchemy import insert
 
 from agents_session_metadata import PausedRuns, SessionCatalog
 from agents_session_metadata.core.tables import query_tables, table_names
-from agents_session_metadata.runs.tables import PAUSED
+from agents_session_metadata.runs.feature import PAUSED
 from conformance.test_plans import _plan, _rows_read
 
 RUNS = scale(2_000, 10_000)

@@ -18,7 +18,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from agents_session_metadata.runs.tables import PAUSED
+from agents_session_metadata.runs.feature import PAUSED
 from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.usage.ledger import USAGE
 from conformance import raw

@@ -138,7 +138,8 @@ class CreateTrigger(DDLElement):
         name = _quoted(target.name)
         verb = f"DELETE FROM {name}"  # noqa: S608  # a name
         if keeps_rows:
-            verb = f"UPDATE {name} SET {', '.join(f'{column} = NULL' for column in quoted)}"  # noqa: S608  # names
+            nulls = ", ".join(f"{column} = NULL" for column in quoted)
+            verb = f"UPDATE {name} SET {nulls}"  # noqa: S608  # names
         self.body: str = f"AFTER DELETE ON {_quoted(table.name)} BEGIN {verb} WHERE {same}; END"
         """What follows the name of the trigger in the statement."""
         mark = hashlib.sha256(self.body.encode()).hexdigest()[:8]

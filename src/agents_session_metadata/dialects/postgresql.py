@@ -233,7 +233,7 @@ class PostgreSQL(Dialect):
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         tables = [Table(name, MetaData(), schema=sessions.schema) for name in names]
         query = (
-            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608  # of this module
+            "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608
             f" WHERE has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
         )
         parameters = {
@@ -250,7 +250,8 @@ class PostgreSQL(Dialect):
         # An index of the rows that a policy shows would hide the others from everybody.
         connection.exec_driver_sql("SET LOCAL row_security = off")
         for table in tables:
-            connection.exec_driver_sql(f"SELECT 1 FROM {qualified(connection, table)} LIMIT 1")  # noqa: S608  # a name
+            name = qualified(connection, table)
+            connection.exec_driver_sql(f"SELECT 1 FROM {name} LIMIT 1")  # noqa: S608  # a name
         return True
 
     def refuses_triggers(self, error: DBAPIError) -> bool:

@@ -215,7 +215,8 @@ class SQLite(Dialect):
             quote = connection.dialect.identifier_preparer.quote
             columns = ", ".join(map(quote, rows[0]))
             marks = ", ".join("?" * len(rows[0]))
-            insert = f"INSERT INTO {qualified(connection, table)} ({columns}) VALUES ({marks})"  # noqa: S608  # names
+            name = qualified(connection, table)
+            insert = f"INSERT INTO {name} ({columns}) VALUES ({marks})"  # noqa: S608  # names
             connection.exec_driver_sql(insert, [tuple(map(row.get, rows[0])) for row in rows])
 
     def now(self) -> ColumnElement[int]:
@@ -264,7 +265,8 @@ class SQLite(Dialect):
         ]
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
-        query = f"SELECT type, name FROM {self.schema_of(connection, sessions)}sqlite_master"  # noqa: S608  # a quoted name
+        schema = self.schema_of(connection, sessions)
+        query = f"SELECT type, name FROM {schema}sqlite_master"  # noqa: S608  # a quoted name
         found: Any = connection.execute(text(f"{query} WHERE type IN ('table', 'trigger')")).all()
         # SQLite ignores the case of names.
         tables = {name.lower() for kind, name in found if kind == "table"}

@@ -233,7 +233,8 @@ def _time_condition(column: TimeColumn, operator: str, operand: object, path: st
             "expected an aware datetime, or ISO 8601 text with an offset from UTC", path=path
         )
     try:
-        return TimeBound(column, operator, moment.astimezone(timezone.utc))  # type: ignore[arg-type]  # narrowed above
+        utc = moment.astimezone(timezone.utc)
+        return TimeBound(column, operator, utc)  # type: ignore[arg-type]  # narrowed above
     except OverflowError:
         raise InvalidFilterError("the time is out of range", path=path) from None
 

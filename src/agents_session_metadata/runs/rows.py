@@ -30,7 +30,7 @@ from agents_session_metadata.core.messages import Restriction
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
-from .tables import PAUSED
+from .feature import PAUSED
 
 
 class HistoryEnd(NamedTuple):

@@ -34,6 +34,7 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 
+from .feature import PAUSED
 from .rows import (
     Details,
     Encryption,
@@ -47,7 +48,6 @@ from .rows import (
     paused_run,
     paused_table,
 )
-from .tables import PAUSED
 
 T = TypeVar("T")
 logger: logging.Logger = logging.getLogger(__name__)
