@@ -29,12 +29,13 @@ _NAME = "agent-sessions"
 class _Application(click.Group):
     """Imports the module of a command that is named, and all modules for the help."""
 
-    def list_commands(self, _ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
-            self.commands = {name: find(name) for name in self._imported()}  # to suggest one
+            # To suggest one.
+            self.commands.update({name: find(name) for name in self._imported()})
             return None
         import_module(f".{COMMANDS[cmd_name]}", __package__)
         return find(cmd_name)
@@ -44,7 +45,7 @@ class _Application(click.Group):
             import_module(f".{module}", __package__)
         return list(COMMANDS)
 
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         panels: dict[str, list[tuple[str, str]]] = {}
         for name in self._imported():
             found = find(name)
@@ -71,7 +72,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, given: bool) -> 
         ctx.exit()
 
 
-app = _Application(
+app: click.Group = _Application(
     _NAME,
     help="Find, change, delete and copy sessions of the OpenAI Agents SDK by their metadata.",
     epilog=(

@@ -70,7 +70,7 @@ class Whole(click.IntRange):
 
     def __init__(self, low: int, high: int | None = None) -> None:
         super().__init__(low, high)
-        self.name = f"{low}..{'' if high is None else high}"
+        self.name: str = f"{low}..{'' if high is None else high}"
 
 
 def option(*names: str, **settings: Any) -> Option:

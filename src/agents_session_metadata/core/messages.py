@@ -177,7 +177,7 @@ def read_positions(
         }
     # By the parameter: the scope is then checked once, not for every row.
     statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
-    found = connection.execute(statement, {**parameters, **more})
+    found: Any = connection.execute(statement, {**parameters, **more})
     return [(ItemPosition(str(at), item_id), length) for at, item_id, length in found]
 
 

@@ -236,11 +236,12 @@ class PostgreSQL(Dialect):
             "SELECT t.place FROM unnest(CAST(:names AS text[])) WITH ORDINALITY t (name, place)"  # noqa: S608
             f" WHERE has_table_privilege(to_regclass(t.name), 'select') AND {_BESIDE}"
         )
-        parameters = {
+        parameters: dict[str, Any] = {
             "names": [qualified_text(connection, table) for table in tables],
             "sessions": qualified_text(connection, sessions),
         }
-        return {names[place - 1] for place in connection.scalars(text(query), parameters)}
+        places = connection.scalars(text(query), parameters)
+        return {names[int(place) - 1] for place in places}
 
     def lock_tables(self, connection: Connection, tables: Sequence[Table]) -> bool:
         names = ", ".join(qualified(connection, table) for table in tables)

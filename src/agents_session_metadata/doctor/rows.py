@@ -101,7 +101,8 @@ class StoredValues:
         parts: dict[Any, Counter[Any]] = {(row[0], row[1]): Counter() for row in found}
         if found:
             ends = {"first": found[0][0], "last": found[-1][0]}
-            for own_id, key, *search in connection.execute(self._elements, ends):
+            elements: Any = connection.execute(self._elements, ends)
+            for own_id, key, *search in elements:
                 if (own_id, key) in parts:
                     parts[own_id, key][tuple(map(_as_bytes, search))] += 1
         return [_judge(row, parts[row[0], row[1]]) for row in found]

@@ -30,7 +30,9 @@ _MODEL: Final = {
     "support": "gpt-5-nano",
     "reviewer": "gpt-5",
 }
-_TEXTS: Final = json.loads(files(__package__).joinpath("demo.json").read_text("utf-8"))
+_TEXTS: Final = json.loads(
+    files("agents_session_metadata.web").joinpath("demo.json").read_text("utf-8")
+)
 _WAITING: Final = _TEXTS["waiting"]
 
 
