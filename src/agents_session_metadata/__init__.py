@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .tracking.budget import Budget
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
-    from .transfer.transfer import OnConflict
+    from .transfer.exports import OnConflict
     from .types import (
         MAX_KEY_LENGTH,
         IndexInfo,
@@ -162,7 +162,7 @@ _MODULES = {
     ],
     "keys": ["normalize_agent"],
     "tracking.budget": ["Budget"],
-    "transfer.transfer": ["OnConflict"],
+    "transfer.exports": ["OnConflict"],
     "query.filters": ["Where"],
     "query.ordering": ["OrderBy"],
     "query.pages": ["OnCorrupt"],

@@ -37,8 +37,8 @@ from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted
+from .transfer.exports import BATCH, Import, OnConflict, fork, read_records
 from .transfer.retention import delete_matching, expired, sparing_paused
-from .transfer.transfer import BATCH, Import, OnConflict, fork, read_records
 from .types import (
     IndexInfo,
     ItemInfo,

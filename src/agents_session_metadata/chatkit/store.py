@@ -31,7 +31,7 @@ from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
 
 from . import transactions
-from .threads import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
+from .changes import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""
