@@ -31,7 +31,9 @@ demo: $(LIGHT)  ## run examples/quickstart.py
 		'agent-sessions list'
 
 test: $(SDK)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
-	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS); code=$$?; \
+		echo 'CPU time of the shell, then of the tests, each in user and system mode:'; \
+		times; exit $$code
 
 fuzz: $(DEV)  ## run the scalable tests with large counts and 50 times as many examples
 	@TEST_SCALE=full $(BIN)/python -m pytest -n auto --dist worksteal --timeout 7200 -m scaled $(ARGS)

@@ -37,7 +37,8 @@ from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted
-from .transfer.exports import BATCH, Import, OnConflict, fork, read_records
+from .transfer.exports import BATCH, Import, OnConflict, read_records
+from .transfer.fork import fork
 from .transfer.retention import delete_matching, expired, sparing_paused
 from .types import (
     IndexInfo,

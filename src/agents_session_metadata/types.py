@@ -1,4 +1,4 @@
-"""Data classes and types that the public methods take and return."""
+"""Types that the public methods of sessions and the catalog take and return."""
 
 from __future__ import annotations
 

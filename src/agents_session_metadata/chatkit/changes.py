@@ -1,4 +1,7 @@
-"""Remembers the state of thread objects, to write only the fields that have changed."""
+"""Remembers what a request has seen: the state of thread objects, and its own items.
+
+Of a thread, only the fields that have changed are written.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items of a history: in pages, and one by one.
+"""Items of a history: in pages, one by one, and appended.
 
 A history is ordered by `(created_at, id)`, as in the SDK. Rows that are not JSON are skipped.
 

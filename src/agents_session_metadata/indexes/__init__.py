@@ -1,1 +1,4 @@
-"""Indexes of sessions by activity, which the database keeps up to date by triggers."""
+"""The activity index: tables with the order of sessions, which triggers keep up to date.
+
+SQL indexes are in the definitions of the tables: in `core.tables` and in each feature.
+"""

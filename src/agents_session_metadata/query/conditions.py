@@ -1,6 +1,6 @@
 """Conditions on one value, id or time, with a class per kind of test.
 
-A new operator of the filter language is a new class here and an entry in `filters.OPERATORS`.
+An operator of the filter language is a function in `filters`, which returns one of these.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs and phases of sessions: tracking, budgets, titles, lifecycles and paused runs."""
+"""Runs that wait for an approval: their rows, decisions, claims and stored states."""

@@ -1,4 +1,4 @@
-"""SQL for the rows of paused runs.
+"""The rows of paused runs, and the public classes that they are read as.
 
 The caller locks the session before writing its row. All times come from the database's clock.
 """

@@ -1,1 +1,1 @@
-"""Search in messages and titles."""
+"""The tokenizer of text search. Nothing searches with it yet."""

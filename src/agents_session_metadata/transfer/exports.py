@@ -1,4 +1,4 @@
-"""Exports sessions as JSON records, imports records, and copies sessions."""
+"""Exports sessions as JSON records, and imports records."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.core.features import features, in_use
-from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
@@ -24,16 +23,12 @@ from agents_session_metadata.errors import (
     TriggersNotAllowedError,
     invalid_record,
 )
-from agents_session_metadata.history.rewind import Cut, lock_to_change
-from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
-from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, read_page
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.types import JSONValue
-from agents_session_metadata.values import encode_metadata, is_text
+from agents_session_metadata.values import is_text
 
 from .bulk import NewSession, insert_sessions, read_histories
 
@@ -90,10 +85,6 @@ def read_records(
                 if record["session_id"] in parts:
                     record[str(feature.field)] = parts[record["session_id"]]
     return found, records
-
-
-_ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
-"""The keys by which a copy names its original."""
 
 
 class Import:
@@ -278,66 +269,6 @@ class Import:
     def _tell(self, position: int) -> None:
         if self._progress is not None:
             self._progress(position)
-
-
-def fork(
-    store: ScopedStore,
-    session_id: str,
-    new_id: str,
-    metadata: Mapping[str, JSONValue],
-    cut: Cut | None,
-) -> Callable[[Connection, Queries], None]:
-    """Returns work that copies a history up to a cut, and the metadata with some keys changed."""
-    check_id(new_id)
-    origin = {FORKED_FROM: session_id, **({} if cut is None else {FORKED_BEFORE: cut.before})}
-    for key in _ORIGIN:
-        if key in metadata and (key not in origin or metadata[key] != origin[key]):
-            raise ValueError(f"metadata must not set {key}: every fork records its own origin")
-    store.check_written({}, _ORIGIN - origin.keys())
-    encoded = encode_metadata({**metadata, **origin}, store.limits)
-    store.scope.check({**metadata, **origin})
-    tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
-
-    def run(connection: Connection, _: Queries) -> None:
-        # First, although others lock rows in the order of their ids. After a plain SELECT, MySQL
-        # would read everything as it was before the lock.
-        lock_to_change(store, connection, session_id)
-        if not store.create_locked(connection, new_id, {}):
-            raise SessionExistsError(new_id)
-        kept = None
-        copied_items = tables.messages.c.session_id == session_id
-        if cut is not None:
-            history = read_history(connection, tables, dialect, session_id)
-            position = cut.position(session_id, history)
-            copied_items &= is_before(tables.messages, dialect, history[position].item_id)
-            kept = [each.item_id for each in history[:position]]
-        for table in (tables.messages, tables.metadata, tables.elements):
-            copied = [column for column in table.c if column.name not in ("id", "session_id")]
-            if table is tables.messages:
-                source = _as_added(table, copied, copied_items)
-            else:
-                own = table.c.session_id == session_id
-                source = select(*copied).where(own, table.c.key.not_in(_ORIGIN))
-            source = source.add_columns(literal(new_id))
-            names = [*(column.name for column in copied), "session_id"]
-            connection.execute(insert(table).from_select(names, source))
-        rows.overwrite(connection, new_id, encoded)
-        for feature in in_use(store.database, connection):
-            if feature.fork is not None:
-                feature.fork(store.database, connection, session_id, new_id, kept)
-
-    return run
-
-
-def _as_added(messages: Table, copied: list[Any], condition: ColumnElement[bool]) -> Select[Any]:
-    """Selects messages by id, so that copies with the same time keep their order.
-
-    MariaDB first puts rows of the table that it inserts into in a temporary table, which can lose
-    their order. Rows of a subquery with a limit are in that table before they are sorted.
-    """
-    rows = select(messages.c.id, *copied).where(condition).limit(UNLIMITED).subquery()
-    same = (rows.c[column.name] for column in copied)
-    return cast("Select[Any]", select(*same).order_by(rows.c.id))
 
 
 async def _each(

@@ -1,4 +1,4 @@
-"""The usage ledger: the usage of runs by day, agent, model, owner and session."""
+"""Reads the usage ledger, by day, agent, model, owner and session, and deletes from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Totals over sessions, added up in the database: one statement, exact, in constant memory."""
+"""Totals over sessions, added up in the database, exact and in constant memory; values of keys."""
 
 from __future__ import annotations
 
