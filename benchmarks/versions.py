@@ -139,7 +139,7 @@ class _Version:
 
     async def stop(self) -> None:
         if self._process is not None:
-            await self._process.communicate()
+            await self._process.communicate(b"")  # Closes its standard input.
             self._process = None
 
 
