@@ -59,6 +59,9 @@ class Command:
             return self.process.wait(60), said
 
 
+DONE = {"export": "exported ", "import": "read ", "cleanup": "deleted "}
+
+
 async def interrupted(args, url, delay):
     """Run a command and interrupt it some seconds after its start."""
 
@@ -104,7 +107,8 @@ async def test_at_any_time(shared_database, filled, tmp_path):
             assert code in ({130} if point == 0 else {0, 130}), (name, delay, code, said)
             assert "Traceback" not in said
             assert "Exception ignored" not in said
-            assert code == 0 or said == "", (name, said)
+            # The signal may come when all is done and said, and the process has not ended.
+            assert code == 0 or said == "" or said.startswith(DONE[name]), (name, said)
             seen.add(code)
             left = await filled.count_sessions()
             assert left == SESSIONS or name == "cleanup"

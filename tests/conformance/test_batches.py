@@ -14,7 +14,7 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
-from agents_session_metadata.transfer import transfer
+from agents_session_metadata.transfer import exports
 from conformance import raw
 
 TIME = "2020-01-01T00:00:00+00:00"
@@ -126,7 +126,7 @@ async def test_two_imports_of_the_same_records_write_each_once(shared_database):
 
 
 async def test_long_histories_are_exported_whole(catalog, monkeypatch):
-    monkeypatch.setattr(transfer, "_BATCH_ITEMS", 7)
+    monkeypatch.setattr(exports, "_BATCH_ITEMS", 7)
     records = [
         record(number, items=[{"created_at": TIME, "item": {"n": n}} for n in range(number % 11)])
         for number in range(30)
