@@ -10,6 +10,7 @@ import gc
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from io import TextIOWrapper
 
 from ._interrupt import exit_at_once
@@ -54,6 +55,9 @@ def main() -> None:
 def _run() -> object:
     from .app import app
 
+    # Click may be there for the SDK. Not every command needs Rich, but the extra has both.
+    if find_spec("rich") is None:
+        raise ModuleNotFoundError(name="rich")
     try:
         app()
     except SystemExit as error:
