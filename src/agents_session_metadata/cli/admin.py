@@ -30,8 +30,9 @@ def _dialects() -> list[str]:
 
 
 def _known_dialect(_ctx: click.Context, _param: click.Parameter, name: str) -> str:
-    if name not in _dialects():
-        raise click.BadParameter(f"{quoted(name)} is not one of {', '.join(_dialects())}.")
+    known = _dialects()
+    if name not in known:
+        raise click.BadParameter(f"{quoted(name)} is not one of {', '.join(known)}.")
     return name
 
 

@@ -195,7 +195,7 @@ def is_interactive() -> bool:
 
 
 def require_answer(*, yes: bool) -> None:
-    """Raises a usage error if a question is about to be asked that nobody can answer."""
+    """Raises a usage error if a command would ask, and standard input is not a terminal."""
     if not yes and not is_interactive():
         usage("this command asks for confirmation and stdin is not a terminal; pass --yes")
 

@@ -42,7 +42,7 @@ def _exists(trigger: CreateTrigger, existing: Container[str]) -> bool:
 
 
 def lost_sessions(connection: Connection, tables: SessionTables, existing: Container[str]) -> bool:
-    """Returns True if there is no sessions table although metadata has rows.
+    """Returns True if the sessions table is missing although there is metadata.
 
     Creating an empty sessions table would hide that a name is wrong.
     """

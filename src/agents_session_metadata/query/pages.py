@@ -63,16 +63,18 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> list[Found]:
-        return read_page(
-            self.connection,
-            self.queries,
-            condition,
-            ordering,
-            limit=limit,
-            after=after,
-            keys=keys,
-            details=details,
-        )
+        queries = self.queries
+        ask = partial(queries.page, condition, ordering, limit=limit, after=after)
+        ask = partial(ask, keys=keys, details=details)
+        pieces = 1
+        while True:
+            found = collect(self.connection.execute(*ask(pieces=pieces)))
+            values = (each.position.value for each in found)
+            longest = _longest_tie(values, pieces * queries.dialect.sorted_bytes)
+            if not longest:
+                return found
+            # The database has sorted these by their beginnings, which are the same.
+            pieces = longest // queries.dialect.sorted_bytes + 1
 
     def last(
         self,
@@ -116,39 +118,6 @@ async def read_sessions(database: Database[Queries], work: Callable[[Reader], T]
 
 def _plain_reader(_: Database[Queries], connection: Connection, queries: Queries) -> Reader:
     return Reader(connection, queries)
-
-
-def read_page(
-    connection: Connection,
-    queries: Queries,
-    condition: Condition,
-    ordering: Ordering,
-    *,
-    limit: int,
-    after: Position | None = None,
-    keys: Sequence[str] | None = None,
-    details: Details = NOTHING_ELSE,
-) -> list[Found]:
-    ask = partial(
-        queries.page,
-        condition,
-        ordering,
-        limit=limit,
-        after=after,
-        keys=keys,
-        details=details,
-    )
-    pieces = 1
-    while True:
-        result = connection.execute(*ask(pieces=pieces))
-        found = collect(result)
-        longest = _longest_tie(
-            (each.position.value for each in found), pieces * queries.dialect.sorted_bytes
-        )
-        if not longest:
-            return found
-        # The database has sorted these by their beginnings, which are the same.
-        pieces = longest // queries.dialect.sorted_bytes + 1
 
 
 def read_counts(

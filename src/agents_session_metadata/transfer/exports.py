@@ -25,7 +25,7 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
-from agents_session_metadata.query.pages import Found, read_page
+from agents_session_metadata.query.pages import Found, Reader
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.values import is_text
@@ -60,7 +60,7 @@ def read_records(
     """Returns None instead of the records if they have too many items to read at a time."""
     from .records import FORMAT, dump_item  # pydantic takes long to import
 
-    found = read_page(connection, queries, condition, WALK, limit=size, after=after)
+    found = Reader(connection, queries).page(condition, WALK, limit=size, after=after)
     database = store.database
     most = None if len(found) == 1 else _BATCH_ITEMS
     ids = [each.info.session_id for each in found]
