@@ -23,7 +23,7 @@ from .errors import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from .history.items import read_page
+from .history.items import list_items
 from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
@@ -506,9 +506,7 @@ class SessionCatalog:
         ordering = Ordering.parse(order_by)
         wanted = storable_keys(keys)
         condition = self._store.condition(where)
-        after = None
-        if cursor is not None:
-            after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
+        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
         # One more than requested tells whether there is a next page.
         found = await self._read(
             lambda reader: reader.page(
@@ -693,10 +691,9 @@ class SessionCatalog:
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
 
-        A page has at most about 8 MiB, but at least one item. Rows that are not valid JSON are
-        skipped, as in the SDK. Items that were written through `EncryptedSession` are returned
-        encrypted. Iterating over all pages returns every item that exists during the whole
-        iteration exactly once.
+        Rows that are not valid JSON are skipped, as in the SDK. Items that were written through
+        `EncryptedSession` are returned encrypted. Iterating over all pages returns every item that
+        exists during the whole iteration exactly once.
 
         Args:
             session_id: The session's id.
@@ -714,7 +711,7 @@ class SessionCatalog:
             ValueError: If `limit` is out of range.
         """
         check_limit(limit, LONGEST_PAGE)
-        return await read_page(
+        return await list_items(
             self._store, session_id, limit=limit, cursor=cursor, newest_first=newest_first
         )
 

@@ -139,7 +139,7 @@ class ItemPosition(NamedTuple):
     item_id: int
 
 
-def read_positions(
+def read_page(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
@@ -149,14 +149,14 @@ def read_positions(
     limit: int,
     newest_first: bool,
     restrict: Restriction,
-) -> list[tuple[ItemPosition, int]]:
-    """Returns the positions of items in order, each with the length of its text in bytes."""
+) -> list[tuple[ItemInfo, ItemPosition]]:
+    """Returns items in order; unreadable ones are `UNREADABLE`."""
     messages = tables.messages
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
-    # The index of session and time has this order: texts of other rows are not read.
     statement: Any = (
-        select(time, messages.c.id, dialect.byte_length(messages.c.message_data))
+        _selected(messages, dialect)
+        .add_columns(time)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
@@ -171,14 +171,14 @@ def read_positions(
         )
         reaches = dialect.reaches(messages.c.created_at, descending=newest_first)
         statement = statement.where(reaches, *beyond)
-        parameters |= {
-            "after_item": after.item_id,
-            "after_time": after.time,
-        }
+        parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
     statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
-    found: Any = connection.execute(statement, {**parameters, **more})
-    return [(ItemPosition(str(at), item_id), length) for at, item_id, length in found]
+    rows: Any = connection.execute(statement, {**parameters, **more})
+    return [
+        (ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id))
+        for item_id, created_at, text, at in rows
+    ]
 
 
 def read_position(

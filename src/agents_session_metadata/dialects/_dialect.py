@@ -61,7 +61,6 @@ class Dialect:
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
     """The isolation level of transactions on an engine that commits each statement."""
-    refuses_nul: ClassVar[bool] = False
     bounded_ids: ClassVar[bool] = False
     """The sessions table truncates or rejects ids of more than 255 characters."""
     single_writer: ClassVar[bool] = False
@@ -159,9 +158,6 @@ class Dialect:
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
-
-    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
-        return func.octet_length(column)
 
     def literal(self, text: str) -> str:
         """Returns one line of SQL that does not depend on settings of server and client."""

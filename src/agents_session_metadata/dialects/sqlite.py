@@ -94,10 +94,6 @@ class _StoredTime(SDKTime):
     impl: Impl = String
     cache_ok: bool | None = True
 
-    def to_database(self, value: str) -> str:
-        value.encode()
-        return value
-
 
 class _Moment(SDKTime):
     impl: Impl = String
@@ -183,9 +179,6 @@ class SQLite(Dialect):
             spans.append([start, len(value)])
             start += len(value)
         return {name: json.dumps(spans), f"{name}_data": b"".join(values)}
-
-    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
-        return func.length(cast(column, LargeBinary))
 
     def literal(self, text: str) -> str:
         if escaped(text) == text:

@@ -26,24 +26,17 @@ from agents_session_metadata.core.messages import (
     newest_id,
     read_history,
     read_items,
+    read_page,
     read_position,
-    read_positions,
 )
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
-from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.errors import (
-    InvalidCursorError,
-    SessionExistsError,
-    SessionNotFoundError,
-)
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
 from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
 from agents_session_metadata.values import is_text
 
-PAGE_BYTES = 8 * 2**20
-"""The maximum size of a page of items, unless it has only one item."""
 _AT_ONCE = 10
 """Rows that a search reads at a time."""
 
@@ -51,64 +44,43 @@ _AT_ONCE = 10
 # ---- pages ----
 
 
-async def read_page(
+async def list_items(
     store: ScopedStore, session_id: str, *, limit: int, cursor: str | None, newest_first: bool
 ) -> ItemPage:
-    """Ends a page early if it would exceed `PAGE_BYTES`."""
     check_id_type(session_id)
     after = None
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
-        after = _decode(cursor, question, store.database.dialect)
+        after = ItemPosition(*json.loads(unseal(cursor, question)))
     if not is_text(session_id):
         return ItemPage([], None)
-    items, last = await store.database.read(
-        lambda connection, queries: _read_page(
-            store, connection, queries, session_id, after, limit, newest_first=newest_first
-        )
-    )
-    if last is None:
-        return ItemPage(items, None)
-    return ItemPage(items, item_cursor(store, session_id, last, newest_first=newest_first))
 
-
-def _read_page(
-    store: ScopedStore,
-    connection: Connection,
-    queries: Queries,
-    session_id: str,
-    after: ItemPosition | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> tuple[list[ItemInfo], ItemPosition | None]:
-    """Returns the items, and the position where the page ends unless it is the last one."""
-    where = connection, store.database.tables, store.database.dialect, session_id
-    restrict = partial(store.question, queries)
-    found: list[ItemInfo] = []
-    positions: dict[int, ItemPosition] = {}
-    size = 0
-    while len(found) <= limit:
+    def read(connection: Connection, queries: Queries) -> list[tuple[ItemInfo, ItemPosition]]:
+        last, found = after, list[tuple[ItemInfo, ItemPosition]]()
         # One readable item more than asked for tells whether there is a next page.
-        asked = limit + 1 - len(found)
-        rows = read_positions(
-            *where, after=after, limit=asked, newest_first=newest_first, restrict=restrict
-        )
-        wanted: list[int] = []
-        for position, length in rows:
-            size += length
-            if size > PAGE_BYTES and (found or wanted):
+        while asked := limit + 1 - len(found):
+            rows = read_page(
+                connection,
+                store.database.tables,
+                store.database.dialect,
+                session_id,
+                after=last,
+                limit=asked,
+                newest_first=newest_first,
+                restrict=partial(store.question, queries),
+            )
+            found += [each for each in rows if each[0].item is not UNREADABLE]
+            if len(rows) < asked:
                 break
-            wanted.append(position.item_id)
-            positions[position.item_id] = after = position
-        items = read_items(*where, wanted, restrict)
-        found += [each for each in items if each.item is not UNREADABLE]
-        if len(wanted) < len(rows):
-            return found, after
-        if len(rows) < asked:
-            break
-    last = positions[found[limit - 1].item_id] if len(found) > limit else None
-    return found[:limit], last
+            last = rows[-1][1]
+        return found
+
+    found = await store.database.read(read)
+    next_cursor = None
+    if len(found) > limit:
+        end = found[limit - 1][1]
+        next_cursor = item_cursor(store, session_id, end, newest_first=newest_first)
+    return ItemPage([item for item, _ in found[:limit]], next_cursor)
 
 
 async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
@@ -131,17 +103,6 @@ def item_cursor(
     """Returns the cursor of a page that begins after a position."""
     body = json.dumps(position, separators=(",", ":")).encode()
     return seal(body, _question(store, session_id, newest_first=newest_first))
-
-
-def _decode(cursor: str, question: list[Any], dialect: Dialect) -> ItemPosition:
-    try:
-        time, item_id = json.loads(unseal(cursor, question))
-        if not isinstance(time, str) or type(item_id) is not int or abs(item_id) >= 2**63:
-            raise InvalidCursorError
-        dialect.stored_time.to_database(time)
-    except (ValueError, TypeError, ArithmeticError, RecursionError):
-        raise InvalidCursorError from None
-    return ItemPosition(time, item_id)
 
 
 def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
@@ -81,15 +81,22 @@ def _number(value: int) -> Any:
     return literal_column(str(value))
 
 
+_TEXT = re.compile(r'"(?:content|text)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+"""The text of a message, in its JSON text."""
+
+
 def preview_of(head: str) -> str | None:
     """`head` is the beginning of the JSON text. Returns None if the message has no text."""
-    try:
-        item = json.loads(head if len(head) < HEAD else completed(head))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(item, dict) or item.get("role", "user") != "user":
-        return None
-    collapsed = " ".join(" ".join(_texts(item.get("content"))).split())[:LENGTH].rstrip()
+    texts: Iterable[str] = (json.loads(f'"{text}"', strict=False) for text in _TEXT.findall(head))
+    if len(head) < HEAD:
+        try:
+            item = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(item, dict) or item.get("role") != "user":
+            return None
+        texts = _texts(item.get("content"))
+    collapsed = " ".join(" ".join(texts).split())[:LENGTH].rstrip()
     # It may hold half of a character, cut or stored so.
     return utf8_text(collapsed) or None
 
@@ -99,38 +106,3 @@ def _texts(content: object) -> Iterator[str]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
-_LITERAL = re.compile(r"[^\s\"{}\[\],:]+")
-
-
-def completed(text: str) -> str:
-    """Completes JSON text that may have been cut anywhere, so that it can be parsed.
-
-    Text that is not JSON remains invalid.
-    """
-    closing: list[str] = []
-    position = end = 0  # After `end` comes what is left out: a key without its value, for example.
-    is_key = False
-    while position < len(text):
-        each = text[position]
-        match = (_STRING if each == '"' else _LITERAL).match(text, position)
-        position = match.end() if match else position + 1
-        if each == '"':
-            if text[position : position + 1] != '"':
-                kept = text[:end] if is_key else f'{text[:position]}"'
-                return kept + "".join(reversed(closing))
-            position += 1
-            end = end if is_key else position
-        elif each in "{[":
-            closing.append("}" if each == "{" else "]")
-            end, is_key = position, each == "{"
-        elif each in "}]":
-            del closing[-1:]
-            end = position
-        elif each in ",:":
-            is_key = each == "," and closing[-1:] == ["}"]
-        elif match and position < len(text):
-            end = position
-    return text[:end] + "".join(reversed(closing))
