@@ -191,14 +191,14 @@ class Rows:
         stored = claim.stored
         if self._statements.upsert_reading is not None:
             statement, names = self._statements.upsert_reading
-            rows = _rows_of(session_id, encoded)
+            rows = rows_of(session_id, encoded)
             given: dict[str, Any] = {f"given_{name}": [row[name] for row in rows] for name in names}
             found: Any = connection.execute(statement, {"of_session": session_id, **given})
             stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
         if self._statements.upsert_reading is None:
-            connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+            connection.execute(self._statements.upsert, rows_of(session_id, encoded))
         self._write_elements(connection, session_id, encoded, lists)
 
     def overwrite(
@@ -225,7 +225,7 @@ class Rows:
         """Upserts values. `lists` contains those keys that may have rows of elements."""
         if not encoded:
             return
-        connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+        connection.execute(self._statements.upsert, rows_of(session_id, encoded))
         self._write_elements(connection, session_id, encoded, lists)
 
     def _write_elements(
@@ -275,7 +275,7 @@ class Rows:
             connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
-def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
+def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
     return [
         {
             "session_id": session_id,

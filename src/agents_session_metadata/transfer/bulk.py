@@ -9,8 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, literal_column, select
+from sqlalchemy import Connection, delete, select
 
+from agents_session_metadata.core.rows import rows_of
 from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import EncodedValue
@@ -64,17 +65,7 @@ def insert_sessions(
     dialect.insert_rows(connection, tables.sessions, own)
     ids = [each.session_id for each in new]
     _delete_leftovers(connection, tables, dialect, ids)
-    metadata = [
-        {
-            "session_id": each.session_id,
-            "key": key,
-            "value": value.text,
-            "search_key": value.search.indexed,
-            "search_rest": value.search.rest,
-        }
-        for each in new
-        for key, value in each.metadata.items()
-    ]
+    metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]
     dialect.insert_rows(connection, tables.metadata, metadata)
     elements = [
         row
@@ -94,17 +85,12 @@ def insert_sessions(
 def _delete_leftovers(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    own_id, owned = tables.sessions.c.session_id, (tables.elements, tables.metadata)
-    # For a join, PostgreSQL would read all rows of a table without statistics.
-    first: list[Any] = [
-        select(literal_column("1")).where(table.c.session_id == own_id).limit(1).scalar_subquery()
-        for table in owned
-    ]
     parameters = dialect.list_parameters("ids", ids)
-    looking = select(*first).where(dialect.one_of(own_id, "ids", len(ids)))
+    of_ids = dialect.one_of(tables.metadata.c.session_id, "ids", len(ids))
+    first: Any = select(tables.metadata.c.session_id).where(of_ids).limit(1)
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if any(map(any, connection.execute(looking, parameters))):
-        for table in owned:
+    if connection.execute(first, parameters).first() is not None:
+        for table in (tables.elements, tables.metadata):
             of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
             connection.execute(delete(table).where(of_ids), parameters)
 

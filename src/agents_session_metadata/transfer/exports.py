@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -14,13 +12,12 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
+from agents_session_metadata.core.tables import CORE
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
-    TablesMissingError,
-    TriggersNotAllowedError,
     invalid_record,
 )
 from agents_session_metadata.query.logic import Condition
@@ -43,8 +40,6 @@ sessions are not read by the hundred.
 """
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
-_PAUSE = 0.05
-"""The maximum number of seconds to wait before a session is written again."""
 _BATCH_ITEMS = 2_500
 """Items that are read at a time, unless one session has more."""
 
@@ -146,45 +141,35 @@ class Import:
         batch, self._batch, self._size = list(self._batch.values()), {}, 0
         if not batch:
             return
-        # If one of them cannot be written, none is in.
+        for name in {CORE, *(name for _, session in batch for name in session.parts)}:
+            await self._store.database.ensure(name)
         try:
             self.written += await self._write([session for _, session in batch])
             return
-        except (TablesMissingError, TriggersNotAllowedError):
-            raise  # No record can be written.
         except (SessionMetadataError, IntegrityError):
-            pass  # A session exists, or another writer was first.
+            pass  # A session exists, or another writer was first. None of them is in.
         except DBAPIError as error:
             # The outcome of a commit, which has no statement, may be unknown.
             if len(batch) == 1 or error.statement is None:
                 self._tell_place(batch[0][0], error)
                 raise
         for position, session in batch:
-            await self._write_one(position, session)
-
-    async def _write_one(self, position: int, session: NewSession) -> None:
-        try:
-            self.written += await self._write_again(session)
-        except SessionMetadataError as error:
-            self._refuse(position, error)
-        except DBAPIError as error:
-            self._tell_place(position, error)
-            raise
+            try:
+                self.written += await self._write_again(session)
+            except SessionMetadataError as error:  # noqa: PERF203  # one at a time
+                self._refuse(position, error)
+            except DBAPIError as error:
+                self._tell_place(position, error)
+                raise
 
     async def _write_again(self, session: NewSession) -> int:
         """Repeats the write if others create and delete the session at the same time."""
-        # Another writer was first; next time the session is seen, if it is still there.
-        passing = (IntegrityError, SessionExistsError)[: 1 if self._on_conflict == "error" else 2]
         for _ in range(ROUNDS - 1):
-            with suppress(*passing):
+            with suppress(IntegrityError):
                 return await self._write([session])
-            # Jitter keeps those who met from meeting again.
-            await asyncio.sleep(random.uniform(0, _PAUSE))  # noqa: S311  # no secret
         return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
-        for name in {name for session in sessions for name in session.parts}:
-            await self._store.database.ensure(name)
         return await self._store.database.write(self._writing(sessions))
 
     def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
