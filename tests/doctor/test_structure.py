@@ -165,37 +165,12 @@ async def test_a_missing_foreign_key_is_explained(filled, shared_database, table
     await intact(filled)
 
 
-@pytest.mark.only_on("postgresql", "mariadb")
-async def test_a_foreign_key_that_does_not_delete_is_explained(filled, shared_database):
-    engine = filled.engine
-    await raw.drop_foreign_keys(engine, "agent_messages")
-    key = "FOREIGN KEY (session_id) REFERENCES agent_sessions (session_id)"
-    await raw.execute(engine, f"ALTER TABLE agent_messages ADD {key}")
-    [finding] = await explained(engine, "foreign keys", ["error"])
-    assert ", not CASCADE: replace it by a migration" in finding.problem
-
-
 @pytest.mark.only_on("sqlite")
 async def test_sqlite_needs_no_foreign_keys(filled, shared_database):
     engine = filled.engine
     await sqlite_retyped(engine, "agent_messages", r", \s*FOREIGN KEY.*(?=\n\))", "")
     [finding] = await explained(engine, "foreign keys", ["warning"])
     assert "triggers do its work" in finding.problem
-
-
-@pytest.mark.only_on("postgresql", "mariadb")
-async def test_another_primary_key_is_explained(filled, shared_database):
-    engine = filled.engine
-    await raw.drop_foreign_keys(engine, ELEMENTS)
-    key = engine.dialect.identifier_preparer.quote("key")
-    drop = "DROP PRIMARY KEY"
-    if shared_database.kind == "postgresql":
-        drop = f"DROP CONSTRAINT {ELEMENTS}_pkey"
-    await raw.execute(
-        engine, f"ALTER TABLE {ELEMENTS} {drop}, ADD PRIMARY KEY ({key}, session_id, position)"
-    )
-    finding = (await explained(engine, "indexes", ["error"]))[0]
-    assert f"key of {ELEMENTS} is not (session_id, key, position)" in finding.problem
 
 
 LOOSE = {

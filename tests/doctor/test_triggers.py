@@ -92,16 +92,6 @@ async def test_missing_triggers_of_an_index_are_created(indexed, shared_database
     assert await indexed.count_sessions({"tags": {"$contains": "z"}}) == 1
 
 
-async def test_triggers_without_their_tables_are_explained(indexed, shared_database):
-    engine = indexed.engine
-    for table in ("activity", "indexes"):
-        await raw.execute(engine, f"DROP TABLE {ROWS}_{table}")
-    [finding] = await explained(engine, "triggers", ["error"])
-    assert "triggers write to tables that do not exist: " in finding.problem
-    triggers = await index_triggers(engine, shared_database.kind)
-    assert all(name in finding.problem for name, _ in triggers)
-
-
 @pytest.mark.only_on("mariadb")
 async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database):
     engine = indexed.engine

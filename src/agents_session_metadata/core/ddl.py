@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
-from sqlalchemy import Table
-from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
+from sqlalchemy.schema import DropTable, ExecutableDDLElement
 
 from agents_session_metadata.dialects import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from agents_session_metadata.dialects import dialect_of, offline
-from agents_session_metadata.dialects._dialect import Dialect
 
 from .definitions import dropping
-from .schema import CreateWithIndexes
+from .schema import table_elements
 from .tables import SessionTables, TableNames, create_tables, table_names
 
 
@@ -28,20 +26,6 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
         if ways.uses_triggers:
             elements += group.triggers
     return [as_text(element, sa_dialect) for element in elements]
-
-
-def table_elements(
-    table: Table, ways: Dialect, *, if_not_exists: bool = False
-) -> list[ExecutableDDLElement]:
-    if not ways.index_if_not_exists:
-        return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
-    return [
-        CreateTable(table, if_not_exists=if_not_exists),
-        *(
-            CreateIndex(index, if_not_exists=if_not_exists)
-            for index in sorted(table.indexes, key=lambda index: str(index.name))
-        ),
-    ]
 
 
 def drop_statements(

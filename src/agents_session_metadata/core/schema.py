@@ -10,6 +10,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
 
 from .tables import (
     CORE,
@@ -63,18 +64,23 @@ def create_missing(
     dialect.begin_ddl(connection)
     wanted = tables.group(group)
     for table in wanted.tables:
-        if table.name in existing:
-            continue
-        if not dialect.transactional_ddl:
-            connection.execute(CreateWithIndexes(table, if_not_exists=True))
-            continue
-        connection.execute(CreateTable(table, if_not_exists=True))
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index, if_not_exists=True))
+        if table.name not in existing:
+            for element in table_elements(table, dialect, if_not_exists=True):
+                connection.execute(element)
     if dialect.uses_triggers:
         for trigger in wanted.triggers:
             if not _exists(trigger, existing):
                 connection.execute(trigger)
+
+
+def table_elements(
+    table: Table, dialect: Dialect, *, if_not_exists: bool = False
+) -> list[CreateTable | CreateIndex]:
+    if not dialect.transactional_ddl:
+        return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    create = [CreateIndex(index, if_not_exists=if_not_exists) for index in indexes]
+    return [CreateTable(table, if_not_exists=if_not_exists), *create]
 
 
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:

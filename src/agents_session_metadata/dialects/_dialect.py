@@ -77,9 +77,6 @@ class Dialect:
     """Longer lists may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
-    warns_of_missing: ClassVar[bool] = False
-    """`DROP … IF EXISTS` raises a warning if there is nothing to drop."""
-    index_if_not_exists: ClassVar[bool] = True
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, NotSupportedError, SAWarning
+from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -55,11 +55,7 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
             dialect.check_connection(connection)
             return [*_examine(Inspection(connection, names or table_names()))]
 
-    try:
-        return await greenlet_spawn(examine)
-    except NotSupportedError:
-        # asyncpg prepared a statement before the tables were altered, and has dropped it now.
-        return await greenlet_spawn(examine)
+    return await greenlet_spawn(examine)
 
 
 def _examine(inspection: Inspection) -> Iterator[Finding]:
@@ -74,8 +70,6 @@ def _examine(inspection: Inspection) -> Iterator[Finding]:
 def _checked(inspection: Inspection, check: Check) -> Iterator[Finding]:
     try:
         yield from check(inspection)
-    except NotSupportedError:
-        raise
     except DBAPIError as error:
         # Such as a comparison of columns whose types do not fit each other.
         inspection.connection.rollback()
