@@ -15,8 +15,8 @@ and adds `_atomic_replace_items`: without it, compaction would clear the session
 `add_items` runs the SDK's statements on a connection: the SDK's ORM session, which gives each one a
 greenlet of its own, takes longer than the statements.
 
-A release of the SDK that has changed one of these members is refused on import, with an error that
-names the member. Without the check, it would fail later, or lose metadata silently.
+A release of the SDK that lacks one of these members, or calls it no more, is refused on import, by
+an error that names the member. Without the check, it would fail later, or lose metadata silently.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
 
-MEMBERS: dict[str, tuple[str, ...] | None] = {
-    "_clear_session": ("self",),
-    "_configure_sqlite_engine": ("engine",),
-    "_deserialize_item": ("self", "item"),
-    "_ensure_tables": ("self",),
-    "_get_compaction_snapshot": ("self", "limit"),
-    "_get_table_init_lock": ("engine", "sessions_table", "messages_table"),
-    "_lock_session": ("self", "sess", "create"),
-    "_run_sqlite_write_with_retry": ("self", "operation"),
-    "_serialize_item": ("self", "item"),
-    "_session": ("self",),
-    "_sqlite_connection_locks": None,
-}
-"""Members of `SQLAlchemySession`, and the parameters that they are called with; None: no method."""
+MEMBERS = (
+    "_clear_session",
+    "_configure_sqlite_engine",
+    "_deserialize_item",
+    "_ensure_tables",
+    "_get_compaction_snapshot",
+    "_get_table_init_lock",
+    "_lock_session",
+    "_run_sqlite_write_with_retry",
+    "_serialize_item",
+    "_session",
+    "_sqlite_connection_locks",
+)
+"""Members of `SQLAlchemySession` that are used here."""
 
 HOOKS = (
     "_atomic_replace_items",
@@ -149,11 +149,7 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 def _problems() -> Iterator[str]:
-    for name, known in MEMBERS.items():
-        if not hasattr(SQLAlchemySession, name):
-            yield f"it has no {name}"
-        elif known is not None:
-            yield from _other_parameters(name, known)
+    yield from (f"it has no {name}" for name in MEMBERS if not hasattr(SQLAlchemySession, name))
     named = {
         name
         for kind in (SQLAlchemySession, OpenAIResponsesCompactionSession)
@@ -162,22 +158,6 @@ def _problems() -> Iterator[str]:
     }
     # Without any, the SDK was compiled, and cannot be looked into.
     yield from (f"it does not call {name}" for name in HOOKS if named and name not in named)
-
-
-def _other_parameters(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    found = inspect.signature(getattr(SQLAlchemySession, name)).parameters
-    lacking = [each for each in known if each not in found]
-    if lacking:
-        yield f"{name} does not take {', '.join(lacking)}"
-    wanted = [
-        each.name
-        for each in found.values()
-        if each.name not in known
-        and each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    if wanted:
-        yield f"{name} needs {', '.join(wanted)}"
 
 
 def _names(code: object) -> Iterator[str]:

@@ -246,8 +246,6 @@ async def test_what_cannot_be_held(session, engine):
         ({"cost": -1}, ValueError),
         ({"cost": float("nan")}, ValueError),
         ({"cost": "5"}, TypeError),
-        ({"cost": True}, TypeError),
-        ({"tokens": 1.5}, TypeError),
         ({"tokens": -1}, ValueError),
         ({"tokens": 1, "per": "user"}, ValueError),
         ({"tokens": 1, "window": "week"}, ValueError),

@@ -18,12 +18,8 @@ from sqlalchemy import Connection
 
 from agents_session_metadata import keys
 from agents_session_metadata.core.database import settle
-from agents_session_metadata.errors import (
-    MetadataLimitError,
-    SessionMetadataError,
-    TablesMissingError,
-)
-from agents_session_metadata.lifecycle import Forwarding, count_of, edit_keeping, store_of
+from agents_session_metadata.errors import SessionMetadataError, TablesMissingError
+from agents_session_metadata.lifecycle import HISTORY_LENGTH, Forwarding, count_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
@@ -300,16 +296,7 @@ class SessionTracker(RunHooks[Any]):
         stored: Metadata | None = None
         try:
             edit, missing = await self._with_ledger(entries, owner)
-            try:
-                stored = await edit_keeping(edit, keys.INVOCATIONS, change)
-            except MetadataLimitError as full:
-                of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS, keys.TRACE_IDS)
-                if not of_names or full.limit != "max_value_bytes":
-                    raise
-                # The totals, and a failure, count all the same.
-                logger.warning("%s: the names in it are not recorded", full)
-                by_number = partial(change, by_name=False)
-                stored = await edit_keeping(edit, keys.INVOCATIONS, by_number)
+            stored = await edit(change)
             if missing is not None and USAGE not in _warned:
                 _warned.add(USAGE)
                 logger.warning("usage is not recorded: %s", missing)
@@ -321,7 +308,7 @@ class SessionTracker(RunHooks[Any]):
         if self._titler is not None and answered and not failures and stored is not None:
             self._titler.start(self.session, stored)
 
-    def _change(self) -> Callable[..., None]:
+    def _change(self) -> Callable[[Metadata], None]:
         runs, used = self._accounts.totals()
         self._accounts.count_all()
         cost, failures = self._accounts.cost, self._failures
@@ -336,24 +323,21 @@ class SessionTracker(RunHooks[Any]):
         calls = [(call.identity, call.tool, self._milliseconds_of(call)) for call in self._calls]
         agents, trace_ids = list(self._agents), list(self._trace_ids)
 
-        def change(stored: Metadata, kept: int, *, by_name: bool = True) -> None:
+        def change(stored: Metadata) -> None:
             for key, number in added.items():
                 stored[key] = count_of(stored, key) + number
             if self._prices is not None:
                 stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
-            if by_name:
-                known = _list_of(stored, keys.AGENTS)
-                stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
-            if trace_ids and by_name:
-                before = [
-                    each for each in _list_of(stored, keys.TRACE_IDS) if each not in trace_ids
-                ]
-                stored[keys.TRACE_IDS] = [*before, *trace_ids][-MOST_TRACE_IDS:]
-            if calls and by_name:
-                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
+            known = _list_of(stored, keys.AGENTS)
+            stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
+            if trace_ids:
+                before = _list_of(stored, keys.TRACE_IDS)
+                newest = [*(each for each in before if each not in trace_ids), *trace_ids]
+                stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
+                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
                 newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
-                stored[keys.INVOCATIONS] = newest[-kept:]
+                stored[keys.INVOCATIONS] = newest[-HISTORY_LENGTH:]
             if failures:
                 stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
                 stored[keys.LAST_ERROR] = failures[-1]
