@@ -403,8 +403,6 @@ class StoredSession(SQLAlchemySession):
             if getattr(kind, name) is not getattr(SQLAlchemySession, name):
                 return None
         await self._ensure_tables()
-        if self._store.scope and not await self._store.exists(self.session_id):
-            return None
         # The SDK answers for its own exact type only; this is such a view of the same state.
         view = SQLAlchemySession.__new__(SQLAlchemySession)
         vars(view).update(vars(self))
@@ -413,7 +411,7 @@ class StoredSession(SQLAlchemySession):
         read = partial(SQLAlchemySession._get_compaction_snapshot, view, limit, **kwargs)
         snapshot = await self._whole(read)
         if self._store.scope and not await self._store.exists(self.session_id):
-            return None  # Deleted and made anew by others in between.
+            return None
         return snapshot
 
     async def _lock_to_compact(self, sess: AsyncSession, *, create: bool = False) -> bool:

@@ -37,7 +37,7 @@ from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted
-from .transfer.exports import BATCH, Import, OnConflict, read_records
+from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
 from .transfer.retention import delete_matching, expired, sparing_paused
 from .types import (
@@ -54,7 +54,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import encode_metadata, is_text, key_problem
+from .values import encode_metadata, is_text, key_problem, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -319,11 +319,11 @@ class SessionCatalog:
         scope, limits = self._store.scope, self._store.limits
         scope.check(wanted)
         more = encode_metadata(metadata or {}, limits)
-        for key, encoded in encode_metadata(wanted, limits).items():
-            if key in more and more[key].search != encoded.search:
+        for key in more.keys() & wanted.keys():
+            if more[key].search != search_key(wanted[key]):
                 raise ValueError(f"metadata and values have different values for {quoted(key)}")
         together = {**(metadata or {}), **wanted}
-        encode_metadata({**together, **scope.values}, limits)
+        self._store.encode_new(together)
         condition = scope.restrict(equality(wanted))
         search = encode_metadata({**wanted, **scope.values}, limits)
         name = ""
@@ -799,20 +799,16 @@ class SessionCatalog:
         """
         condition = self._store.condition(where)
         after: Position | None = None
-        size = 1
         while True:
-            read = partial(read_records, self._store, condition, after, size)
+            read = partial(read_records, self._store, condition, after)
             found, records = await self._store.database.read_snapshot(read)
-            if records is None:
-                size = len(found) // 2
-                continue
             for each, record in zip(found, records, strict=True):
                 each.checked(on_corrupt)
                 if not each.errors:
                     yield record
-            if len(found) < size:
+            if len(found) < EXPORTED:
                 return
-            after, size = found[-1].position, min(2 * size, BATCH)
+            after = found[-1].position
 
     async def import_sessions(
         self,

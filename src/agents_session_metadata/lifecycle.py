@@ -5,10 +5,10 @@ All state is plain metadata, under the keys in `keys`, so filters can use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias
 
 from agents_session_metadata import keys
 
@@ -409,14 +409,12 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
     return value if type(value) is int else 0
 
 
-def _check_phases(name: str, phases: object) -> None:
+def _check_phases(name: str, phases: Collection[object]) -> None:
     if isinstance(phases, str):
         raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
-    for phase in cast("Iterable[object]", phases):
-        if not isinstance(phase, str):
-            raise TypeError(f"a phase must be a string, got {quoted(phase)}")
-        if not phase:
-            raise ValueError("a phase must not be empty")
+    for phase in phases:
+        if not isinstance(phase, str) or not phase:
+            raise TypeError(f"a phase must be a string that is not empty, got {quoted(phase)}")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:

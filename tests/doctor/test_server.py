@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 from conformance import raw
 from doctoring import explained
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
-
-from agents_session_metadata import SessionCatalog, UnsupportedDialectError
 
 
 @pytest.mark.only_on("postgresql")
@@ -46,15 +42,4 @@ async def test_foreign_keys_that_are_switched_off_are_a_warning(filled, shared_d
     engine = create_async_engine(shared_database.url, connect_args=options)
     [finding] = await explained(engine, "server", ["warning"])
     assert "metadata is not deleted with its session" in finding.problem
-    await engine.dispose()
-
-
-async def test_times_that_the_driver_converts_are_not_damaged(tmp_path):
-    url = f"sqlite+aiosqlite:///{tmp_path / 'chat.db'}"
-    engine = create_async_engine(url, connect_args={"detect_types": sqlite3.PARSE_DECLTYPES})
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_session("chat")
-    for work in (catalog.list_sessions, lambda: catalog.get_session("chat")):
-        with pytest.raises(UnsupportedDialectError, match="detect_types"):
-            await work()
     await engine.dispose()

@@ -200,6 +200,8 @@ class MySQL(Dialect):
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
+    warns_of_missing = True
+    index_if_not_exists = False
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
     transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})

@@ -35,7 +35,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
 
-from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Triples, qualified
@@ -83,8 +82,6 @@ class _SQLiteLocks(Locks):
 
 @lru_cache(maxsize=4096)
 def _moment_of(text: str | None) -> datetime | None:
-    if isinstance(text, datetime):
-        raise UnsupportedDialectError("sqlite", "the driver's option detect_types")
     return None if text is None else datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
 
 

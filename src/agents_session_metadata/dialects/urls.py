@@ -118,19 +118,15 @@ def _enlarge_cache(connection: Any, _record: object) -> None:
 
 
 def check_engine(engine: object) -> None:
-    """Rejects an object that is not an async engine, or has one connection for all calls.
+    """Rejects an engine that has one connection for all calls, unless it is for SQLite in memory.
 
-    SQLite in memory has one, which the SDK and this package take turns to use. On other databases,
-    concurrent calls would mix up their transactions.
+    There, the SDK and this package take turns. Elsewhere, calls would mix up their transactions.
     """
-    if isinstance(engine, AsyncEngine):
-        if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
-            raise UnsupportedDialectError(engine.dialect.name, "poolclass=StaticPool")
-        return
-    advice = "make it with create_async_engine"
-    if isinstance(engine, (str, URL)):
-        advice = "use from_url for a URL"
-    raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+    if not isinstance(engine, AsyncEngine):
+        advice = "make it with create_async_engine; for a URL, use from_url"
+        raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+    if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
+        raise UnsupportedDialectError(engine.dialect.name, "poolclass=StaticPool")
 
 
 _loops: weakref.WeakKeyDictionary[Pool, weakref.ref[asyncio.AbstractEventLoop]] = (

@@ -95,13 +95,13 @@ def preview_of(head: str) -> str | None:
             return None
         if not isinstance(item, dict) or item.get("role") != "user":
             return None
-        texts = _texts(item.get("content"))
+        texts = texts_of(item.get("content"))
     collapsed = " ".join(" ".join(texts).split())[:LENGTH].rstrip()
     # It may hold half of a character, cut or stored so.
     return utf8_text(collapsed) or None
 
 
-def _texts(content: object) -> Iterator[str]:
+def texts_of(content: object) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):

@@ -17,7 +17,6 @@ from agents.usage import Usage
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.usage.ledger import UsageEntry
 from agents_session_metadata.usage.prices import (
-    TOO_MUCH,
     ModelPrice,
     Prices,
     Tokens,
@@ -160,14 +159,8 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """Adds as decimals.
-
-    A stored cost that is not a number counts as 0. One that is too large, or NaN, is returned
-    unchanged.
-    """
+    """Adds as decimals. A stored cost that is not a number counts as 0."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
-    if not abs(before) < TOO_MUCH:
-        return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
 
 

@@ -14,6 +14,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.messages import oldest_id
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.lifecycle import store_of
+from agents_session_metadata.query.previews import texts_of
 from agents_session_metadata.types import Metadata
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -151,10 +152,7 @@ def _first_turn(items: list[Any]) -> str | None:
 
 
 def _text_of(content: object) -> str:
-    parts: list[Any] = [content] if isinstance(content, str) else []
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "\n".join(part for part in parts if isinstance(part, str)).strip()[:_LONGEST_TEXT]
+    return "\n".join(texts_of(content)).strip()[:_LONGEST_TEXT]
 
 
 def _title_of(output: object) -> str:

@@ -100,11 +100,8 @@ def read_histories(
     tables: SessionTables,
     dialect: Dialect,
     ids: Sequence[str],
-    most: int | None,
-) -> dict[str, list[tuple[datetime, str]]] | None:
-    """Returns times and texts by session, oldest first; None if there are more than `most`."""
-    if not ids:
-        return {}
+) -> dict[str, list[tuple[datetime, str]]]:
+    """Returns times and texts by session, oldest first."""
     # The sessions' own ids: on MySQL, a message can have its id in another case.
     own_id, messages = tables.sessions.c.session_id, tables.messages
     statement = (
@@ -117,11 +114,7 @@ def read_histories(
         .where(dialect.one_of(own_id, "ids", len(ids)))
         .order_by(own_id, messages.c.created_at, messages.c.id)
     )
-    if most is not None:
-        statement = statement.limit(most + 1)
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
-    if most is not None and len(found) > most:
-        return None
     return {
         session_id: [(at, text) for _, at, text in rows]
         for session_id, rows in groupby(found, itemgetter(0))

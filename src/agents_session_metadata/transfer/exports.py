@@ -32,36 +32,27 @@ from .bulk import NewSession, insert_sessions, read_histories
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
 
-BATCH = 250
-"""The maximum number of sessions that are written or read in one transaction.
-
-Batches begin with one session and grow: an error that all of them have shows at once, and large
-sessions are not read by the hundred.
-"""
+EXPORTED = 100
+"""The number of sessions that are read in one transaction."""
+_BATCH = 250
+"""The maximum number of sessions that are written in one transaction."""
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
-_BATCH_ITEMS = 2_500
-"""Items that are read at a time, unless one session has more."""
 
 
 def read_records(
     store: ScopedStore,
     condition: Condition,
     after: Position | None,
-    size: int,
     connection: Connection,
     queries: Queries,
-) -> tuple[list[Found], list[dict[str, Any]] | None]:
-    """Returns None instead of the records if they have too many items to read at a time."""
+) -> tuple[list[Found], list[dict[str, Any]]]:
     from .records import FORMAT, dump_item  # pydantic takes long to import
 
-    found = Reader(connection, queries).page(condition, WALK, limit=size, after=after)
+    found = Reader(connection, queries).page(condition, WALK, limit=EXPORTED, after=after)
     database = store.database
-    most = None if len(found) == 1 else _BATCH_ITEMS
     ids = [each.info.session_id for each in found]
-    histories = read_histories(connection, database.tables, database.dialect, ids, most)
-    if histories is None:
-        return found, None
+    histories = read_histories(connection, database.tables, database.dialect, ids)
     records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
@@ -105,7 +96,7 @@ class Import:
         self._on_invalid = on_invalid
         self._progress = progress
         self._batch: dict[str, tuple[int, NewSession]] = {}
-        self._size, self._limit = 0, 1
+        self._size = 0
         self.written: int = 0
 
     async def run(
@@ -125,9 +116,8 @@ class Import:
                     await self._flush()
                 self._batch[session.session_id] = (position, session)
                 self._size += session.size
-                if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
+                if len(self._batch) >= _BATCH or self._size >= _BATCH_SIZE:
                     await self._flush()
-                    self._limit = min(BATCH, max(1, position // 4))
                     self._tell(position)
         except Exception:
             # Records before the one that failed are in, whatever failed.
