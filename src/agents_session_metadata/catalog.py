@@ -1030,7 +1030,7 @@ class SessionCatalog:
         return await delete_usage(self._store, before=before)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
-        """Add up the data that lifecycle and tracker recorded, exactly and in the database.
+        """Add up the data that lifecycle and tracker recorded, exactly.
 
         Args:
             where: A filter; all sessions by default.
@@ -1039,8 +1039,7 @@ class SessionCatalog:
             The totals.
 
         Raises:
-            CorruptMetadataError: If a status, or a value that the database refuses to add, is not
-                valid JSON.
+            CorruptMetadataError: If tool calls are not valid JSON.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

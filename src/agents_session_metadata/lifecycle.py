@@ -414,7 +414,8 @@ def _check_phases(name: str, phases: Collection[object]) -> None:
         raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
     for phase in phases:
         if not isinstance(phase, str) or not phase:
-            raise TypeError(f"a phase must be a string that is not empty, got {quoted(phase)}")
+            error = ValueError if phase == "" else TypeError
+            raise error(f"a phase must be a string that is not empty, got {quoted(phase)}")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:

@@ -28,8 +28,8 @@ class Key(str, Enum):
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("sqlite+aiosqlite://", "got str; use from_url for a URL"),
-        (create_async_engine(IN_MEMORY).url, "use from_url for a URL"),
+        ("sqlite+aiosqlite://", "got str; "),
+        (create_async_engine(IN_MEMORY).url, "for a URL, use from_url"),
         (create_engine("sqlite://"), "got Engine; make it with create_async_engine"),
         (None, "got NoneType"),
     ],

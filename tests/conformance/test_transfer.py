@@ -20,7 +20,9 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
+from agents_session_metadata import catalog as catalogs
 from agents_session_metadata.chatkit import CatalogStore
+from agents_session_metadata.transfer import exports
 from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
 from conformance.thread_items import user_item
@@ -362,7 +364,9 @@ async def test_nothing_is_held_between_records(catalog):
     assert await catalog.count_sessions({"seen": True}) == 5
 
 
-async def test_what_changes_between_records(catalog):
+async def test_what_changes_between_records(catalog, monkeypatch):
+    for module in (catalogs, exports):
+        monkeypatch.setattr(module, "EXPORTED", 1)
     for number in range(4):
         await catalog.create_session(f"chat {number}", metadata={"mine": True, "number": number})
     exported = []

@@ -55,6 +55,10 @@ RECONNECT_DELAYS = (0.1, 0.5, 2.0)
 """Seconds between attempts of a write that `insist` repeats."""
 
 
+_abandoned: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+"""Tasks that `settle` waits for although their caller was cancelled: they are not retried."""
+
+
 async def settle(awaitable: Awaitable[T]) -> T:
     """Waits for the outcome even if the caller is cancelled, and then raises the cancellation."""
     task = asyncio.ensure_future(awaitable)
@@ -64,6 +68,7 @@ async def settle(awaitable: Awaitable[T]) -> T:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:  # noqa: PERF203  # cancelled once, as a rule
             cancelled = cancelled or error
+            _abandoned.add(task)
     if cancelled is not None:
         if not task.cancelled():
             task.exception()  # Retrieved: the caller hears of the cancellation instead.
@@ -195,6 +200,8 @@ class Database(Generic[Q]):
                     raise
                 # Jitter keeps those who met from meeting again.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
+                if asyncio.current_task() in _abandoned:
+                    raise
         raise AssertionError("the last attempt returns or raises")
 
     async def ensure(self, group: str = CORE) -> None:

@@ -27,6 +27,7 @@ from agents_session_metadata.usage.prices import (
 
 _NOTHING = Tokens()
 _COST_DECIMALS = Decimal("1e-12")
+_TOO_MUCH = 10**12
 
 
 @dataclass
@@ -159,8 +160,10 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """Adds as decimals. A stored cost that is not a number counts as 0."""
+    """Adds as decimals. What is no number counts as 0; one that is too large stays as it is."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
+    if abs(before) >= _TOO_MUCH:
+        return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
 
 

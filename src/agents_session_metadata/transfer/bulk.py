@@ -85,11 +85,13 @@ def insert_sessions(
 def _delete_leftovers(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
+    own_id, metadata = tables.sessions.c.session_id, tables.metadata.c
+    # For a join, PostgreSQL would read all rows of a table without statistics.
+    first: Any = select(metadata.key).where(metadata.session_id == own_id).limit(1)
     parameters = dialect.list_parameters("ids", ids)
-    of_ids = dialect.one_of(tables.metadata.c.session_id, "ids", len(ids))
-    first: Any = select(tables.metadata.c.session_id).where(of_ids).limit(1)
+    looking = select(first.scalar_subquery()).where(dialect.one_of(own_id, "ids", len(ids)))
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if connection.execute(first, parameters).first() is not None:
+    if any(connection.scalars(looking, parameters)):
         for table in (tables.elements, tables.metadata):
             of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
             connection.execute(delete(table).where(of_ids), parameters)

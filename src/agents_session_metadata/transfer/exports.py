@@ -35,7 +35,7 @@ OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 EXPORTED = 100
 """The number of sessions that are read in one transaction."""
 _BATCH = 250
-"""The maximum number of sessions that are written in one transaction."""
+"""The maximum number of sessions that are written in one transaction. The first has one."""
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
 
@@ -96,7 +96,7 @@ class Import:
         self._on_invalid = on_invalid
         self._progress = progress
         self._batch: dict[str, tuple[int, NewSession]] = {}
-        self._size = 0
+        self._size, self._limit = 0, 1
         self.written: int = 0
 
     async def run(
@@ -116,8 +116,9 @@ class Import:
                     await self._flush()
                 self._batch[session.session_id] = (position, session)
                 self._size += session.size
-                if len(self._batch) >= _BATCH or self._size >= _BATCH_SIZE:
+                if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
                     await self._flush()
+                    self._limit = min(_BATCH, max(1, position // 4))
                     self._tell(position)
         except Exception:
             # Records before the one that failed are in, whatever failed.

@@ -106,6 +106,9 @@ def _deletion(
     def lock_and_delete(connection: Connection, queries: Queries) -> int:
         # Locked first: one that woke up since is seen as it is now, and spared.
         locked = lock_sessions(connection, tables, dialect, ids)
+        if len(locked) < len(ids):
+            # PostgreSQL does not find a row that was replaced while the statement waited.
+            locked = lock_sessions(connection, tables, dialect, ids)
         still = All((condition, IdIn(tuple(sorted(locked)))))
         query = queries.ids(still, after=None, limit=len(ids))
         matching = list(connection.scalars(*query)) if locked else []
