@@ -200,27 +200,20 @@ def read_position(
     return None if row is None else ItemPosition(str(row[0]), item_id)
 
 
-def read_items(
+def find_items(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
     session_id: str,
-    items: Sequence[int],
+    condition: ColumnElement[bool],
     restrict: Restriction = everywhere,
 ) -> list[ItemInfo]:
-    """Returns items in the given order of their ids; unreadable ones are `UNREADABLE`."""
-    if not items:
-        return []
+    """Returns the readable items for which a condition holds, newest first."""
     messages = tables.messages
-    statement: Any = _selected(messages, dialect).where(
-        messages.c.session_id == bindparam("of_session"),
-        messages.c.id.in_(bindparam("items", expanding=True)),
-    )
-    statement, parameters = restrict(statement, messages.c.session_id)
-    parameters |= {"of_session": session_id, "items": list(items)}
-    rows = connection.execute(statement, parameters)
-    found = {each.item_id: each for each in _items(rows)}
-    return [found[item_id] for item_id in items if item_id in found]
+    statement = _selected(messages, dialect).where(messages.c.session_id == session_id, condition)
+    statement = statement.order_by(*in_order(messages, newest_first=True))
+    rows = connection.execute(*restrict(statement, messages.c.session_id))
+    return [each for each in _items(rows) if each.item is not UNREADABLE]
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:

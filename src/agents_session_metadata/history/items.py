@@ -9,12 +9,12 @@ last item; the question is `["items", session id, newest first, scope]`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import ColumnElement, Connection
 
 from agents_session_metadata.core.messages import (
     UNREADABLE,
@@ -22,10 +22,9 @@ from agents_session_metadata.core.messages import (
     Restriction,
     delete_messages,
     everywhere,
-    in_order,
+    find_items,
     newest_id,
     read_history,
-    read_items,
     read_page,
     read_position,
 )
@@ -36,10 +35,6 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
 from agents_session_metadata.values import is_text
-
-_AT_ONCE = 10
-"""Rows that a search reads at a time."""
-
 
 # ---- pages ----
 
@@ -206,36 +201,11 @@ def _find(
     wanted: Wanted,
     restrict: Restriction,
 ) -> ItemInfo | None:
-    where = connection, store.database.tables, store.database.dialect, session_id
-    for ids in _candidates(store, connection, session_id, wanted, restrict):
-        for info in read_items(*where, ids, restrict):
-            if info.item is not UNREADABLE and wanted.matches(info):
-                return info
-    return None
-
-
-def _candidates(
-    store: ScopedStore,
-    connection: Connection,
-    session_id: str,
-    wanted: Wanted,
-    restrict: Restriction,
-) -> Iterator[Sequence[int]]:
-    """Yields batches of the ids of rows that can match, newest first."""
-    if wanted.item_id is not None:
-        yield [wanted.item_id]
-        return
-    messages = store.database.tables.messages
-    text = store.database.dialect.by_code_point(messages.c.message_data, native=False)
-    statement: Any = (
-        select(messages.c.id)
-        .where(
-            messages.c.session_id == bindparam("of_session"),
-            text.contains(wanted.text, autoescape=True),
-        )
-        .order_by(*in_order(messages, newest_first=True))
-    )
-    statement, parameters = restrict(statement, messages.c.session_id)
-    found = connection.scalars(statement, {**parameters, "of_session": session_id}).all()
-    for start in range(0, len(found), _AT_ONCE):
-        yield found[start : start + _AT_ONCE]
+    tables, dialect = store.database.tables, store.database.dialect
+    messages = tables.messages
+    condition: ColumnElement[bool] = messages.c.id == wanted.item_id
+    if wanted.item_id is None:
+        text = dialect.by_code_point(messages.c.message_data, native=False)
+        condition = text.contains(wanted.text, autoescape=True)
+    found = find_items(connection, tables, dialect, session_id, condition, restrict)
+    return next(filter(wanted.matches, found), None)

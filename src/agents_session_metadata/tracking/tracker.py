@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -258,7 +257,7 @@ class SessionTracker(RunHooks[Any]):
     async def _check_budget(self, budget: Budget, agent: Any) -> None:
         """Writes the usage so far before the check, so that other runs count it."""
         assert self._store is not None  # noqa: S101  # the constructor has checked it
-        await settle(self._flush(self._store))
+        await settle(self._flush())
         unpriced = dict(self._accounts.unpriced)
         model = self._accounts.model_of(agent)
         if self._accounts.price_of(model) is None:
@@ -266,7 +265,7 @@ class SessionTracker(RunHooks[Any]):
         await self._read_owner()
         await check_budget(budget, self._store, self.session.session_id, self._owner, unpriced)
 
-    async def _flush(self, store: ScopedStore) -> None:
+    async def _flush(self) -> None:
         """Writes the counted usage to the ledger; keeps it for later if it was not written.
 
         If the commit fails, the usage may have been written. It is then dropped, lest it count
@@ -276,9 +275,8 @@ class SessionTracker(RunHooks[Any]):
         if not entries:
             return
         try:
-            await store.database.ensure(USAGE)
-            await self._edit_with(
-                store, entries, self._owner, lambda _: added.clear(), lambda: added.append(True)
+            await self._edit(
+                entries, self._owner, lambda _: added.clear(), lambda: added.append(True)
             )
         except BaseException:
             if not added:
@@ -295,11 +293,7 @@ class SessionTracker(RunHooks[Any]):
         self._reset()
         stored: Metadata | None = None
         try:
-            edit, missing = await self._with_ledger(entries, owner)
-            stored = await edit(change)
-            if missing is not None and USAGE not in _warned:
-                _warned.add(USAGE)
-                logger.warning("usage is not recorded: %s", missing)
+            stored = await self._edit(entries, owner, change)
         except Exception as error:
             logger.warning("what a run did could not be recorded", exc_info=True)
             lost = isinstance(error, SessionMetadataError)
@@ -345,31 +339,24 @@ class SessionTracker(RunHooks[Any]):
 
         return change
 
-    async def _with_ledger(
-        self, entries: list[UsageEntry], owner: JSONValue
-    ) -> tuple[Any, TablesMissingError | None]:
-        """Returns an `edit_metadata` that adds to the ledger in the same transaction.
-
-        If the ledger is missing, returns the session's own and the error.
-        """
-        store = self._store
-        if store is None or not entries:
-            return self.session.edit_metadata, None
-        try:
-            await store.database.ensure(USAGE)
-        except TablesMissingError as missing:
-            return self.session.edit_metadata, missing
-        return partial(self._edit_with, store, entries, owner), None
-
-    async def _edit_with(
+    async def _edit(
         self,
-        store: ScopedStore,
         entries: list[UsageEntry],
         owner: JSONValue,
         change: Callable[[Metadata], object],
         added: Callable[[], object] = lambda: None,
     ) -> Metadata:
-        session_id = self.session.session_id
+        """Edits the metadata and adds to the ledger, unless that is missing, in one transaction."""
+        store, session_id = self._store, self.session.session_id
+        if store is None or not entries:
+            return await self.session.edit_metadata(change)
+        try:
+            await store.database.ensure(USAGE)
+        except TablesMissingError as missing:
+            if USAGE not in _warned:
+                _warned.add(USAGE)
+                logger.warning("usage is not recorded: %s", missing)
+            return await self.session.edit_metadata(change)
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner
@@ -386,9 +373,8 @@ class SessionTracker(RunHooks[Any]):
         if owner is None:
             owner = store.scope.values.get(keys.OWNER_ID)
         try:
-            await store.database.ensure(USAGE)
             try:
-                await self._edit_with(store, entries, owner, lambda _: None)
+                await self._edit(entries, owner, lambda _: None)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
                     lambda connection, _: _add(connection, store, entries, None, owner)
