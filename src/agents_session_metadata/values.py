@@ -95,7 +95,7 @@ def encode_metadata(
     encoded = {}
     for key, value in values.items():
         name = check_key(key, limits)
-        encoded[name] = encode_value(name, value, limits)
+        encoded[name] = encode_text(name, value, json_text(name, value), limits)
     if len(encoded) > limits.max_keys:
         first_over = sorted(encoded)[limits.max_keys]
         raise MetadataLimitError(
@@ -117,7 +117,6 @@ def check_key(key: object, limits: MetadataLimits) -> str:
 
 
 def key_problem(key: object) -> str | None:
-    """Returns why no metadata can be stored under a key, limits aside, or None."""
     if not isinstance(key, str):
         return f"a key must be a string, got {type(key).__name__}"
     if not key:
@@ -129,10 +128,6 @@ def key_problem(key: object) -> str | None:
     if not _is_utf8(key):
         return "a key must not contain lone surrogates"
     return None
-
-
-def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedValue:
-    return encode_text(key, value, json_text(key, value), limits)
 
 
 def json_text(key: str, value: JSONValue) -> str:

@@ -29,9 +29,10 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
+from .definitions import CORE
 from .features import features
 from .schema import create_missing, existing_names, lost_sessions, missing_names
-from .tables import CORE, SessionTables, TableNames, query_tables
+from .tables import SessionTables, TableNames, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -169,7 +170,6 @@ class Database(Generic[Q]):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What features remember of this database, by their names."""
         return self._state.notes
 
     async def retry(
@@ -219,13 +219,11 @@ class Database(Generic[Q]):
         return names <= self._state.existing
 
     def look(self, work: Callable[[Connection], T]) -> Awaitable[T]:
-        """Runs work that only reads, and that does not require the tables."""
         operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
         return self.retry(operation, prepare=False)
 
     @property
     def is_prepared(self) -> bool:
-        """True if this process has seen all core tables."""
         return self._is_ready(CORE)
 
     def _is_ready(self, group: str) -> bool:

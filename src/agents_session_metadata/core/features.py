@@ -83,7 +83,6 @@ def in_use(database: Database[Any], connection: Connection) -> Iterator[Feature]
 
 
 def hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
-    """Returns why the history of a session must not change now."""
     for feature in in_use(database, connection):
         problem = feature.hold and feature.hold(database, connection, session_id)
         if problem:

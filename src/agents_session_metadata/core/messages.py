@@ -96,13 +96,11 @@ def _end(connection: Connection, tables: SessionTables, session_id: str, end: An
 
 
 def in_order(messages: FromClause, *, newest_first: bool = False) -> list[ColumnElement[Any]]:
-    """Returns the columns by which histories are ordered, here and in the SDK."""
     columns = messages.c.created_at, messages.c.id
     return [column.desc() if newest_first else column.asc() for column in columns]
 
 
 def is_before(messages: Table, dialect: Dialect, item_id: int) -> ColumnElement[bool]:
-    """Holds for the items that come before an item of the same history."""
     one = messages.alias("one")
     time = dialect.stored_time.of(messages.c.created_at)
     limit = select(dialect.stored_time.of(one.c.created_at)).where(one.c.id == item_id)

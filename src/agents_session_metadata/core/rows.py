@@ -99,7 +99,6 @@ class Rows:
     # ---- reading ----
 
     def reading(self, keys: Sequence[str] | None = None) -> Statement:
-        """Returns a SELECT of keys and JSON texts; its parameter is `of_session`."""
         statement = self._statements.read
         if keys is not None and len(keys) <= _MANY_KEYS:
             statement = statement.where(self._tables.metadata.c.key.in_(keys))
@@ -107,7 +106,6 @@ class Rows:
 
     @property
     def looking(self) -> Statement:
-        """Returns a SELECT of the session's id; its parameter is `of_session`."""
         return self._statements.exists
 
     def search_keys(
@@ -175,7 +173,6 @@ class Rows:
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        """Deletes metadata that an earlier session with this id has left."""
         read: Any = self._statements.locks.read_leftovers
         if connection.scalar(read, {"of_session": session_id}):
             self._delete_leftovers(connection, session_id)
@@ -204,7 +201,6 @@ class Rows:
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
-        """Upserts keys of a session that was locked without reading them."""
         claim = self.claim(connection, session_id, self.before_upsert, create=False)
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
@@ -254,7 +250,6 @@ class Rows:
             connection.execute(self._statements.insert_items, rows)
 
     def touch(self, connection: Connection, session_id: str) -> None:
-        """Makes the session the most recently active one."""
         connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
@@ -340,7 +335,6 @@ def check_id_type(session_id: object) -> None:
 
 
 def id_problem(session_id: str) -> str | None:
-    """Returns why a session id cannot have metadata, or None if it can."""
     check_id_type(session_id)
     if not 1 <= len(session_id) <= ID_LENGTH:
         return f"must have between 1 and {ID_LENGTH} characters, got {len(session_id)}"

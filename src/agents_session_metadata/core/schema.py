@@ -12,17 +12,8 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
 
-from .tables import (
-    CORE,
-    CREATE_TYPES,
-    ColumnTypes,
-    CreateTrigger,
-    SessionTables,
-    TableGroup,
-    TableNames,
-    build_tables,
-    create_tables,
-)
+from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup
+from .tables import SessionTables, TableNames, build_tables, create_tables
 
 
 def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
@@ -84,7 +75,6 @@ def table_elements(
 
 
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
-    """Returns the types for tables that refer to an existing sessions table."""
     dialect = dialect_of(connection.dialect)
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)

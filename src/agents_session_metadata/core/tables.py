@@ -42,34 +42,18 @@ from .definitions import (
     QUERY_TYPES,
     ColumnTypes,
     CreateTrigger,
-    DropTrigger,
     TableGroup,
-    TableNames,
-    derived_name,
     ending_with_session,
     session_link,
     table_options,
 )
+from .definitions import (
+    TableNames as TableNames,  # noqa: PLC0414  # re-exported
+)
+from .definitions import (
+    derived_name as derived_name,  # noqa: PLC0414  # re-exported
+)
 from .features import features
-
-__all__ = [
-    "CORE",
-    "CREATE_TYPES",
-    "QUERY_TYPES",
-    "ColumnTypes",
-    "CreateTrigger",
-    "DropTrigger",
-    "SessionTables",
-    "TableGroup",
-    "TableNames",
-    "build_tables",
-    "create_tables",
-    "derived_name",
-    "element_rows",
-    "query_tables",
-    "session_tables",
-    "table_names",
-]
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,7 +97,6 @@ class Dialect:
         return self.error_code(error) in self.creation_race_codes
 
     def advice(self, error: DBAPIError) -> str:
-        """Returns advice about an error in a write, if the error itself contains none."""
         return ""
 
     def commits_each(self, connection: Connection) -> bool:

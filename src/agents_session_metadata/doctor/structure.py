@@ -20,10 +20,9 @@ from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
 from agents_session_metadata.core.ddl import as_text
+from agents_session_metadata.core.definitions import CORE, CREATE_TYPES
 from agents_session_metadata.core.schema import existing_names, table_elements, types_beside
 from agents_session_metadata.core.tables import (
-    CORE,
-    CREATE_TYPES,
     SessionTables,
     TableNames,
     build_tables,

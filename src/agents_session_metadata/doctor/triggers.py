@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from agents_session_metadata.core.tables import DropTrigger
+from agents_session_metadata.core.definitions import DropTrigger
 from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.indexes.triggers import activity_triggers

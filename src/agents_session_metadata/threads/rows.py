@@ -112,7 +112,6 @@ class ThreadRows:
     def put_item(
         self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
     ) -> None:
-        """Appends an item, or replaces the item with its id at the same position."""
         items = self._items
         if self.read_item(connection, session_id, item_id) is not None:
             own = self._item(session_id, item_id)
@@ -187,7 +186,6 @@ class ThreadRows:
         raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
     def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
-        """The attachment must be locked. Only its session and its text are written."""
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
         values = {"session_id": attachment.session_id, "data": attachment.data}

@@ -114,12 +114,10 @@ class Accounts:
         return len(self), total
 
     def count_all(self) -> None:
-        """Counts usage that was not reported to hooks."""
         for run in self._runs.values():
             self._count_rest(run)
 
     def take(self) -> list[UsageEntry]:
-        """Returns the usage that was counted since the last call."""
         self.count_all()
         taken, self._pending = self._pending, {}
         return [

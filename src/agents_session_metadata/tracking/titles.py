@@ -156,7 +156,6 @@ def _text_of(content: object) -> str:
 
 
 def _title_of(output: object) -> str:
-    """Removes line breaks, enclosing quotation marks and characters that cannot be stored."""
     text = str(output).encode(errors="ignore").decode().replace("\x00", "")
     text = " ".join(text.split()).strip(_QUOTES + " ")
     return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1].rstrip()}…"

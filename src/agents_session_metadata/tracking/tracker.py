@@ -353,10 +353,11 @@ class SessionTracker(RunHooks[Any]):
         try:
             await store.database.ensure(USAGE)
         except TablesMissingError as missing:
+            stored = await self.session.edit_metadata(change)
             if USAGE not in _warned:
                 _warned.add(USAGE)
                 logger.warning("usage is not recorded: %s", missing)
-            return await self.session.edit_metadata(change)
+            return stored
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner
@@ -369,7 +370,6 @@ class SessionTracker(RunHooks[Any]):
     async def _write_ledger(
         self, store: ScopedStore, entries: list[UsageEntry], owner: JSONValue
     ) -> None:
-        """Writes only the ledger, after the metadata could not be written."""
         if owner is None:
             owner = store.scope.values.get(keys.OWNER_ID)
         try:

@@ -31,7 +31,6 @@ class NewSession:
 
     @property
     def size(self) -> int:
-        """The approximate number of characters."""
         return (
             sum(len(text) for _, text in self.items)
             + sum(len(value.text) for value in self.metadata.values())
@@ -103,7 +102,6 @@ def read_histories(
     dialect: Dialect,
     ids: Sequence[str],
 ) -> dict[str, list[tuple[datetime, str]]]:
-    """Returns times and texts by session, oldest first."""
     # The sessions' own ids: on MySQL, a message can have its id in another case.
     own_id, messages = tables.sessions.c.session_id, tables.messages
     statement = (

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
-from agents_session_metadata.core.tables import CORE
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -102,7 +102,6 @@ class Import:
     async def run(
         self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> int:
-        """Returns the number of written records."""
         position = 0
         try:
             async for record in _each(records):

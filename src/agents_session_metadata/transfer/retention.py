@@ -34,7 +34,6 @@ def moment_before(age: timedelta) -> datetime | None:
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
-    """Adds the condition that the session has been inactive for this time."""
     if inactive_for is None:
         return condition
     check_age("inactive_for", inactive_for)
@@ -47,7 +46,6 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
 async def sparing_paused(
     store: ScopedStore, condition: Condition, paused_for: timedelta
 ) -> Condition:
-    """Adds the condition that no run is claimed, or was paused within this time."""
     check_age("paused_for", paused_for)
 
     def spared(connection: Connection, _: Queries) -> tuple[Condition, ...]:
@@ -99,7 +97,6 @@ def _candidates(
 def _deletion(
     store: ScopedStore, condition: Condition, ids: list[str]
 ) -> Callable[[Connection, Queries], int]:
-    """Returns work that deletes the given sessions if they still match."""
     database = store.database
     tables, dialect = database.tables, database.dialect
 

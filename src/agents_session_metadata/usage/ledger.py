@@ -57,7 +57,6 @@ COUNTERS = (
 )
 """The columns that are added up, besides the cost."""
 
-_MOST = 2**63 - 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -102,7 +101,7 @@ def add_usage(
             **whose,
             "agent": _named(entry.agent),
             "model": _named(entry.model),
-            "cost": _cost_units(entry.cost),
+            "cost": None if entry.cost is None else round(entry.cost / COST_UNIT),
             **dict(zip(COUNTERS, entry.counts, strict=True)),
         }
         for entry in entries
@@ -118,10 +117,6 @@ def _insertion(table: Table) -> Insert:
 
 def _named(name: str | None) -> str | None:
     return None if name is None else storable_text(name[:MAX_KEY_LENGTH])
-
-
-def _cost_units(cost: Decimal | None) -> int | None:
-    return None if cost is None else max(-_MOST, min(round(cost / COST_UNIT), _MOST))
 
 
 def define(

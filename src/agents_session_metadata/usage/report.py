@@ -74,7 +74,6 @@ async def read_usage(
 
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
-    """Deletes rows from before a day in short transactions, and returns their number."""
     usage, day = _ledger(store), _day("before", before)
     await store.database.ensure(USAGE)
     old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
