@@ -46,6 +46,7 @@ from sqlalchemy.orm import Session
 
 from .core.database import settle
 from .core.features import check_history_may_change, end_history, hold
+from .core.messages import delete_messages
 from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, check_loop, owner_of, with_transactions
@@ -389,7 +390,7 @@ class StoredSession(SQLAlchemySession):
         self, connection: Connection, before: Callable[[Any, Connection, str], None]
     ) -> None:
         before(self._store.database, connection, self.session_id)
-        self._store.rows.delete_history(connection, self.session_id)
+        delete_messages(connection, self._store.database.tables, self.session_id)
 
     def _is_paused(self, connection: Connection) -> bool:
         return hold(self._store.database, connection, self.session_id) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
@@ -47,12 +48,8 @@ def drop_statements(
 
 
 def as_text(element: Any, sa_dialect: SADialect, **options: Any) -> str:
-    lines = str(element.compile(dialect=sa_dialect, **options)).strip().splitlines()
-    stripped = (line.lstrip("\t") for line in lines)
-    return "\n".join(
-        " " * 4 * (len(line) - len(bare)) + bare.rstrip()
-        for line, bare in zip(lines, stripped, strict=True)
-    )
+    text = str(element.compile(dialect=sa_dialect, **options)).strip()
+    return re.sub(r" +\n", "\n", text).expandtabs(4)
 
 
 def _tables(names: TableNames | None) -> SessionTables:

@@ -31,7 +31,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
-from .messages import delete_histories, delete_messages
+from .messages import delete_histories
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -261,9 +261,6 @@ class Rows:
         """Works without our tables."""
         delete_histories(connection, self._tables, self._dialect, [session_id])
         connection.execute(self._statements.delete_session, {"of_session": session_id})
-
-    def delete_history(self, connection: Connection, session_id: str) -> None:
-        delete_messages(connection, self._tables, session_id)
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):

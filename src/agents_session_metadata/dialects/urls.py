@@ -95,8 +95,6 @@ def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -
         engine = create_async_engine(parsed, **(engine_kwargs or {}))
     except (ModuleNotFoundError, NoSuchModuleError, InvalidRequestError) as error:
         if driver in EXTRAS and isinstance(error, ModuleNotFoundError):
-            if (error.name or "").partition(".")[0] != driver:
-                raise  # Something that the driver needs.
             problem = f"the driver {driver} is not installed; {install_advice(EXTRAS[driver])}"
             raise ModuleNotFoundError(problem, name=driver) from None
         if default is None:

@@ -26,7 +26,6 @@ from agents_session_metadata.text import quoted
 from .tables import THREADS
 
 USER_MESSAGE = "user_message"
-_AT_ONCE = 500
 
 
 class ThreadItem(NamedTuple):
@@ -155,8 +154,8 @@ class ThreadRows:
         self, connection: Connection, session_id: str, items: Iterable[ThreadItem]
     ) -> None:
         rows = [{"session_id": session_id, **item._asdict()} for item in items]
-        for start in range(0, len(rows), _AT_ONCE):
-            connection.execute(insert(self._items), rows[start : start + _AT_ONCE])
+        if rows:
+            connection.execute(insert(self._items), rows)
 
     def message_ids(self, connection: Connection, session_id: str) -> list[int]:
         messages = self._tables.messages

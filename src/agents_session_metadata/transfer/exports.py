@@ -224,10 +224,8 @@ class Import:
     def _time(self, moment: datetime, path: str) -> Any:
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
-        except OverflowError:
-            raise invalid_record(path, "is out of range") from None
-        except ValueError as error:
-            raise invalid_record(path, str(error)) from None
+        except (OverflowError, ValueError) as error:
+            raise invalid_record(path, f"is out of range: {error}") from None
 
     def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:
         error.args = (f"record {position} (index {position - 1}): {error}",)
