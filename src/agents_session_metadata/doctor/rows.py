@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, type_coerce
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.text import quoted
@@ -75,15 +74,15 @@ class StoredValues:
         self._select: Any = select(
             *self._own,
             rows.c.value,
-            type_coerce(rows.c.search_key, NullType()),
-            type_coerce(rows.c.search_rest, NullType()),
+            rows.c.search_key,
+            rows.c.search_rest,
         )
         # MariaDB compares BETWEEN by the collation of the parameters.
         self._elements: Any = select(
             elements.c.session_id,
             elements.c.key,
-            type_coerce(elements.c.search_key, NullType()),
-            type_coerce(elements.c.search_rest, NullType()),
+            elements.c.search_key,
+            elements.c.search_rest,
         ).where(
             elements.c.session_id >= bindparam("first"), elements.c.session_id <= bindparam("last")
         )
@@ -109,7 +108,7 @@ class StoredValues:
             elements: Any = connection.execute(self._elements, ends)
             for own_id, key, *search in elements:
                 if (own_id, key) in parts:
-                    parts[own_id, key][tuple(map(_as_bytes, search))] += 1
+                    parts[own_id, key][tuple(search)] += 1
         return [_judge(row, parts[row[0], row[1]]) for row in found]
 
 
@@ -119,12 +118,8 @@ def _judge(row: Any, parts: Counter[Any]) -> Stored:
         wanted, elements = search_key(decode_value(stored)), decode_elements(stored)
     except ValueError:
         return Stored(own_id, key, False, SearchKey(b"", b""), (), False, False)
-    has_search = tuple(map(_as_bytes, search)) == wanted
+    has_search = tuple(search) == wanted
     return Stored(own_id, key, True, wanted, elements, has_search, parts == Counter(elements))
-
-
-def _as_bytes(stored: Any) -> bytes | None:
-    return bytes(stored) if isinstance(stored, (bytes, bytearray, memoryview)) else None
 
 
 _PROBLEMS = {

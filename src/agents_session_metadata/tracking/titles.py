@@ -57,8 +57,6 @@ class SessionTitler:
     def __init__(
         self, model: str | Model | None = None, *, instructions: str = INSTRUCTIONS
     ) -> None:
-        if model is not None and not isinstance(model, (str, Model)):
-            raise TypeError(f"model must be a name or a Model, got {type(model).__name__}")
         self._agent: Agent[Any] = Agent(name="titler", instructions=instructions, model=model)
         self._tasks: set[asyncio.Task[None]] = set()
 

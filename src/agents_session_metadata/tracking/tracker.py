@@ -95,8 +95,8 @@ class SessionTracker(RunHooks[Any]):
         budget: Refuses model calls when it is used up. The usage is then written before each call.
 
     Raises:
-        TypeError: If `session` is not a session with metadata (a `SessionCatalog`, for example), a
-            price is not a `ModelPrice`, or another argument has the wrong type.
+        TypeError: If `session` is not a session with metadata (a `SessionCatalog`, for example), or
+            a price is not a `ModelPrice`.
     """
 
     def __init__(
@@ -112,13 +112,6 @@ class SessionTracker(RunHooks[Any]):
     ) -> None:
         _check_session(session)
         check_prices(prices)
-        for name, value, kind in (
-            ("titler", titler, SessionTitler),
-            ("model", model, str),
-            ("budget", budget, Budget),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
         self.session = session
         self._store = store_of(session)
         if budget is not None and self._store is None:

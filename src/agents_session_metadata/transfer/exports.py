@@ -160,9 +160,6 @@ class Import:
         return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
-        return await self._store.database.write(self._writing(sessions))
-
-    def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
         store = self._store
         tables, dialect = store.database.tables, store.database.dialect
         ids = sorted(session.session_id for session in sessions)
@@ -197,7 +194,7 @@ class Import:
                     feature.load(store.database, connection, parts)
             return len(new)
 
-        return write
+        return await store.database.write(write)
 
     def _parse(self, record: object) -> NewSession:
         from .records import parse_record

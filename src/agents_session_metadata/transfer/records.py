@@ -100,7 +100,7 @@ def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
     fields: Any = _plain(record)
     raw = {}
     if isinstance(fields, dict):
-        own = [feature for feature in features() if feature.field in fields]
+        own = [feature for feature in features() if feature.field and feature.field in fields]
         raw = {feature: fields.pop(feature.field) for feature in own}
     parsed: Record = validated(Record, fields)
     parts = {
