@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import date, timedelta
@@ -28,7 +30,6 @@ from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
-from .query.derived_ids import derived_id
 from .query.details import Details
 from .query.filters import Where, parse_values
 from .query.logic import Condition
@@ -54,7 +55,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import encode_metadata, is_text, key_problem, search_key
+from .values import EncodedValue, encode_metadata, is_text, key_problem, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DERIVED_IDS = 1000
+_DERIVED_VERSION = 1
+"""Must be raised with every change of an id that is derived from metadata."""
 _WALK_PAGE = 500
 
 
@@ -333,7 +336,7 @@ class SessionCatalog:
                 return self.session(last.info.session_id), False
             # If the id is taken and the session does not match, it had the values once: every
             # caller goes on to the next id.
-            name = derived_id(search, attempt)
+            name = _derived_id(search, attempt)
             if await self._create(name, together):
                 return self.session(name), True
         raise SessionExistsError(name)
@@ -1070,3 +1073,17 @@ class SessionCatalog:
                 next(iter(self._store.scope.values)),
                 f"{method} needs a catalog without a scope: indexes belong to all sessions",
             )
+
+
+def _derived_id(values: Mapping[str, EncodedValue], attempt: int) -> str:
+    """Returns the first half of the SHA-256, in hexadecimal, of a JSON text.
+
+    The text is `[version, attempt, [[key, search key in hexadecimal], …]]`, ASCII, without spaces,
+    in the order of the keys' code points. `attempt` is the number of earlier ids that are taken.
+    """
+    keys = [
+        [key, (value.search.indexed + value.search.rest).hex()]
+        for key, value in sorted(values.items())
+    ]
+    text = json.dumps([_DERIVED_VERSION, attempt, keys], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

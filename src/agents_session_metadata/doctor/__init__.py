@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TypeAlias
 
 from sqlalchemy import Connection
@@ -82,11 +82,5 @@ def _versions(connection: Connection) -> Iterator[str]:
     number = ".".join(map(str, dialect.server_version_info or ()))
     yield f"{PRODUCTS[connected_name(dialect)]} {number}"
     driver = dialect.driver.removesuffix("_async")
-    yield from map(_installed, (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata"))
-
-
-def _installed(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return package
+    for package in (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata"):
+        yield f"{package} {version(package)}"
