@@ -222,7 +222,7 @@ class Import:
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
         except (OverflowError, ValueError) as error:
-            raise invalid_record(path, f"is out of range: {error}") from None
+            raise invalid_record(path, str(error)) from None
 
     def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:
         error.args = (f"record {position} (index {position - 1}): {error}",)
