@@ -1042,7 +1042,7 @@ class SessionCatalog:
             The totals.
 
         Raises:
-            CorruptMetadataError: If a value that is added is not valid JSON.
+            CorruptMetadataError: If tool calls are not valid JSON.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

@@ -11,10 +11,13 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
+    Integer,
+    LargeBinary,
     String,
     and_,
-    cast,
+    exists,
     func,
     literal,
     select,
@@ -32,7 +35,14 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.query.statements import Builder
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Statistics, ToolStatistics
-from agents_session_metadata.values import decode_value
+from agents_session_metadata.values import (
+    LIST,
+    SearchKey,
+    decode_scalar,
+    decode_value,
+    search_key,
+    upper_bound,
+)
 
 _COUNTERS = (
     keys.RUNS,
@@ -44,7 +54,7 @@ _COUNTERS = (
     keys.DURATION_MS,
     keys.ERROR_COUNT,
 )
-_READ = (*_COUNTERS, keys.COST, keys.RESUMES, keys.STATUS, keys.TOOL_CALLS)
+_COUNTED = (*_COUNTERS, keys.COST, keys.RESUMES, keys.STATUS)
 MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
@@ -54,17 +64,44 @@ _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
 def statistics_statement(build: Builder, tables: SessionTables) -> Statement:
-    """Returns a statement of keys, values and session ids, and of `sessions` with their number."""
+    """Returns a statement whose rows have a key, a number of sessions and the value of the key.
+
+    The value is a search key, or the id of a session and the JSON text of its tool calls. Rows
+    without a value are `sessions` and `resumed_completed`.
+    """
     rows = tables.metadata.alias("counted")
     source = build.source(default=rows)
     base = source.rows
     if base is not rows:
         base = base.join(rows, rows.c.session_id == source.session_id)
-    values = select(rows.c.key, rows.c.value, rows.c.session_id).select_from(base)
-    count = literal("sessions", String), cast(func.count(), String(20)), literal("", String)
+    key, search, rest = rows.c.key, rows.c.search_key, rows.c.search_rest
+    no_text, no_bytes = literal("", String), literal(b"", LargeBinary)
+
+    def of_key(columns: list[Any], *conditions: ColumnElement[bool]) -> Statement:
+        return select(*columns).select_from(base).where(*source.conditions, *conditions)
+
+    def number_of(name: str) -> list[Any]:
+        return [literal(name, String), func.count(), no_bytes, no_bytes, no_text, no_text]
+
+    status = tables.metadata.alias("status")
+    is_completed = exists().where(
+        status.c.session_id == rows.c.session_id,
+        status.c.key == keys.STATUS,
+        status.c.search_key == search_key("completed").indexed,
+    )
+    is_resumed = search.between(search_key(1).indexed, search_key(MOST - 1).indexed)
+    counted = [key, func.count(), search, rest, no_text, no_text]
+    calls = [key, literal(1, Integer), no_bytes, no_bytes, rows.c.value, rows.c.session_id]
     return union_all(
-        values.where(*source.conditions, rows.c.key.in_(_READ)),
-        build.source(sessions=True).select(*count),
+        of_key(counted, key.in_(_COUNTED), search < LIST).group_by(key, search, rest),
+        of_key(calls, key == keys.TOOL_CALLS, search >= LIST, search < upper_bound(LIST)),
+        of_key(
+            number_of("resumed_completed"),
+            key == keys.RESUMES,
+            is_resumed,
+            is_completed.correlate(rows),
+        ),
+        build.source(sessions=True).select(*number_of("sessions")),
     )
 
 
@@ -73,39 +110,39 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
 
 
 def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
-    """Raises `CorruptMetadataError` if a value is not valid JSON."""
+    """Raises `CorruptMetadataError` if tool calls are not valid JSON."""
     query = queries.statistics(condition, lambda build: statistics_statement(build, queries.tables))
     totals: Counter[str] = Counter()
-    by_status: Counter[str] = Counter()
     cost = Decimal(0)
+    by_status: dict[str, int] = {}
     durations: list[int] = []
     tools: dict[str, list[int]] = {}
-    at_least_one: dict[str, set[str]] = {keys.RESUMES: set(), keys.ERROR_COUNT: set()}
-    completed: set[str] = set()
-    for key, text, session_id in connection.execute(*query):
-        value: Any = decode_stored(session_id, key, text)
-        if key == keys.TOOL_CALLS:
-            _add_calls(tools, value)
-        elif key == keys.STATUS and isinstance(value, str):
-            by_status[value] += 1
-            if value == "completed":
-                completed.add(session_id)
+    for key, number, search, rest, text, session_id in connection.execute(*query):
+        if not search:
+            if key == keys.TOOL_CALLS:
+                _add_calls(tools, decode_stored(session_id, key, text))
+            else:
+                totals[key] = number
+            continue
+        value: Any = decode_scalar(SearchKey(bytes(search), bytes(rest)))
+        if key == keys.STATUS:
+            if isinstance(value, str):
+                by_status[value] = number
         elif type(value) not in (int, float) or not 0 <= value < MOST:
             continue
         elif key == keys.COST:
-            cost += Decimal(repr(value)) if value < _DEAREST else 0
+            cost += Decimal(repr(value)) * number if value < _DEAREST else 0
         else:
-            if value >= 1 and key in at_least_one:
-                at_least_one[key].add(session_id)
+            if value >= 1 and key in (keys.RESUMES, keys.ERROR_COUNT):
+                totals[f"with {key}"] += number
             if type(value) is int:
-                totals[key] += value
-                durations += [value] if key == keys.DURATION_MS else []
-    resumed = at_least_one[keys.RESUMES]
+                totals[key] += value * number
+                durations += [value] * number if key == keys.DURATION_MS else []
     durations.sort()
     median, p95 = (nearest_rank(durations, percent) for percent in (50, 95))
     return Statistics(
         sessions=totals["sessions"],
-        by_status=dict(by_status),
+        by_status=by_status,
         runs=totals[keys.RUNS],
         requests=totals[keys.REQUESTS],
         input_tokens=totals[keys.INPUT_TOKENS],
@@ -116,9 +153,9 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
         duration=_duration(totals[keys.DURATION_MS]),
         errors=totals[keys.ERROR_COUNT],
         tools={tool: ToolStatistics(calls, _duration(ms)) for tool, (calls, ms) in tools.items()},
-        resumed=len(resumed),
-        resumed_completed=len(resumed & completed),
-        with_errors=len(at_least_one[keys.ERROR_COUNT]),
+        resumed=totals[f"with {keys.RESUMES}"],
+        resumed_completed=totals["resumed_completed"],
+        with_errors=totals[f"with {keys.ERROR_COUNT}"],
         duration_median=None if median is None else _duration(median),
         duration_p95=None if p95 is None else _duration(p95),
     )
@@ -126,7 +163,7 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
 
 def _add_calls(tools: dict[str, list[int]], entries: Any) -> None:
     """Adds `[tool, calls, milliseconds]`. Entries of another form are left out."""
-    for entry in entries if isinstance(entries, list) else ():
+    for entry in entries:
         if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
             total = tools.setdefault(entry[0], [0, 0])
             for place, added in enumerate(entry[1:]):
