@@ -1033,7 +1033,7 @@ class SessionCatalog:
         return await delete_usage(self._store, before=before)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
-        """Add up the data that lifecycle and tracker recorded, exactly.
+        """Add up the data that lifecycle and tracker recorded, exactly and in the database.
 
         Args:
             where: A filter; all sessions by default.
@@ -1042,7 +1042,8 @@ class SessionCatalog:
             The totals.
 
         Raises:
-            CorruptMetadataError: If tool calls are not valid JSON.
+            CorruptMetadataError: If a status, or a value that the database refuses to add, is not
+                valid JSON.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

@@ -81,6 +81,12 @@ async def test_every_kind_of_bad_value(catalog, engine):
         with pytest.raises(CorruptMetadataError) as caught:
             await work
         assert is_error_of(caught.value, "s3", "title")
+    await catalog.set_metadata("s4", {"status": "active"})
+    await damage(engine, "s4", "status", "{bad")
+    with pytest.raises(CorruptMetadataError) as caught:
+        await catalog.statistics({"owner_id": "u1"})
+    assert is_error_of(caught.value, "s4", "status")
+    await catalog.delete_metadata("s4", ["status"])
     # What does not read the value is not concerned.
     assert await catalog.get_metadata("s3", ["n"]) == {"n": 3}
     assert await catalog.count_sessions({"title": "t3"}) == 1

@@ -198,6 +198,17 @@ class Dialect:
         """Sums integers in JSON text: the number of billions, and the remainder."""
         raise NotImplementedError
 
+    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+        """Sums numbers in JSON text: a sum, and the part missing from it in units of 10 ** -12."""
+        raise NotImplementedError
+
+    def triples(self, text: ColumnElement[str]) -> Triples:
+        """Returns the entries of a JSON list of `[name, number, number]`, as rows to join.
+
+        The text must be a list. An entry of another form becomes a row without a name.
+        """
+        raise NotImplementedError
+
     def discard_plans(self, connection: Connection) -> None:
         """Makes the connection plan its statements anew, for tables that have grown since."""
 

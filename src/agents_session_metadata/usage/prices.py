@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -67,7 +68,7 @@ class ModelPrice:
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
-            if price is not None and (not Decimal(price).is_finite() or price < 0):
+            if price is not None and not 0 <= price < math.inf:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:

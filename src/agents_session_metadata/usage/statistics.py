@@ -1,10 +1,10 @@
-"""Totals over sessions, added exactly; values of keys."""
+"""Totals over sessions, added up in the database, exact and in constant memory; values of keys."""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -13,21 +13,29 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Integer,
-    LargeBinary,
+    FromClause,
+    Numeric,
     String,
     and_,
+    case,
+    cast,
     exists,
     func,
     literal,
+    null,
+    or_,
     select,
+    true,
+    type_coerce,
     union_all,
 )
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
 from agents_session_metadata.core.rows import decode_stored
 from agents_session_metadata.core.tables import SessionTables
-from agents_session_metadata.dialects._dialect import Statement
+from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import Ordering
@@ -37,8 +45,8 @@ from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import Statistics, ToolStatistics
 from agents_session_metadata.values import (
     LIST,
-    SearchKey,
-    decode_scalar,
+    NUMBER,
+    STRING,
     decode_value,
     search_key,
     upper_bound,
@@ -54,124 +62,203 @@ _COUNTERS = (
     keys.DURATION_MS,
     keys.ERROR_COUNT,
 )
-_COUNTED = (*_COUNTERS, keys.COST, keys.RESUMES, keys.STATUS)
+_PART = Decimal("1e-12")
+_ZERO = search_key(0).indexed
 MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
 """Costs from this number on, and negative ones, are left out."""
+_MEDIAN, _P95 = 1, 2
 _NEWEST = Ordering.parse("-created_at")
 _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
-def statistics_statement(build: Builder, tables: SessionTables) -> Statement:
-    """Returns a statement whose rows have a key, a number of sessions and the value of the key.
+def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables) -> Statement:
+    """Returns a statement whose rows have a kind, a name and two numbers.
 
-    The value is a search key, or the id of a session and the JSON text of its tool calls. Rows
-    without a value are `sessions` and `resumed_completed`.
+    The kinds are `sessions`, `status` by name, `count` by key, `cost`, `tool` by name with calls
+    and milliseconds, `resumed` with the number of completed ones, `with_errors`, and `duration`
+    with bits that say which rank it has.
     """
     rows = tables.metadata.alias("counted")
     source = build.source(default=rows)
-    base = source.rows
-    if base is not rows:
-        base = base.join(rows, rows.c.session_id == source.session_id)
-    key, search, rest = rows.c.key, rows.c.search_key, rows.c.search_rest
-    no_text, no_bytes = literal("", String), literal(b"", LargeBinary)
 
-    def of_key(columns: list[Any], *conditions: ColumnElement[bool]) -> Statement:
-        return select(*columns).select_from(base).where(*source.conditions, *conditions)
+    def of_key(
+        key: str | Sequence[str],
+        tag: bytes,
+        columns: Sequence[ColumnElement[Any]],
+        joined: FromClause | None = None,
+    ) -> Statement:
+        base = source.rows
+        if base is not rows:
+            base = base.join(rows, rows.c.session_id == source.session_id)
+        if joined is not None:
+            base = base.join(joined, true())
+        least, above = tag, upper_bound(tag)
+        if tag == NUMBER:
+            most = _DEAREST if key == keys.COST else MOST
+            least, above = _ZERO, search_key(most).indexed
+        of_type = rows.c.search_key >= least, rows.c.search_key < above
+        under = rows.c.key == key if isinstance(key, str) else rows.c.key.in_(key)
+        return select(*columns).select_from(base).where(*source.conditions, under, *of_type)
 
-    def number_of(name: str) -> list[Any]:
-        return [literal(name, String), func.count(), no_bytes, no_bytes, no_text, no_text]
-
-    status = tables.metadata.alias("status")
-    is_completed = exists().where(
-        status.c.session_id == rows.c.session_id,
-        status.c.key == keys.STATUS,
-        status.c.search_key == search_key("completed").indexed,
-    )
-    is_resumed = search.between(search_key(1).indexed, search_key(MOST - 1).indexed)
-    counted = [key, func.count(), search, rest, no_text, no_text]
-    calls = [key, literal(1, Integer), no_bytes, no_bytes, rows.c.value, rows.c.session_id]
+    by_status = _part("status", func.min(rows.c.value), func.count())
+    cost = _part("cost", literal(keys.COST, String), *dialect.exact_sum(rows.c.value))
+    calls = dialect.triples(rows.c.value)
+    called = [calls.name.label("name"), calls.first.label("first"), calls.second.label("second")]
+    text = dialect.by_code_point(rows.c.value, native=False)
+    whole = ~text.contains(".") & ~text.contains("e")
+    # One SELECT for all: each one repeats the condition, which may have thousands of values.
+    count = _part("count", rows.c.key, *dialect.whole_sum(rows.c.value))
+    completed = func.sum(case((_is_completed(tables, rows), 1), else_=0))
+    resumed = _part("resumed", null(), func.count(), completed)
+    at_least_one = (rows.c.search_key >= search_key(1).indexed,)
     return union_all(
-        of_key(counted, key.in_(_COUNTED), search < LIST).group_by(key, search, rest),
-        of_key(calls, key == keys.TOOL_CALLS, search >= LIST, search < upper_bound(LIST)),
-        of_key(
-            number_of("resumed_completed"),
-            key == keys.RESUMES,
-            is_resumed,
-            is_completed.correlate(rows),
+        build.source(sessions=True).select(*_part("sessions", null(), func.count())),
+        of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
+        of_key(keys.COST, NUMBER, cost),
+        _by_tool(
+            of_key(keys.TOOL_CALLS, LIST, called, calls.rows).where(
+                calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST)
+            )
         ),
-        build.source(sessions=True).select(*number_of("sessions")),
+        of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
+        of_key(keys.ERROR_COUNT, NUMBER, _part("with_errors", null(), func.count())).where(
+            *at_least_one
+        ),
+        _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
+        of_key(_COUNTERS, NUMBER, count).where(whole).group_by(rows.c.key),
     )
+
+
+def _is_completed(tables: SessionTables, rows: FromClause) -> ColumnElement[bool]:
+    status = tables.metadata.alias("status")
+    return (
+        exists()
+        .where(
+            status.c.session_id == rows.c.session_id,
+            status.c.key == keys.STATUS,
+            status.c.search_key == search_key("completed").indexed,
+        )
+        .correlate(rows)
+    )
+
+
+def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
+    """Selects values with their ranks and their number."""
+    rank = func.row_number().over(order_by=rows.c.search_key)
+    return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
+
+
+def _by_tool(calls: Statement) -> Statement:
+    # MariaDB groups by a column only, if sql_mode has ONLY_FULL_GROUP_BY.
+    called = calls.subquery("called").c
+    tools = _part("tool", called.name, func.sum(called.first), func.sum(called.second))
+    return select(*tools).group_by(called.name)
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1] if ordered else None
 
 
-def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
-    """Raises `CorruptMetadataError` if tool calls are not valid JSON."""
-    query = queries.statistics(condition, lambda build: statistics_statement(build, queries.tables))
-    totals: Counter[str] = Counter()
-    cost = Decimal(0)
-    by_status: dict[str, int] = {}
-    durations: list[int] = []
-    tools: dict[str, list[int]] = {}
-    for key, number, search, rest, text, session_id in connection.execute(*query):
-        if not search:
-            if key == keys.TOOL_CALLS:
-                _add_calls(tools, decode_stored(session_id, key, text))
-            else:
-                totals[key] = number
-            continue
-        value: Any = decode_scalar(SearchKey(bytes(search), bytes(rest)))
-        if key == keys.STATUS:
-            if isinstance(value, str):
-                by_status[value] = number
-        elif type(value) not in (int, float) or not 0 <= value < MOST:
-            continue
-        elif key == keys.COST:
-            cost += Decimal(repr(value)) * number if value < _DEAREST else 0
-        else:
-            if value >= 1 and key in (keys.RESUMES, keys.ERROR_COUNT):
-                totals[f"with {key}"] += number
-            if type(value) is int:
-                totals[key] += value * number
-                durations += [value] * number if key == keys.DURATION_MS else []
-    durations.sort()
-    median, p95 = (nearest_rank(durations, percent) for percent in (50, 95))
-    return Statistics(
-        sessions=totals["sessions"],
-        by_status=by_status,
-        runs=totals[keys.RUNS],
-        requests=totals[keys.REQUESTS],
-        input_tokens=totals[keys.INPUT_TOKENS],
-        output_tokens=totals[keys.OUTPUT_TOKENS],
-        total_tokens=totals[keys.TOTAL_TOKENS],
-        cost=cost.normalize() + 0,
-        run_duration=_duration(totals[keys.RUN_MS]),
-        duration=_duration(totals[keys.DURATION_MS]),
-        errors=totals[keys.ERROR_COUNT],
-        tools={tool: ToolStatistics(calls, _duration(ms)) for tool, (calls, ms) in tools.items()},
-        resumed=totals[f"with {keys.RESUMES}"],
-        resumed_completed=totals["resumed_completed"],
-        with_errors=totals[f"with {keys.ERROR_COUNT}"],
-        duration_median=None if median is None else _duration(median),
-        duration_p95=None if p95 is None else _duration(p95),
+def _ranked(values: Statement) -> Statement:
+    """Selects the median and the 95th percentile of `_ranks`, as `nearest_rank` does."""
+    ranked = values.subquery("ranked")
+    rank, number = ranked.c.rank, ranked.c.number
+    is_median, is_p95 = (
+        and_(rank * 100 >= number * percent, (rank - 1) * 100 < number * percent)
+        for percent in (50, 95)
     )
+    which = case((is_median, _MEDIAN), else_=0) + case((is_p95, _P95), else_=0)
+    return select(*_part("duration", null(), ranked.c.value, which)).where(or_(is_median, is_p95))
 
 
-def _add_calls(tools: dict[str, list[int]], entries: Any) -> None:
-    """Adds `[tool, calls, milliseconds]`. Entries of another form are left out."""
-    for entry in entries:
-        if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
-            total = tools.setdefault(entry[0], [0, 0])
-            for place, added in enumerate(entry[1:]):
-                total[place] += added if _is_count(added) else 0
+def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
+    """Raises `CorruptMetadataError` if a value that is counted or added is not valid JSON."""
+
+    def build(builder: Builder) -> Statement:
+        return statistics_statement(builder, queries.dialect, queries.tables)
+
+    try:
+        found: Any = connection.execute(*queries.statistics(condition, build)).all()
+        return _to_statistics(
+            (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
+            for kind, name, *numbers in found
+        )
+    except (DBAPIError, ValueError):
+        connection.rollback()
+        _check_values(connection, queries, condition)
+        raise
+
+
+def _check_values(connection: Connection, queries: Queries, condition: Condition) -> None:
+    """Raises `CorruptMetadataError` if a counted or added value is not valid JSON."""
+    values = queries.tables.metadata.c
+    names = (*_COUNTERS, keys.COST, keys.TOOL_CALLS, keys.STATUS)
+    added = select(values.session_id, values.key, values.value).where(values.key.in_(names))
+    found: Any = connection.execute(*queries.where(added, condition, values.session_id))
+    for session_id, key, text in found:
+        decode_stored(session_id, key, text)
+
+
+def _to_statistics(rows: Iterable[Any]) -> Statistics:
+    by_status: dict[str, int] = {}
+    totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
+    tools: dict[str, ToolStatistics] = {}
+    counts: dict[str, Any] = {"duration_median": None, "duration_p95": None}
+    for kind, name, first, second in rows:
+        number, more = Decimal(first or 0), Decimal(second or 0)
+        if kind == "duration":
+            for bit, rank in ((_MEDIAN, "duration_median"), (_P95, "duration_p95")):
+                if int(more) & bit:
+                    counts[rank] = _duration(int(number))
+        elif kind == "status":
+            by_status[decode_value(name)] = int(number)
+        elif kind == "count":
+            totals[name] = number * 10**9 + more
+        elif kind == "cost":
+            totals[name] = number + more * _PART
+        elif kind == "tool":
+            if name is not None:
+                tools[name] = ToolStatistics(int(number), _duration(int(more)))
+        else:
+            counts[kind] = int(number)
+            if kind == "resumed":
+                counts["resumed_completed"] = int(more)
+    whole = {key: int(totals[key]) for key in _COUNTERS}
+    return Statistics(
+        by_status=by_status,
+        runs=whole[keys.RUNS],
+        requests=whole[keys.REQUESTS],
+        input_tokens=whole[keys.INPUT_TOKENS],
+        output_tokens=whole[keys.OUTPUT_TOKENS],
+        total_tokens=whole[keys.TOTAL_TOKENS],
+        cost=totals[keys.COST].normalize() + 0,
+        run_duration=_duration(whole[keys.RUN_MS]),
+        duration=_duration(whole[keys.DURATION_MS]),
+        errors=whole[keys.ERROR_COUNT],
+        tools=tools,
+        **counts,
+    )
 
 
 def _duration(milliseconds: int) -> timedelta:
     return timedelta(milliseconds=min(milliseconds, _LONGEST))
+
+
+def _part(kind: str, name: Any, first: Any, second: Any = None) -> list[ColumnElement[Any]]:
+    """Types the columns of one kind of row, so that all kinds fit together."""
+
+    def number(value: Any) -> ColumnElement[Any]:
+        # The driver's own number: a result type would make floats of large ones.
+        return type_coerce(cast(value, Numeric(65, 12)), NullType())
+
+    return [
+        literal(kind, String).label("kind"),
+        type_coerce(name, String).label("name"),
+        number(first).label("first"),
+        number(null() if second is None else second).label("second"),
+    ]
 
 
 @dataclass
