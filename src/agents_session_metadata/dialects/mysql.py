@@ -425,4 +425,8 @@ class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL fu
 def _compile_json_table(element: Any, compiler: Any, **kwargs: Any) -> str:
     columns = "entry JSON PATH '$'"
     document = compiler.process(element.clauses, **kwargs)
+    if not getattr(compiler.dialect, "is_mariadb", False):
+        # MySQL takes a number above the range of floats for invalid JSON. No count is that large.
+        smaller = f"REGEXP_REPLACE({document}, '[0-9]{{309,}}', '1e99')"
+        document = f"IF(JSON_VALID({document}), {document}, {smaller})"
     return f"JSON_TABLE({document}, '$[*]' COLUMNS ({columns}))"
