@@ -53,7 +53,7 @@ MARKED = """
 @pytest.mark.only_on("sqlite")
 def test_sqlite(database): ...
 
-@pytest.mark.not_on("postgresql", "mariadb")
+@pytest.mark.not_on("postgresql", "mariadb", "mysql")
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.not_on("sqlite-file"))])
 def test_others(n, database): ...
 """

@@ -30,6 +30,8 @@ from conformance import raw
 from conformance.approving import Deployer, deploys, pause_approved, paused_runs
 from conformance.running import agent, calls
 
+pytestmark = pytest.mark.dialect
+
 ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
 
 through_proxy = pytest.mark.parametrize(

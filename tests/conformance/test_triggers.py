@@ -18,6 +18,8 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 TABLES = [
     "agent_sessions",
     "agent_messages",

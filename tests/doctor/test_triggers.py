@@ -9,6 +9,8 @@ from conformance import raw
 from doctoring import explained, printed, problems, repair, run
 from sqlalchemy.exc import DBAPIError
 
+pytestmark = pytest.mark.dialect
+
 ROWS = "agent_sessions_metadata"
 
 
@@ -102,7 +104,7 @@ async def test_triggers_without_their_tables_are_explained(indexed, shared_datab
     assert all(name in finding.problem for name, _ in triggers)
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database):
     engine = indexed.engine
     name, own = f"{ROWS}_activity_session_time", "audit"
