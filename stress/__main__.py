@@ -26,7 +26,6 @@ FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
     "crash-writers": crashes.crash_writers,
     "cut-postgresql": cuts.cut_postgresql,
     "cut-mariadb": cuts.cut_mariadb,
-    "cut-mysql": cuts.cut_mysql,
     "full-disk": full_disk.fill_disk,
     "read-only": read_only.forbid_writing,
     "galera": galera.kill_galera_node,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from proxy import by_chance, proxy_to
-from servers import MariaDB, MySQL, MySQLServer, PostgreSQL, mysqld
+from servers import MariaDB, PostgreSQL
 
 from .audit import audit
 from .databases import create_database, mariadbd, version
@@ -45,13 +45,7 @@ async def cut_mariadb() -> AsyncIterator[Result]:
         yield result
 
 
-async def cut_mysql() -> AsyncIterator[Result]:
-    """Cut connections to MySQL."""
-    async for result in _cut(MySQL(mysqld())):
-        yield result
-
-
-async def _cut(server: PostgreSQL | MySQLServer) -> AsyncIterator[Result]:
+async def _cut(server: PostgreSQL | MariaDB) -> AsyncIterator[Result]:
     try:
         yield await _by_network(await create_database(server.url))
         yield await _by_administrator(await create_database(server.url))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from proxy import proxy_to
+from servers import ignored_warnings
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -256,11 +257,17 @@ async def test_settings_under_which_the_driver_does_not_escape(database, setting
         await engine.dispose()
 
 
+@pytest.fixture
+def quiet():
+    with ignored_warnings():  # MySQL has deprecated the name utf8.
+        yield
+
+
 @pytest.mark.only_on("mariadb", "mysql")
 @pytest.mark.parametrize(
     "setting", ["utf8", "latin1", "SET character_set_results = latin1", "SET NAMES ascii"]
 )
-async def test_character_sets_that_lack_characters(database, setting):
+async def test_character_sets_that_lack_characters(database, quiet, setting):
     """The server would replace them by question marks, in ids too."""
     owner = SessionCatalog(database.engine(), create_tables=True)
     await owner.create_session("chat-\U0001f389", metadata={"owner_id": "u1"})

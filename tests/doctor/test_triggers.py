@@ -114,8 +114,7 @@ async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database
     for each in (name, own):
         [row] = await raw.execute(engine, f"SHOW CREATE TRIGGER {each}")
         create = re.sub(r"DEFINER=\S+", "DEFINER=`gone`@`%`", row[2], count=1)
-        await raw.execute(engine, f"DROP TRIGGER {each}")
-        await raw.execute(engine, create)
+        await run(engine, [f"DROP TRIGGER {each}", create])
     with pytest.raises(DBAPIError, match="1449"):
         await indexed.session("a").add_items([raw.message("hello")])
     found = await problems(engine)
