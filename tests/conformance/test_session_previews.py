@@ -102,8 +102,8 @@ async def test_previews_read_the_beginning_of_each_history(shared_database):
     ask = functools.partial(catalog.list_sessions, keys=[], preview=True, order_by="session_id")
     for _ in range(2):
         read = await _rows_read(shared_database, engine, ask, whole=True)
-        # Those of the page, and of each history what an incremental sort takes at a time; MySQL looks
-        # for the last row to search at each row that it searches.
+        # Those of the page, and of each history what an incremental sort takes at a time. At each
+        # row that MySQL searches, it looks for the last row to search.
         assert read <= 20 * (120 if shared_database.name.startswith("mysql") else 50)
         if shared_database.kind == "sqlite":
             plan = await _plan(shared_database, engine, ask)
