@@ -12,6 +12,7 @@ import pytest
 from agents import Runner
 from commands import run
 from conformance.approving import Deployer, deploys
+from servers import Database
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -24,14 +25,16 @@ HOST = "http://localhost:8000"
 
 @pytest.fixture
 async def catalog(tmp_path):
-    url = f"sqlite:///{tmp_path}/chat.db"
-    async with SessionCatalog.from_url(url, create_tables=True) as catalog:
-        session = await catalog.create_session("a", metadata={"title": "A"})
-        agent = Deployer().agent(deploys("c1"), "Done")
-        # The history of `a` stays empty.
-        result = await Runner.run(agent, "Deploy")
-        await PausedRuns(catalog).pause(session, result)
-        yield catalog
+    # Closing it waits for what a request that was given up still reads.
+    database = Database("sqlite-file", f"sqlite+aiosqlite:///{tmp_path}/chat.db")
+    catalog = SessionCatalog(database.engine(), create_tables=True)
+    session = await catalog.create_session("a", metadata={"title": "A"})
+    agent = Deployer().agent(deploys("c1"), "Done")
+    # The history of `a` stays empty.
+    result = await Runner.run(agent, "Deploy")
+    await PausedRuns(catalog).pause(session, result)
+    yield catalog
+    await database.close()
 
 
 def client(app, host: str = HOST) -> httpx2.AsyncClient:

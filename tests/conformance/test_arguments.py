@@ -18,6 +18,8 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 IN_MEMORY = "sqlite+aiosqlite://"
 
 

@@ -30,6 +30,8 @@ from agents_session_metadata.tracking.budget import first_day
 from conformance import raw
 from conformance.running import agent, calls
 
+pytestmark = pytest.mark.logic
+
 PRICE = ModelPrice(input=Decimal(10_000), output=Decimal(0))
 """A call costs 1: it has 100 input tokens. It has 110 tokens in all."""
 TABLE = "agent_sessions_metadata_usage"

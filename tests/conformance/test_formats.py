@@ -21,6 +21,8 @@ from agents_session_metadata.query.ordering import Ordering, Position
 from agents_session_metadata.values import search_key
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 EVERY_CONDITION: dict[str, Any] = {
     "owner_id": "u1",
     "n": {"$gte": 1, "$lt": 2.5, "$ne": 2},

@@ -28,6 +28,8 @@ from agents_session_metadata.runs.feature import PAUSED
 from agents_session_metadata.types import IndexInfo
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 ENTRIES = "agent_sessions_metadata_activity"
 
 
@@ -336,7 +338,7 @@ async def test_on_tables_that_the_sdk_made(engine):
     assert await difference(catalog) == []
 
 
-@pytest.mark.not_on("mariadb")  # Its column of ids ends at 255 characters.
+@pytest.mark.not_on("mariadb", "mysql")  # Its column of ids ends at 255 characters.
 async def test_ids_that_are_too_long(catalog, engine):
     await same_day(engine)
     await catalog.create_index("$updated_at")
@@ -507,7 +509,7 @@ async def test_nobody_else_can_use_the_functions_of_triggers(catalog, database):
         await raw.execute(catalog.engine, f"DROP ROLE {user}")
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_not_binds_more_tightly(database):
     options = {"init_command": "SET sql_mode = 'HIGH_NOT_PRECEDENCE'"}
     engine = create_async_engine(database.url, connect_args=options)

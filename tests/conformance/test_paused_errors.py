@@ -16,6 +16,8 @@ from agents_session_metadata import RunClaimedError, SessionChangedError
 from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, pause_approved, paused_runs
 
+pytestmark = pytest.mark.logic
+
 
 async def resume_after_two_errors(paused):
     """Pause a run, and resume it until its model answers: its tool runs once."""

@@ -28,6 +28,8 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.approving import Deployer, call, deploys, kinds, pause, paused_runs
 
+pytestmark = pytest.mark.logic
+
 FERNET = Fernet(Fernet.generate_key())
 CIPHERS = {"encrypt": FERNET.encrypt, "decrypt": FERNET.decrypt}
 
@@ -213,7 +215,7 @@ async def test_a_session_of_another_database(engine, tmp_path):
     await other.engine.dispose()
 
 
-@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 @pytest.mark.parametrize(
     "found", ["translated", pytest.param("connected", marks=pytest.mark.only_on("postgresql"))]
 )

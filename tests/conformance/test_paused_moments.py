@@ -18,6 +18,8 @@ from sqlalchemy import event
 
 from conformance.approving import kinds, paused_runs
 
+pytestmark = pytest.mark.logic
+
 EVERY = scale(29, 1)
 """The distance between the moments that are tried."""
 

@@ -16,6 +16,8 @@ from conformance import raw
 from conformance.approving import Deployer, deploys, kinds, paused_runs
 from conformance.compaction import Client
 
+pytestmark = pytest.mark.logic
+
 PAUSED = "agent_sessions_metadata_paused"
 CALLED = ["user", "function_call c1"]
 

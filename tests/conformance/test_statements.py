@@ -15,6 +15,8 @@ from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects import sqlite
 from agents_session_metadata.indexes import walks
 
+pytestmark = pytest.mark.dialect
+
 
 class Statements:
     """Counts the statements of an engine."""
@@ -31,8 +33,13 @@ class Statements:
         return len(self.texts)
 
 
-async def test_statements_a_call(database: Database, monkeypatch):
-    monkeypatch.setattr(walks, "_SLOW", inf)  # On a busy machine, every answer is slow.
+@pytest.fixture(autouse=True)
+def never_slow(monkeypatch):
+    """A slow answer looks for an index in a further statement, and a busy machine is slow."""
+    monkeypatch.setattr(walks, "_SLOW", inf)
+
+
+async def test_statements_a_call(database: Database):
     engine = database.engine()
     catalog = SessionCatalog(engine, create_tables=True)
     session = catalog.session("chat")

@@ -15,6 +15,8 @@ from agents_session_metadata import SessionTitler, SessionTracker, keys
 from conformance import raw
 from conformance.running import agent
 
+pytestmark = pytest.mark.logic
+
 RACES = scale(10, 100)
 
 

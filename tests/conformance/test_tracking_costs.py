@@ -24,6 +24,8 @@ from conformance import raw
 from conformance.running import agent, calls
 from conformance.triggers import drop_triggers
 
+pytestmark = pytest.mark.logic
+
 PRICE = ModelPrice(input=Decimal("2.5"), output=Decimal(10))
 CHEAP = ModelPrice(input=Decimal("0.05"), output=Decimal("0.4"), cached_input=Decimal("0.005"))
 

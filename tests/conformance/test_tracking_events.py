@@ -17,6 +17,8 @@ from fastapi.responses import StreamingResponse
 from agents_session_metadata import SessionCatalog, SessionTracker, keys
 from conformance.running import Recording, agent, calls
 
+pytestmark = pytest.mark.logic
+
 
 @function_tool
 async def look() -> str:

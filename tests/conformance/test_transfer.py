@@ -27,6 +27,8 @@ from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
 from conformance.thread_items import user_item
 
+pytestmark = pytest.mark.dialect
+
 SECOND = timedelta(seconds=1)
 
 IMPORT_SLOWLY = """
@@ -438,7 +440,9 @@ async def test_a_crash_in_the_middle(shared_database):
         assert await raw.count_rows(engine, "agent_messages") == arrived * 50
 
 
-@pytest.mark.only_on("sqlite", "mariadb", "postgresql-url")  # Only ICU makes such collations.
+@pytest.mark.only_on(
+    "sqlite", "mariadb", "mysql", "postgresql-url"
+)  # Only ICU makes such collations.
 async def test_a_history_under_several_spellings_of_an_id(database: Database):
     engine, kind = database.engine(), database.kind
     if kind == "postgresql":

@@ -16,6 +16,8 @@ from scaling import examples
 from agents_session_metadata import InvalidMetadataError, SQLAlchemyMetadataSession
 from conformance import strategies
 
+pytestmark = pytest.mark.dialect
+
 
 def nested(depth: int) -> list[Any]:
     """`depth` lists, one in the other, the innermost empty."""

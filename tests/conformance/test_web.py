@@ -16,6 +16,8 @@ from conformance import raw
 
 from .browsing import HOST, SCRIPT, client, edit_form, link, names, sent, token
 
+pytestmark = pytest.mark.logic
+
 
 async def test_facets_read_the_values_and_nothing_else(engine) -> None:
     catalog = SessionCatalog(engine, create_tables=True)

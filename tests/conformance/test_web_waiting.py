@@ -15,6 +15,8 @@ from agents_session_metadata import PausedRuns, SessionCatalog
 from .approving import Deployer, call, deploys
 from .browsing import HOST, SCRIPT, client, link, sent, token
 
+pytestmark = pytest.mark.logic
+
 
 @pytest.fixture
 def catalog(engine) -> SessionCatalog:

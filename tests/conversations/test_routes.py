@@ -18,6 +18,8 @@ from agents_session_metadata.http import sessions_app
 from .scenarios import ITEMS, user
 from .serving import mounted, owner, raw_client
 
+pytestmark = pytest.mark.logic
+
 
 @pytest.fixture
 async def catalog(shared_database):

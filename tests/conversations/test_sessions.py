@@ -12,6 +12,8 @@ from agents_session_metadata import SessionCatalog
 from .scenarios import SCENARIOS, canonical, user
 from .serving import mounted, openai_client, raw_client, served
 
+pytestmark = pytest.mark.logic
+
 
 @pytest.fixture
 async def catalog(shared_database):

@@ -19,6 +19,8 @@ from . import test_routes
 from .scenarios import user
 from .serving import mounted, openai_client, raw_client, served
 
+pytestmark = pytest.mark.logic
+
 SQLITE = pytest.mark.only_on("sqlite-memory")
 """For what has nothing to do with the database."""
 JSON = {"content-type": "application/json"}

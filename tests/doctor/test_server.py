@@ -8,6 +8,8 @@ from doctoring import explained
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
+pytestmark = pytest.mark.dialect
+
 
 @pytest.mark.only_on("postgresql")
 async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
@@ -24,7 +26,7 @@ async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
     await engine.dispose()
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_a_server_that_is_not_strict_is_a_warning(filled, shared_database):
     loose = {"init_command": "SET sql_mode = ''"}
     engine = create_async_engine(shared_database.url, connect_args=loose)
@@ -33,7 +35,7 @@ async def test_a_server_that_is_not_strict_is_a_warning(filled, shared_database)
     await engine.dispose()
 
 
-@pytest.mark.only_on("mariadb", "postgresql")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 async def test_foreign_keys_that_are_switched_off_are_a_warning(filled, shared_database):
     options = {
         "mysql": {"init_command": "SET foreign_key_checks = 0"},

@@ -23,6 +23,8 @@ from sqlalchemy import event, text
 from agents_session_metadata.core.tables import table_names
 from agents_session_metadata.doctor import diagnose
 
+pytestmark = pytest.mark.dialect
+
 ROWS = "agent_sessions_metadata"
 ELEMENTS = f"{ROWS}_elements"
 
@@ -153,7 +155,7 @@ async def test_what_the_application_added_gives_no_warnings(filled, shared_datab
     assert await problems(engine) == []
 
 
-@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 @pytest.mark.parametrize("table", ["agent_messages", ROWS, ELEMENTS])
 async def test_a_missing_foreign_key_is_explained(filled, shared_database, table):
     engine = filled.engine
@@ -202,7 +204,7 @@ async def test_keys_that_ignore_case_are_an_error(filled, shared_database):
     assert "do not keep all different texts apart" in found[0].problem
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_ids_that_follow_the_sessions_table_are_a_warning(engine, shared_database):
     await raw.create_sdk_tables(engine, collation="utf8mb4_general_ci")
     found = await mended(engine)

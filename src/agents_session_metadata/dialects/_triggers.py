@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -67,8 +67,19 @@ class TriggerSQL:
         """NULL differs from all other values, but not from NULL."""
         return f"{one} IS NOT {other}"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        """Empty if a row with the same primary key has to be deleted first."""
+    def replace(
+        self, into: str, key: Mapping[str, str], others: Mapping[str, str], source: str
+    ) -> str:
+        """Inserts rows of expressions by column, selected from `source`.
+
+        Replaces rows with the same primary key, except on SQLite, where they must be deleted first.
+        """
+        values = {**key, **others}
+        columns, selected = ", ".join(values), ", ".join(values.values())
+        insert = f"INSERT INTO {into} ({columns}) SELECT {selected} FROM {source}"  # noqa: S608  # names
+        return f"{insert}{self.locks_session}{self.replacing(key, others)}"
+
+    def replacing(self, key: Iterable[str], others: Mapping[str, str]) -> str:
         return ""
 
     def create(self, trigger: RowTrigger) -> list[str]:
@@ -98,10 +109,10 @@ class MySQLTriggerSQL(TriggerSQL):
     def time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        return (
-            f" ON DUPLICATE KEY UPDATE {', '.join(f'{each} = VALUES({each})' for each in columns)}"
-        )
+    def replacing(self, key: Iterable[str], others: Mapping[str, str]) -> str:
+        # MySQL has deprecated VALUES(), and MariaDB lacks its replacement.
+        new = ", ".join(f"{column} = {value}" for column, value in others.items())
+        return f" ON DUPLICATE KEY UPDATE {new}"
 
     def differ(self, one: str, other: str) -> str:
         return f"NOT ({one} <=> {other})"
@@ -122,8 +133,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     enforces_foreign_keys = True
     locks_session = " FOR SHARE OF s"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        new = ", ".join(f"{each} = EXCLUDED.{each}" for each in columns)
+    def replacing(self, key: Iterable[str], others: Mapping[str, str]) -> str:
+        new = ", ".join(f"{each} = EXCLUDED.{each}" for each in others)
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {new}"
 
     def differ(self, one: str, other: str) -> str:

@@ -72,11 +72,9 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
     entries = qualified + quote(target.entries.name)
     indexes = qualified + quote(target.indexes.name)
     key = quote("key")
-    primary_key, others = ("session_id", key, "position"), ("of_list", "search_key", "updated_at")
-    columns = f"({', '.join((*primary_key, *others))})"
     all_keys = [_text(connection, each) for each in sorted(keys)]
 
-    def entry(values: str) -> str:
+    def entry(position: str, of_list: int) -> str:
         """Inserts or replaces an entry, if the key is indexed."""
         if sql.inlines_keys:
             source = ""
@@ -84,11 +82,15 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
         else:
             source = f", {indexes} i"
             indexed = f"i.{key} = NEW.{key} AND i.state < 2"
-        return (
-            f"INSERT INTO {entries} {columns}"  # noqa: S608  # names and quoted literals
-            f" SELECT NEW.session_id, NEW.{key}, {values}, {sql.time('s.updated_at')}"
-            f" FROM {sessions} s{source} WHERE s.session_id = NEW.session_id AND {indexed}"
-            f"{sql.locks_session}{sql.replacing(primary_key, others)}"
+        return sql.replace(
+            entries,
+            {"session_id": "NEW.session_id", key: f"NEW.{key}", "position": position},
+            {
+                "of_list": str(of_list),
+                "search_key": "NEW.search_key",
+                "updated_at": sql.time("s.updated_at"),
+            },
+            f"{sessions} s{source} WHERE s.session_id = NEW.session_id AND {indexed}",
         )
 
     def delete(condition: str) -> str:
@@ -97,7 +99,7 @@ def row_triggers(connection: Connection, target: Target, keys: Iterable[str]) ->
     def own(row: str, position: str) -> str:
         return f"session_id = {row}.session_id AND {key} = {row}.{key} AND position = {position}"
 
-    of_value, of_element = entry("-1, 0, NEW.search_key"), entry("NEW.position, 1, NEW.search_key")
+    of_value, of_element = entry("-1", 0), entry("NEW.position", 1)
     id_differs = sql.differ("OLD.session_id", "NEW.session_id")
     time_differs = sql.differ(sql.time("OLD.updated_at"), sql.time("NEW.updated_at"))
     key_differs = sql.differ(f"OLD.{key}", f"NEW.{key}")

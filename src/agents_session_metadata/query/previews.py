@@ -61,10 +61,12 @@ def _of_first_rows(messages: Table, dialect: Dialect, sessions: FromClause) -> C
 
 
 def _in_order(messages: FromClause, sessions: FromClause) -> Any:
+    # MySQL reads the index in order only if the order names all of its columns.
+    order = messages.c.session_id, messages.c.created_at, messages.c.id
     return (
         select(messages.c.id, messages.c.created_at, messages.c.message_data)
         .where(messages.c.session_id == sessions.c.session_id)
-        .order_by(messages.c.created_at, messages.c.id)
+        .order_by(*order)
         .correlate(sessions)
     )
 
