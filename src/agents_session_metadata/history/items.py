@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, bindparam, or_, select
 
 from agents_session_metadata.core.messages import (
     UNREADABLE,
@@ -153,14 +153,44 @@ def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> lis
 
 @dataclass(frozen=True)
 class Wanted:
-    """An item to find. If several match, it is the newest one.
+    """Items to find. If several match, it is the newest one.
 
-    Only rows whose stored text contains `text` are read, unless `item_id` is known.
+    Only the rows in `items`, and those whose stored text contains one of `texts`, are read.
     """
 
     matches: Callable[[ItemInfo], bool]
-    item_id: int | None = None
-    text: str = ""
+    items: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+class ItemExistsError(ValueError):
+    """The history already contains an item that a request adds."""
+
+    def __init__(self, info: ItemInfo) -> None:
+        super().__init__(f"the history already contains item {info.item_id}")
+        self.info: ItemInfo = info
+
+
+async def read_after(
+    store: ScopedStore, session_id: str, wanted: Wanted, *, limit: int, newest_first: bool
+) -> tuple[list[ItemInfo], bool] | None:
+    """Returns the items after an item, and whether there are more; None if it does not exist."""
+
+    def read(connection: Connection, queries: Queries) -> tuple[list[ItemInfo], bool] | None:
+        where = connection, store.database.tables, store.database.dialect, session_id
+        restrict = partial(store.question, queries)
+        info = _find(store, connection, session_id, wanted, restrict)
+        after = read_position(*where, info.item_id, restrict) if info else None
+        if after is None:
+            return None
+        items, last = _read_page(
+            store, connection, queries, session_id, after, limit, newest_first=newest_first
+        )
+        return items, last is not None
+
+    if id_problem(session_id) is not None:
+        return None
+    return await store.database.read(read)
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
@@ -169,11 +199,7 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
         return None
     return await store.database.read(
         lambda connection, queries: _find(
-            store,
-            connection,
-            session_id,
-            wanted,
-            partial(store.question, queries),
+            store, connection, session_id, wanted, partial(store.question, queries)
         )
     )
 
@@ -196,21 +222,27 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
     return await database.write(delete)
 
 
-async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
-    """Returns the items as they are stored. The session must exist."""
-    if id_problem(session_id) is not None:
-        raise SessionNotFoundError(session_id)
+def appending(
+    store: ScopedStore, session_id: str, texts: Sequence[str], known: Wanted | None = None
+) -> Callable[[Connection, Any], list[ItemInfo]]:
+    """Returns work that appends items and returns them as stored. The session must exist.
+
+    It raises `ItemExistsError` if the history has an item that `known` finds.
+    """
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
-        if not store.lock(connection, session_id):
+        if id_problem(session_id) is not None or not store.lock(connection, session_id):
             raise SessionNotFoundError(session_id)
+        found = known and _find(store, connection, session_id, known, everywhere)
+        if found:
+            raise ItemExistsError(found)
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)
         store.rows.touch(connection, session_id)
         return items
 
-    return await store.database.write(append)
+    return append
 
 
 async def create_with_items(
@@ -261,8 +293,9 @@ def _candidates(
     restrict: Restriction,
 ) -> Iterator[Sequence[int]]:
     """Yields batches of the ids of rows that can match, newest first."""
-    if wanted.item_id is not None:
-        yield [wanted.item_id]
+    if wanted.items:
+        yield wanted.items
+    if not wanted.texts:
         return
     messages = store.database.tables.messages
     text = store.database.dialect.by_code_point(messages.c.message_data, native=False)
@@ -270,7 +303,7 @@ def _candidates(
         select(messages.c.id)
         .where(
             messages.c.session_id == bindparam("of_session"),
-            text.contains(wanted.text, autoescape=True),
+            or_(*(text.contains(each, autoescape=True) for each in wanted.texts)),
         )
         .order_by(*in_order(messages, newest_first=True))
     )
