@@ -88,8 +88,8 @@ FORKED_BEFORE: Final = "forked_before"
 
 # What ChatKit's store records.
 CHATKIT: Final = "chatkit"
-"""An object with a thread's `status`, `allowed_image_domains` and `metadata`, without those that
-have their default."""
+"""An object with a thread's `created_at`, and its `status`, `allowed_image_domains` and `metadata`
+without those that have their default."""
 
 RUN_KEYS: Final = frozenset(
     {
