@@ -156,6 +156,7 @@ DOCS := $(VENV)/.docs
 docs: $(DOCS)  ## build the documentation in site/
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
+	@$(BIN)/python -m pytest -q -n0 tests/reference
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
 	@echo '$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000'
 	@echo 'and open http://127.0.0.1:8000'

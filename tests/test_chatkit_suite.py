@@ -37,6 +37,8 @@ def test_chatkit_suite(tmp_path: Path) -> None:
         check=False,
     )
     failed = set(re.findall(r"^FAILED \S+::(\w+)", run.stdout, re.MULTILINE))
-    assert failed == set(re.findall(r"^\| `(test_\w+)`", PAGE.read_text(), re.MULTILINE)), run.stdout
+    assert failed == set(re.findall(r"^\| `(test_\w+)`", PAGE.read_text(), re.MULTILINE)), (
+        run.stdout
+    )
     (passed,) = re.findall(r"(\d+) passed", run.stdout)
     assert int(passed) == PASSED.get(version("openai-chatkit"), int(passed))

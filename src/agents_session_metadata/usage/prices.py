@@ -60,6 +60,7 @@ class ModelPrice:
         cached_input: The price of cached input tokens; `input` if None.
 
     Raises:
+        TypeError: If a price is not a number.
         ValueError: If a price is negative or not a finite number.
     """
 
@@ -69,6 +70,8 @@ class ModelPrice:
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
+            if price is not None and not isinstance(price, (Decimal, int, float)):
+                raise TypeError(f"{name} must be a number, got {quoted(price)}")
             finite = price is None or Decimal(price).is_finite()
             if not finite or not 0 <= (price or 0) < TOO_MUCH:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
