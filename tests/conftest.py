@@ -88,7 +88,7 @@ def applies_to_its_database(item: pytest.Function) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip `release/` and `reference/` unless named, and with `-m quick` the modules without quick tests."""
+    """Skip `release/` and `reference/` unless named; with `-m quick` what has no quick tests."""
     if collection_path.parent == Path(__file__).parent and collection_path.name in {
         "release",
         "reference",
