@@ -9,8 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
-from agents.models.fake_id import FAKE_RESPONSES_ID
-
 from agents_session_metadata.history.items import Wanted
 from agents_session_metadata.types import ItemInfo
 
@@ -71,6 +69,8 @@ _HAVE_STATUS: Final = frozenset(
 )
 """Types whose items have a status in every response of the API."""
 
+_FAKE: Final = "__fake_id__"
+"""The SDK gives it to the items of models that have no ids."""
 _MADE = re.compile(r"[a-z]+_asm([0-9]{1,18})")
 _KEPT = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
@@ -110,7 +110,7 @@ def _is_openai_id(found: object, item: object) -> TypeGuard[str]:
     return (
         isinstance(found, str)
         and found.startswith(_prefixes(item))
-        and found != FAKE_RESPONSES_ID
+        and found != _FAKE
         and _KEPT.fullmatch(found) is not None
     )
 
