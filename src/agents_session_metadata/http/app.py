@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -171,22 +171,11 @@ def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = No
 
 def _dump(answer: Any) -> bytes:
     """Returns valid JSON in UTF-8, even for stored NaN, infinities and lone surrogates."""
+    dump = partial(json.dumps, separators=(",", ":"))
     try:
-        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # NaN or an infinity, which Python writes and reads
-        text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # lone surrogates
-        return json.dumps(json.loads(text), separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return dump(answer, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return dump(json.loads(dump(answer), parse_constant=lambda _: None)).encode()
 
 
 GetScope: TypeAlias = (

@@ -180,12 +180,7 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
         raise APIError(415, "The content type must be application/json.", code="content_type")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise APIError(415, "The body must not be compressed.", code="content_encoding")
-    try:
-        body = await asyncio.wait_for(_bytes(request, most), timeout)
-    except asyncio.TimeoutError:
-        headers = {"Connection": "close"}
-        message = "The body did not arrive in time."
-        raise APIError(408, message, code="timeout", headers=headers) from None
+    body = await read_bytes(request, most, timeout)
     try:
         value = strict_json(body.decode(), duplicates=True)
     except ValueError as error:
@@ -196,29 +191,32 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
     return _validated(model, value)
 
 
-async def _bytes(request: Request, most: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    parts: list[bytes] = []
-    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
-    size = 0
+async def read_bytes(request: Request, most: int, timeout: float) -> bytes:
+    """Raises 413 for a body of more than `most` bytes, and 408 if it takes too long."""
+    close = {"Connection": "close"}
     try:
-        async for part in request.stream():
-            size += len(part)
-            if max(size, announced) <= most:
-                parts.append(part)
-            elif size > 2 * most:
-                # Up to here it is read and dropped: many clients look at no answer before they
-                # have sent everything.
-                break
-            else:
-                parts.clear()
+        body = await asyncio.wait_for(_bytes(request, most), timeout)
+    except asyncio.TimeoutError:
+        message = "The body did not arrive in time."
+        raise APIError(408, message, code="timeout", headers=close) from None
     except ClientDisconnect:
         raise invalid("The body is incomplete.") from None
-    if max(size, announced) > most:
-        headers = {"Connection": "close"}
-        message = f"The body is larger than {most} bytes."
-        raise APIError(413, message, code="too_large", headers=headers)
-    return b"".join(parts)
+    if body is None:
+        message = f"The body is larger than {most:,} bytes."
+        raise APIError(413, message, code="too_large", headers=close)
+    return body
+
+
+async def _bytes(request: Request, most: int) -> bytes | None:
+    """Reads and drops twice the maximum: many clients see no answer before all is sent."""
+    body, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > 2 * most:
+            return None
+        if size <= most:
+            body += part
+    return bytes(body) if size <= most else None
 
 
 def read_query(request: Request, model: type[M]) -> M:
