@@ -137,9 +137,6 @@ def _segments(scope: Scope) -> list[str]:
         mounted = mount.split("/")
         if segments[: len(mounted)] == mounted:
             return segments[len(mounted) :]
-    if scope["path"].startswith(f"{root}/"):
-        # The mount point contains an encoded slash: which part of the path is ours is not certain.
-        raise _no_route()
     return segments[1:]
 
 
