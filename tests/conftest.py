@@ -113,10 +113,13 @@ def applies_to_its_database(item: pytest.Function) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip `release/` unless it is named, and with `-m quick` the modules without quick tests."""
-    if collection_path == Path(__file__).parent / "release":
+    """Skip `release/` and `reference/` unless named; with `-m quick` what has no quick tests."""
+    if collection_path.parent == Path(__file__).parent and collection_path.name in {
+        "release",
+        "reference",
+    }:
         # These tests need distributions in dist/ and the package index.
-        return None if any("release" in each for each in config.args) else True
+        return None if any(collection_path.name in each for each in config.args) else True
     is_module = config.option.markexpr == "quick" and collection_path.name.startswith("test_")
     return True if is_module and not has_quick(collection_path) else None
 

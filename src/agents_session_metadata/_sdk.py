@@ -6,7 +6,7 @@
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
 | `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
-| `_session` | every connection of the SDK passes here: its event loop is checked |
+| `_session` | every connection of the SDK passes here: its event loop; names of missing tables |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
@@ -41,6 +41,7 @@ from agents.memory.session_settings import resolve_session_limit
 from agents.run_state import RunState
 from agents.usage import Usage
 from sqlalchemy import Connection, event, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
@@ -295,9 +296,15 @@ class StoredSession(SQLAlchemySession):
         replaced = partial(self._store.rows.lock_replaced, session_id=self.session_id)
         return await (await sess.connection()).run_sync(replaced)
 
-    def _session(self) -> Any:
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[AsyncSession]:
         check_loop(self._engine)
-        return super()._session()
+        try:
+            async with super()._session() as session:
+                yield session
+        except (OperationalError, ProgrammingError) as error:
+            await self._store.database.check_history(error)
+            raise
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         """Finishes a read: a cancelled one would close the connection of a database in memory."""

@@ -165,6 +165,7 @@ class SessionCatalog:
 
         Raises:
             ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            UnsupportedDialectError: If the URL is for another database.
             ValueError: If the URL is not valid.
         """
         catalog = cls(
@@ -525,6 +526,17 @@ class SessionCatalog:
         if len(found) > limit:
             next_cursor = encode_cursor(found[limit - 1].position, condition, ordering)
         return SessionPage([each.checked(on_corrupt) for each in found[:limit]], next_cursor)
+
+    async def _cursor_after(
+        self, session_id: str, where: Where | None, order_by: OrderBy
+    ) -> str | None:
+        """Returns the cursor of the page after a session; None if it does not exist."""
+        if not is_text(session_id):
+            return None
+        condition, ordering = self._store.condition(where), Ordering.parse(order_by)
+        one = self._store.scope.restrict(IdIn((session_id,)))
+        found = await self._read(lambda reader: reader.page(one, ordering, limit=1, keys=[]))
+        return encode_cursor(found[0].position, condition, ordering) if found else None
 
     async def iter_sessions(
         self,

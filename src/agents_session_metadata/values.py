@@ -21,7 +21,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from .errors import InvalidMetadataError, MetadataLimitError
 from .text import refuse_constant
@@ -216,7 +219,7 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
             return "", f"{value!r} is not JSON; store None or a string"
         return None
     if not isinstance(value, (list, dict)):
-        return "", f"{type(value).__name__} is not JSON; store a string, number, list or dict"
+        return "", f"{type(value).__name__} is not JSON; {_advice(value)}"
     if depth >= MAX_DEPTH:
         return "", f"a value can be nested at most {MAX_DEPTH} levels deep"
     if isinstance(value, list):
@@ -234,6 +237,20 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
         if found is not None:
             return f".{name}{found[0]}", found[1]
     return None
+
+
+def _advice(value: object) -> str:
+    if hasattr(value, "isoformat"):  # dates and times
+        return "store value.isoformat()"
+    if hasattr(value, "model_dump"):  # pydantic's models
+        return 'store value.model_dump(mode="json")'
+    if isinstance(value, Enum):
+        return "store value.value"
+    if isinstance(value, (tuple, set, frozenset)):
+        return "store list(value)"
+    if isinstance(value, (Decimal, UUID)):
+        return "store str(value)"
+    return "store a string, number, list or dict"
 
 
 def _is_utf8(text: str) -> bool:

@@ -229,6 +229,11 @@ def test_what_is_no_price(price):
         ModelPrice(input=Decimal(1), output=price)
 
 
+def test_a_price_that_is_text():
+    with pytest.raises(TypeError, match=r"input must be a number, got '2\.5'"):
+        ModelPrice(input="2.5", output="10")
+
+
 @pytest.mark.parametrize("prices", [5, "cheap", {"model": 5}])
 def test_what_are_no_prices(catalog, prices):
     with pytest.raises(TypeError, match="must be a ModelPrice"):

@@ -222,6 +222,15 @@ class Database(Generic[Q]):
         operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
         return self.retry(operation, prepare=False)
 
+    async def check_history(self, error: DBAPIError) -> None:
+        """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
+        if error.connection_invalidated or self.dialect.is_transient(error):
+            return
+        existing = await self.look(lambda connection: existing_names(connection, self.tables))
+        missing = [each for each in self.names[:2] if each not in existing]
+        if missing:
+            raise TablesMissingError(missing) from error
+
     @property
     def is_prepared(self) -> bool:
         return self._is_ready(CORE)

@@ -21,7 +21,7 @@ from .definitions import ColumnTypes, TableGroup, derived_name
 if TYPE_CHECKING:
     from .database import Database
 
-FOLDERS = ("indexes", "runs", "usage", "threads")
+FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency")
 """In the order in which their tables are created."""
 
 

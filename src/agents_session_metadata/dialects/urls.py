@@ -86,19 +86,20 @@ def may_be_same(one: URL, other: URL) -> bool:
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
     """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing.
 
-    Raises `ModuleNotFoundError` if the driver is missing, or `ValueError` if it has no asyncio.
+    Raises `UnsupportedDialectError` for another database, `ModuleNotFoundError` if the driver is
+    missing, or `ValueError` if it has no asyncio.
     """
     parsed = with_driver(url)
     backend, _, driver = parsed.drivername.partition("+")
     default = DRIVERS.get("sqlite" if backend == "sqlite3" else backend)
+    if default is None:
+        raise UnsupportedDialectError(backend)
     try:
         engine = create_async_engine(parsed, **(engine_kwargs or {}))
     except (ModuleNotFoundError, NoSuchModuleError, InvalidRequestError) as error:
         if driver in EXTRAS and isinstance(error, ModuleNotFoundError):
             problem = f"the driver {driver} is not installed; {install_advice(EXTRAS[driver])}"
             raise ModuleNotFoundError(problem, name=driver) from None
-        if default is None:
-            raise
         advice = install_advice(EXTRAS[default.partition("+")[2]])
         raise ValueError(
             f"{parsed.drivername} is not an installed asyncio driver; use {default}, and {advice}"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import Connection, or_
 
 from agents_session_metadata.core.messages import (
     UNREADABLE,
@@ -50,32 +50,46 @@ async def list_items(
     if not is_text(session_id):
         return ItemPage([], None)
 
-    def read(connection: Connection, queries: Queries) -> list[tuple[ItemInfo, ItemPosition]]:
-        last, found = after, list[tuple[ItemInfo, ItemPosition]]()
-        # One readable item more than asked for tells whether there is a next page.
-        while asked := limit + 1 - len(found):
-            rows = read_page(
-                connection,
-                store.database.tables,
-                store.database.dialect,
-                session_id,
-                after=last,
-                limit=asked,
-                newest_first=newest_first,
-                restrict=partial(store.question, queries),
-            )
-            found += [each for each in rows if each[0].item is not UNREADABLE]
-            if len(rows) < asked:
-                break
-            last = rows[-1][1]
-        return found
-
-    found = await store.database.read(read)
+    found = await store.database.read(
+        lambda connection, queries: _read_page(
+            store, connection, queries, session_id, after, limit, newest_first=newest_first
+        )
+    )
     next_cursor = None
     if len(found) > limit:
         end = found[limit - 1][1]
         next_cursor = item_cursor(store, session_id, end, newest_first=newest_first)
     return ItemPage([item for item, _ in found[:limit]], next_cursor)
+
+
+def _read_page(
+    store: ScopedStore,
+    connection: Connection,
+    queries: Queries,
+    session_id: str,
+    after: ItemPosition | None,
+    limit: int,
+    *,
+    newest_first: bool,
+) -> list[tuple[ItemInfo, ItemPosition]]:
+    """Reads one readable item more than asked for, which tells whether there is a next page."""
+    last, found = after, list[tuple[ItemInfo, ItemPosition]]()
+    while asked := limit + 1 - len(found):
+        rows = read_page(
+            connection,
+            store.database.tables,
+            store.database.dialect,
+            session_id,
+            after=last,
+            limit=asked,
+            newest_first=newest_first,
+            restrict=partial(store.question, queries),
+        )
+        found += [each for each in rows if each[0].item is not UNREADABLE]
+        if len(rows) < asked:
+            break
+        last = rows[-1][1]
+    return found
 
 
 async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
@@ -109,14 +123,44 @@ def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> lis
 
 @dataclass(frozen=True)
 class Wanted:
-    """An item to find. If several match, it is the newest one.
+    """Items to find. If several match, it is the newest one.
 
-    Only rows whose stored text contains `text` are read, unless `item_id` is known.
+    Only the rows in `items`, and those whose stored text contains one of `texts`, are read.
     """
 
     matches: Callable[[ItemInfo], bool]
-    item_id: int | None = None
-    text: str = ""
+    items: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+class ItemExistsError(ValueError):
+    """The history already contains an item that a request adds."""
+
+    def __init__(self, info: ItemInfo) -> None:
+        super().__init__(f"the history already contains item {info.item_id}")
+        self.info: ItemInfo = info
+
+
+async def read_after(
+    store: ScopedStore, session_id: str, wanted: Wanted, *, limit: int, newest_first: bool
+) -> tuple[list[ItemInfo], bool] | None:
+    """Returns the items after an item, and whether there are more; None if it does not exist."""
+
+    def read(connection: Connection, queries: Queries) -> tuple[list[ItemInfo], bool] | None:
+        where = connection, store.database.tables, store.database.dialect, session_id
+        restrict = partial(store.question, queries)
+        info = _find(store, connection, session_id, wanted, restrict)
+        after = read_position(*where, info.item_id, restrict) if info else None
+        if after is None:
+            return None
+        found = _read_page(
+            store, connection, queries, session_id, after, limit, newest_first=newest_first
+        )
+        return [item for item, _ in found[:limit]], len(found) > limit
+
+    if id_problem(session_id) is not None:
+        return None
+    return await store.database.read(read)
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
@@ -125,11 +169,7 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
         return None
     return await store.database.read(
         lambda connection, queries: _find(
-            store,
-            connection,
-            session_id,
-            wanted,
-            partial(store.question, queries),
+            store, connection, session_id, wanted, partial(store.question, queries)
         )
     )
 
@@ -152,21 +192,27 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
     return await database.write(delete)
 
 
-async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
-    """Returns the items as they are stored. The session must exist."""
-    if id_problem(session_id) is not None:
-        raise SessionNotFoundError(session_id)
+def appending(
+    store: ScopedStore, session_id: str, texts: Sequence[str], known: Wanted | None = None
+) -> Callable[[Connection, Any], list[ItemInfo]]:
+    """Returns work that appends items and returns them as stored. The session must exist.
+
+    It raises `ItemExistsError` if the history has an item that `known` finds.
+    """
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
-        if not store.lock(connection, session_id):
+        if id_problem(session_id) is not None or not store.lock(connection, session_id):
             raise SessionNotFoundError(session_id)
+        found = known and _find(store, connection, session_id, known, everywhere)
+        if found:
+            raise ItemExistsError(found)
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)
         store.rows.touch(connection, session_id)
         return items
 
-    return await store.database.write(append)
+    return append
 
 
 async def create_with_items(
@@ -203,9 +249,10 @@ def _find(
 ) -> ItemInfo | None:
     tables, dialect = store.database.tables, store.database.dialect
     messages = tables.messages
-    condition: ColumnElement[bool] = messages.c.id == wanted.item_id
-    if wanted.item_id is None:
-        text = dialect.by_code_point(messages.c.message_data, native=False)
-        condition = text.contains(wanted.text, autoescape=True)
+    text = dialect.by_code_point(messages.c.message_data, native=False)
+    condition = or_(
+        messages.c.id.in_(wanted.items),
+        *(text.contains(each, autoescape=True) for each in wanted.texts),
+    )
     found = find_items(connection, tables, dialect, session_id, condition, restrict)
     return next(filter(wanted.matches, found), None)

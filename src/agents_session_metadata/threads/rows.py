@@ -31,9 +31,8 @@ USER_MESSAGE = "user_message"
 class ThreadItem(NamedTuple):
     """One item of a thread. Its id is unique within the session.
 
-    Positions grow, and may have gaps. `history_end` and `reopened` belong to user messages:
-    `history_end` is the newest id of the history when the message was added, 0 if there was none,
-    or None if it is unknown. `reopened` is true if an item that ended an answer to it was deleted.
+    Positions grow, and may have gaps. `history_end` belongs to user messages: the newest id of the
+    history when the message was added, 0 if there was none, or None if it is unknown.
     """
 
     item_id: str
@@ -41,7 +40,6 @@ class ThreadItem(NamedTuple):
     kind: str
     data: str
     history_end: int | None
-    reopened: int = 0
 
 
 class Attachment(NamedTuple):
@@ -108,14 +106,9 @@ class ThreadRows:
         found = _items(connection.execute(self._dialect.locking(statement)))
         return found[0] if found else None
 
-    def put_item(
+    def append_item(
         self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
     ) -> None:
-        items = self._items
-        if self.read_item(connection, session_id, item_id) is not None:
-            own = self._item(session_id, item_id)
-            connection.execute(update(items).where(own).values(kind=kind, data=data))
-            return
         newest = self.read_newest(connection, session_id)
         position = 1 if newest is None else newest.position + 1
         end = None
@@ -124,15 +117,14 @@ class ThreadRows:
         item = ThreadItem(item_id, position, kind, data, end)
         self.insert_items(connection, session_id, [item])
 
+    def replace_item(
+        self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
+    ) -> None:
+        own = self._item(session_id, item_id)
+        connection.execute(update(self._items).where(own).values(kind=kind, data=data))
+
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
         connection.execute(delete(self._items).where(self._item(session_id, item_id)))
-
-    def set_reopened(
-        self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
-    ) -> None:
-        """Records whether an item that ended an answer to a user message was deleted."""
-        own = self._item(session_id, item_id)
-        connection.execute(update(self._items).where(own).values(reopened=int(reopened)))
 
     def read_threads(
         self, connection: Connection, ids: Sequence[str]

@@ -15,7 +15,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Index,
-    Integer,
     MetaData,
     Table,
     UniqueConstraint,
@@ -50,8 +49,6 @@ def define(
         Column("data", types.text, nullable=False),
         # Of a user message: the newest row of the history when it was added, or 0.
         Column("history_end", BigInteger, nullable=True),
-        # Of a user message: whether an item that ends an answer to it was deleted, 0 or 1.
-        Column("reopened", Integer, nullable=False),
         session_link(items_name, sessions),
         Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
         **table_options(types),

@@ -59,6 +59,7 @@ class ModelPrice:
         cached_input: The price of cached input tokens; `input` if None.
 
     Raises:
+        TypeError: If a price is not a number.
         ValueError: If a price is negative or not a finite number.
     """
 
@@ -68,6 +69,8 @@ class ModelPrice:
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
+            if price is not None and not isinstance(price, (Decimal, int, float)):
+                raise TypeError(f"{name} must be a number, got {quoted(price)}")
             if price is not None and not 0 <= price < math.inf:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
