@@ -6,6 +6,7 @@ folder, the rest works as if nobody had used the feature.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +24,50 @@ if TYPE_CHECKING:
 
 FOLDERS = ("indexes", "runs", "usage", "threads")
 """In the order in which their tables are created."""
+
+
+class IndexKind(ABC):
+    """What an index consists of. Each method is a part of one transaction, or all of it.
+
+    If an index is being created, its state is known before `prepare`. If it is being dropped, some
+    of it is read, its state is locked, and what was read is deleted, until nothing is left.
+    """
+
+    group: str | None = None
+    """The group of tables that it needs."""
+
+    def keep_out(self, connection: Connection) -> bool:  # noqa: ARG002  # for subclasses
+        """Keeps writers out until the transaction ends, in which the index is then created.
+
+        Returns False if they cannot be kept out: then it is created in steps.
+        """
+        return False
+
+    @abstractmethod
+    def prepare(self, connection: Connection) -> None:
+        """Creates what maintains the index from now on, if it is missing."""
+
+    @abstractmethod
+    def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
+        """Adds what is missing, from where the step before ended.
+
+        Returns the number of rows it has passed, and where it ended; None if there are no more.
+        """
+
+    def fill_at_once(self, connection: Connection) -> int:
+        """Fills an index while writers are kept out. Returns the number of rows it has passed."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def some(self, connection: Connection) -> Sequence[Any]:
+        """Reads a part of what is to be deleted, without locks."""
+
+    @abstractmethod
+    def delete(self, connection: Connection, some: Sequence[Any]) -> None:
+        """Deletes what `some` has returned."""
+
+    @abstractmethod
+    def count(self, connection: Connection) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +92,7 @@ class Feature:
         load: Inserts parts that `parse` returned, by the id of a new session.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.
+        indexes: Its kinds of indexes, each after the key with which it is created.
     """
 
     name: str
@@ -62,6 +108,7 @@ class Feature:
     load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
     learn: Callable[[Database[Any], Connection], object] | None = None
     reader: Callable[[Database[Any], Connection, Any], Any] | None = None
+    indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()
 
     def names(self, metadata_table: str) -> tuple[str, ...]:
         return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
