@@ -39,8 +39,8 @@ class _Recorded:
         event.listen(self._engine.sync_engine, "before_cursor_execute", before)
         await call(0)
         event.remove(self._engine.sync_engine, "before_cursor_execute", before)
-        self._connection = await self._engine.raw_connection()
-        self._driver: Any = self._connection.driver_connection
+        self._connection = await self._engine.connect()
+        self._driver: Any = (await self._connection.get_raw_connection()).driver_connection
 
     async def repeat(self, _: int) -> None:
         writes = any(not each[0].startswith(("SELECT", "SET")) for each in self._statements)
@@ -70,7 +70,7 @@ class _Recorded:
                 await cursor.fetchall()
 
     async def close(self) -> None:
-        self._connection.close()
+        await self._connection.close()
 
 
 async def measure_limits(

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, MetaData
+from sqlalchemy import ColumnElement, Connection, MetaData
 
 from .definitions import ColumnTypes, TableGroup, derived_name
 
@@ -27,14 +27,12 @@ FOLDERS = ("indexes", "runs", "usage", "threads")
 
 
 class IndexKind(ABC):
-    """What an index consists of. Each method is a part of one transaction, or all of it.
-
-    If an index is being created, its state is known before `prepare`. If it is being dropped, some
-    of it is read, its state is locked, and what was read is deleted, until nothing is left.
-    """
+    """What an index consists of. Each method is a part of one transaction."""
 
     group: str | None = None
-    """The group of tables that it needs."""
+    """A group of tables that it needs besides those of indexes."""
+    rows: tuple[ColumnElement[Any], ColumnElement[bool]]
+    """The column by which its rows are deleted in steps, and the condition for its rows."""
 
     def keep_out(self, connection: Connection) -> bool:  # noqa: ARG002  # for subclasses
         """Keeps writers out until the transaction ends, in which the index is then created.
@@ -51,23 +49,12 @@ class IndexKind(ABC):
     def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
         """Adds what is missing, from where the step before ended.
 
-        Returns the number of rows it has passed, and where it ended; None if there are no more.
+        Returns how much it has read, and where it ended; None if there is no more.
         """
 
     def fill_at_once(self, connection: Connection) -> int:
-        """Fills an index while writers are kept out. Returns the number of rows it has passed."""
+        """Fills the index while writers are kept out, and returns how much it has read."""
         raise NotImplementedError
-
-    @abstractmethod
-    def some(self, connection: Connection) -> Sequence[Any]:
-        """Reads a part of what is to be deleted, without locks."""
-
-    @abstractmethod
-    def delete(self, connection: Connection, some: Sequence[Any]) -> None:
-        """Deletes what `some` has returned."""
-
-    @abstractmethod
-    def count(self, connection: Connection) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, delete, func, literal_column, select
@@ -28,7 +28,7 @@ class KeyIndex(IndexKind):
         self._dialect = database.dialect
         self._tables = database.tables
         self._indexes, self._entries = database.tables.group(ACTIVITY).tables
-        self._of_key = self._entries.c.key == key
+        self.rows = self._entries.c.session_id, self._entries.c.key == key
 
     def keep_out(self, connection: Connection) -> bool:
         tables = self._tables
@@ -65,46 +65,28 @@ class KeyIndex(IndexKind):
 
     def fill_at_once(self, connection: Connection) -> int:
         # Entries that a writer added after the index had been dropped.
-        connection.execute(delete(self._entries).where(self._of_key))
+        connection.execute(delete(self._entries).where(self.rows[1]))
         for fill in self._fills():
             connection.execute(fill)
         sessions = select(func.count()).select_from(self._tables.sessions)
         return connection.scalar(sessions) or 0
 
-    def some(self, connection: Connection) -> Sequence[str]:
-        ids = select(self._entries.c.session_id).where(self._of_key).distinct()
-        return connection.scalars(ids.limit(SESSIONS_AT_ONCE)).all()
-
-    def delete(self, connection: Connection, some: Sequence[str]) -> None:
-        of_ids = self._dialect.one_of(self._entries.c.session_id, "ids", len(some))
-        parameters = self._dialect.list_parameters("ids", some)
-        connection.execute(delete(self._entries).where(self._of_key, of_ids), parameters)
-
-    def count(self, connection: Connection) -> int:
-        entries = select(func.count()).select_from(self._entries).where(self._of_key)
-        return connection.scalar(entries) or 0
-
     def expected(self) -> Iterator[Any]:
         """Returns SELECT statements for the entries that the index should have."""
         sessions, _, values, elements = self._tables.tables
         time = self._dialect.stored_time.of(sessions.c.updated_at)
-        whole: Any = literal_column("-1")
-        for rows, position, of_list in (
-            (values, whole, "0"),
-            (elements, elements.c.position, "1"),
-        ):
+        positions: list[Any] = [literal_column("-1"), elements.c.position]
+        for of_list, rows in enumerate((values, elements)):
             columns = [
                 sessions.c.session_id,
                 rows.c.key,
-                position,
-                literal_column(of_list),
+                positions[of_list],
+                literal_column(str(of_list)),
                 rows.c.search_key,
                 time,
             ]
+            labeled = (each.label(name) for each, name in zip(columns, ENTRY_COLUMNS, strict=True))
             joined = sessions.join(rows, rows.c.session_id == sessions.c.session_id)
-            labeled = [
-                column.label(name) for column, name in zip(columns, ENTRY_COLUMNS, strict=True)
-            ]
             yield select(*labeled).select_from(joined).where(rows.c.key == self._key)
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, delete, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
@@ -38,6 +38,7 @@ from .updated_at import UPDATED_AT
 T = TypeVar("T")
 Progress = Callable[[int], object]
 
+_AT_ONCE = 1_000
 NO_TEXT_INDEX = "search requires the text index, which is not available in this version"
 
 
@@ -58,7 +59,11 @@ def check_index_key(key: object) -> str:
 async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
     """Creates an index, or continues an incomplete one. Returns False if it was complete."""
     if key == UPDATED_AT:
-        return await updated_at.create(database, progress)
+        created = await updated_at.change(database, exists=True)
+        if created and progress is not None:
+            [info] = [each for each in await list_indexes(database, count=True) if each.key == key]
+            progress(info.entries or 0)
+        return created
     await database.ensure(ACTIVITY)
     kind = _kind(database, key)
     if kind.group is not None:
@@ -72,37 +77,35 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
         if database.dialect.refuses_triggers(error):
             raise TriggersNotAllowedError from error
         raise
-    created = done is not None
-    if done and progress is not None:
-        progress(done)
-    if token is not None:
-        await _fill(database, kind, progress)
+    report = progress or _nothing
+    if token is None:
+        if done:
+            report(done)
+        created = done is not None
+    else:
+        done, after = 0, None
+        while done == 0 or after is not None:
+            found, after = await database.write(_work(partial(kind.fill, after=after)))
+            if not found:
+                break
+            done += found
+            report(done)
         created = await database.write(_work(partial(index.finish, token)))
     await database.read(_work(partial(look, database)))
     return created
 
 
-async def _fill(database: Database[Any], kind: IndexKind, progress: Progress | None) -> None:
-    done, after = 0, None
-    while True:
-        found, after = await database.write(_work(partial(kind.fill, after=after)))
-        done += found
-        if found and progress is not None:
-            progress(done)
-        if after is None:
-            return
-
-
 async def drop_index(database: Database[Any], key: str) -> bool:
     if key == UPDATED_AT:
-        return await updated_at.drop(database)
-    if not await database.read(_work(partial(_has_indexes, database))):
+        return await updated_at.change(database, exists=False)
+    if not await database.read(lambda connection, _: database.has_tables(connection, ACTIVITY)):
         return False
     index = _Index(database, key, _kind(database, key))
-    token: str | None = await database.write(_work(index.leave))
+    token = await database.write(_work(index.leave))
     # Others write meanwhile: whoever creates the index again takes over.
-    while token and await database.write(_work(partial(index.empty_step, token))):
-        pass
+    more = token is not None
+    while more:
+        more = await database.write(_work(partial(index.empty_step, token)))
     await database.read(_work(partial(look, database)))
     return token is not None
 
@@ -110,15 +113,21 @@ async def drop_index(database: Database[Any], key: str) -> bool:
 async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
     def read(connection: Connection) -> list[IndexInfo]:
         found = updated_at.read(database, connection, count=count)
-        if _has_indexes(database, connection):
+        if database.has_tables(connection, ACTIVITY):
             indexes = database.tables.group(ACTIVITY)["_indexes"]
             states: Any = connection.execute(select(indexes.c.key, indexes.c.state)).all()
             for key, state in states:
-                number = _kind(database, key).count(connection) if count else None
+                column, own = _kind(database, key).rows
+                entries = select(func.count(column)).where(own)
+                number = connection.scalar(entries) if count else None
                 found.append(IndexInfo(key, state == COMPLETE, number))
         return sorted(found, key=lambda info: info.key)
 
     return await database.look(read)
+
+
+def _nothing(_: int) -> None:
+    pass
 
 
 def _kinds() -> dict[str, Callable[[Database[Any]], IndexKind]]:
@@ -132,10 +141,6 @@ def _kind(database: Database[Any], key: str) -> IndexKind:
 
 def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
     return lambda connection, _: work(connection)
-
-
-def _has_indexes(database: Database[Any], connection: Connection) -> bool:
-    return database.has_tables(connection, ACTIVITY)
 
 
 class _Index:
@@ -195,19 +200,22 @@ class _Index:
             self._kind.prepare(connection)
         return token
 
-    def empty_step(self, token: str, connection: Connection) -> bool:
+    def empty_step(self, token: str | None, connection: Connection) -> bool:
         """Deletes some of a dropped index. Returns True if there can be more."""
-        some = self._kind.some(connection)
+        column, own = self._kind.rows
+        some = list(connection.scalars(select(column).where(own).distinct().limit(_AT_ONCE)))
         # Before anything is deleted: whoever creates the index again waits, and starts with a
         # token of its own. Shared, because a writer holds entries when its trigger reads the row.
         row = self._lock(connection, shared=bool(some))
         if row is None or row.token != token:
             return False
-        if not some:
+        if some:
+            these = self._dialect.one_of(column, "some", len(some))
+            parameters = self._dialect.list_parameters("some", some)
+            connection.execute(delete(column.table).where(own, these), parameters)
+        else:
             connection.execute(delete(self._states).where(self._own))
-            return False
-        self._kind.delete(connection, some)
-        return True
+        return bool(some)
 
     def _lock(self, connection: Connection, *, shared: bool = False) -> Any:
         """Returns None if there is no row. With `shared`, triggers can still read the row."""

@@ -80,16 +80,14 @@ def _define(
     )
 
 
-def learn(database: Database[Any], connection: Connection) -> frozenset[str]:
+def learn(database: Database[Any], connection: Connection) -> None:
     """Reads which indexes are complete; the tables must exist."""
     indexes = database.tables.group(ACTIVITY)["_indexes"]
     complete = select(indexes.c.key).where(indexes.c.state == COMPLETE)
-    keys = database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
-    return keys
+    database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
 
 
-def look(database: Database[Any], connection: Connection) -> frozenset[str]:
+def look(database: Database[Any], connection: Connection) -> None:
     """Looks for indexes that another process may have created or dropped."""
     if database.has_tables(connection, ACTIVITY):
-        return learn(database, connection)
-    return frozenset()
+        learn(database, connection)

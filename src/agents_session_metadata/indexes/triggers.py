@@ -46,8 +46,6 @@ class DropMaintenance(DDLElement):
 
     def __init__(self, table: Table, filled: Table, suffix: str) -> None:
         self.table = table
-        self.filled = filled
-        self.suffix = suffix
         self.name: str = derived_name(filled.name, suffix)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,39 +16,27 @@ UPDATED_AT = "$updated_at"
 """The key of the index."""
 
 
-async def create(database: Database[Any], progress: Callable[[int], object] | None) -> bool:
-    created = await _change(database, exists=True)
-    if created and progress is not None:
-        progress(await database.look(partial(_count, database)))
-    return created
-
-
-async def drop(database: Database[Any]) -> bool:
-    return await _change(database, exists=False)
-
-
 def read(database: Database[Any], connection: Connection, *, count: bool) -> list[IndexInfo]:
     if not _exists(database, connection):
         return []
-    number = _count(database, connection) if count else None
+    entries = select(func.count()).select_from(database.tables.sessions)
+    number = connection.scalar(entries) if count else None
     return [IndexInfo(UPDATED_AT, complete=True, entries=number)]
 
 
-async def _change(database: Database[Any], *, exists: bool) -> bool:
+async def change(database: Database[Any], *, exists: bool) -> bool:
     """Creates or drops the index. Returns whether that was necessary."""
 
-    def change(connection: Connection, _: Any) -> bool:
+    def run(connection: Connection, _: Any) -> bool:
         database.dialect.begin_ddl(connection)
         if _exists(database, connection) == exists:
             return False
-        index = _index(database)
-        run = index.create if exists else index.drop
         with database.dialect.brief_waits(connection):
-            run(connection)
+            getattr(_index(database), "create" if exists else "drop")(connection)
         return True
 
     try:
-        return await database.write(change)
+        return await database.write(run)
     except DBAPIError:
         # Another process may have done it.
         if await database.look(partial(_exists, database)) != exists:
@@ -68,13 +55,6 @@ def _index(database: Database[Any]) -> Index:
 
 
 def _exists(database: Database[Any], connection: Connection) -> bool:
-    sessions, inspector = database.tables.sessions, inspect(connection)
+    sessions, name = database.tables.sessions, str(_index(database).name)
     schema = connection.schema_for_object(sessions)
-    return inspector.has_table(sessions.name, schema) and any(
-        each["name"] == _index(database).name
-        for each in inspector.get_indexes(sessions.name, schema)
-    )
-
-
-def _count(database: Database[Any], connection: Connection) -> int:
-    return connection.scalar(select(func.count()).select_from(database.tables.sessions)) or 0
+    return inspect(connection).has_index(sessions.name, name, schema)

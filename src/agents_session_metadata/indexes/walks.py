@@ -18,26 +18,12 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    ColumnElement,
-    FromClause,
-    Integer,
-    String,
-    bindparam,
-    func,
-    select,
-)
+from sqlalchemy import ColumnElement, FromClause, Integer, String, bindparam, func, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import PlainBytes
-from agents_session_metadata.query.conditions import (
-    Contains,
-    Equals,
-    IdIn,
-    TimeBound,
-    constant,
-)
+from agents_session_metadata.query.conditions import Contains, Equals, IdIn, TimeBound, constant
 from agents_session_metadata.query.details import NOTHING_ELSE, Details
 from agents_session_metadata.query.logic import All, Condition
 from agents_session_metadata.query.ordering import Ordering, Position
@@ -70,84 +56,63 @@ _NEWEST_FIRST = Ordering("updated_at", descending=True)
 _OLDEST_FIRST = Ordering("updated_at", descending=False)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A walk of the entries that fulfill `leader`. The other conditions are checked."""
-
-    leader: Equals
-    others: tuple[Condition, ...]
-
-    @classmethod
-    def of(cls, condition: Condition, keys: Collection[str] | None) -> Plan | None:
-        """Returns None if no index serves the condition; without `keys`, any key can have one."""
-        if keys is not None and not keys:
-            return None
-        parts = [part for _, part in condition.conjunction(NAME)]
-        if any(part.rank in _BY_ID for part in parts):
-            return None
-        for part in parts:
-            # One value that the index distinguishes from all others.
-            is_single = isinstance(part, Equals) and part.reads_one_key
-            if isinstance(part, Equals) and is_single and (keys is None or part.key in keys):
-                return cls(part, tuple(other for other in parts if other is not part))
-        return None
-
-    def parameters(self) -> dict[str, Any]:
-        return {
-            "walk_key": self.leader.key,
-            "walk_of_list": int(isinstance(self.leader, Contains)),
-            "walk_value": self.leader.values[0].indexed,
-        }
-
-
 class _WalkBuilder(Builder):
-    """Builds the statement that reads the entries of one value in the order of their times.
-
-    The condition contains the other conditions, without the leader.
-    """
+    """The condition contains the other conditions, without the one that an index serves."""
 
     def walk(
         self, ordering: Ordering, *, beyond: bool, some_keys: int | None, details: Details
     ) -> Statement:
         """Returns a page of sessions with their metadata, or one row without a session.
 
-        Every row has the state of the index as `usable`, and the number of entries as `walked`.
+        Every row has the state of the index as `usable`, and the number of entries as `passed`.
         """
-        entries = self._tables.group(ACTIVITY)["_activity"].alias("entries")
-        by_time, by_id = _in_order(entries, self._dialect, ordering)
+        group = self._tables.group(ACTIVITY)
+        key: ColumnElement[str] = bindparam("walk_key", type_=String)
+        entries = group["_activity"].alias("entries")
+        by_position = self._in_order(entries, ordering)
         conditions = [
-            entries.c.key == bindparam("walk_key", type_=String),
+            entries.c.key == key,
             entries.c.of_list == bindparam("walk_of_list", type_=Integer),
             entries.c.search_key == bindparam("walk_value", type_=PlainBytes),
             *self._within(entries),
         ]
         if beyond:
-            conditions.append(after_position([by_time, by_id]))
+            conditions.append(after_position(by_position))
         bound = bindparam("walk_bound", type_=Integer, literal_execute=True)
         of_value = select(entries.c.session_id).where(*conditions)
-        walked = of_value.order_by(*directed([by_time, by_id])).limit(bound).subquery("walked")
+        walked = of_value.order_by(*directed(by_position)).limit(bound).subquery("walked")
         session_id: ColumnElement[str] = walked.c.session_id
-        by_key = self._by_key(self._sessions.c.session_id, session_id, selective=True)
+        own_id = self._sessions.c.session_id
+        rows = walked.join(self._sessions, self._by_key(own_id, session_id, selective=True))
         truths = [
             part.truth(name, self._context, session_id)
             for name, part in self._condition.conjunction(NAME)
         ]
-        rows = walked.join(self._sessions, by_key)
         source = Source(rows, session_id, tuple(truths), selective=True)
         terms = list(self._by_columns(ordering, session_id))
         columns = self._info_columns(session_id, details)
         columns.extend(term.column.label(term.label) for term in terms[:-1])
-        inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
+        page = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         passed = select(func.count()).select_from(of_value.limit(bound).subquery("passed"))
-        indexes = self._tables.group(ACTIVITY)["_indexes"]
+        states = group["_indexes"]
         usable = select(func.count()).where(
-            indexes.c.key == bindparam("walk_key", type_=String),
-            indexes.c.state == constant(COMPLETE),
+            states.c.key == key, states.c.state == constant(COMPLETE)
         )
-        state = select(
+        beside = select(
             usable.scalar_subquery().label("usable"), passed.scalar_subquery().label("passed")
         )
-        return self._with_metadata(inner, terms, some_keys, details, beside=state.subquery("state"))
+        return self._with_metadata(page, terms, some_keys, details, beside=beside.subquery("state"))
+
+    def _in_order(self, entries: FromClause, ordering: Ordering) -> list[Term]:
+        # As in the index.
+        own_id = self._dialect.by_code_point(entries.c.session_id, native=False)
+        after_time = bindparam("after_time", type_=self._dialect.stored_time)
+        after_id: Any = bindparam("after_id", type_=String)
+        by_time = entries.c.updated_at
+        return [
+            Term("position", by_time, ordering.descending, after_time, [by_time]),
+            Term("id", own_id, ordering.descending, after_id, [own_id]),
+        ]
 
     def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:
         """Yields rough limits of the time. The exact conditions are checked again."""
@@ -159,20 +124,26 @@ class _WalkBuilder(Builder):
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
 
 
-def _in_order(entries: FromClause, dialect: Any, ordering: Ordering) -> list[Term]:
-    # As in the index.
-    own_id = dialect.by_code_point(entries.c.session_id, native=False)
-    after_time = bindparam("after_time", type_=dialect.stored_time)
-    by_time = entries.c.updated_at
-    return [
-        Term("position", by_time, ordering.descending, after_time, [by_time]),
-        Term("id", own_id, ordering.descending, bindparam("after_id", type_=String), [own_id]),
-    ]
-
-
 def _is_of_activity(part: Condition) -> bool:
     """True if the condition limits the time of activity, by which entries are sorted."""
     return isinstance(part, TimeBound) and part.column == "updated_at"
+
+
+def _plan(
+    condition: Condition, keys: Collection[str] | None
+) -> tuple[Equals, tuple[Condition, ...]] | None:
+    """Returns the condition that an index serves, and the others; None if there is no such.
+
+    Without `keys`, any key can have an index.
+    """
+    parts = [part for _, part in condition.conjunction(NAME)]
+    if any(part.rank in _BY_ID for part in parts):
+        return None
+    for part in parts:
+        # It requires one value, which the index distinguishes from all others.
+        if isinstance(part, Equals) and part.reads_one_key and (keys is None or part.key in keys):
+            return part, tuple(other for other in parts if other is not part)
+    return None
 
 
 @dataclass(frozen=True)
@@ -185,17 +156,7 @@ class IndexReader(Reader):
 
     database: Database[Queries]
 
-    def page(
-        self,
-        condition: Condition,
-        ordering: Ordering,
-        *,
-        limit: int,
-        after: Position | None = None,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
-    ) -> list[Found]:
-        wanted: dict[str, Any] = {"limit": limit, "after": after, "keys": keys, "details": details}
+    def page(self, condition: Condition, ordering: Ordering, **wanted: Any) -> list[Found]:
         if ordering.time != "updated_at" or ordering.key is not None:
             return super().page(condition, ordering, **wanted)
         found = self._walk(condition, ordering, **wanted)
@@ -203,30 +164,24 @@ class IndexReader(Reader):
             return found
         return self._timed(partial(super().page, condition, ordering, **wanted), condition)
 
-    def last(
-        self,
-        condition: Condition,
-        *,
-        keys: Sequence[str] | None = None,
-        details: Details = NOTHING_ELSE,
-    ) -> Found | None:
+    def last(self, condition: Condition, **wanted: Any) -> Found | None:
         found = self._walk(condition, _NEWEST_FIRST, limit=_TIED + 1, keys=[])
+        if found == []:
+            return None
         if found is not None:
-            if not found:
-                return None
             newest = found[0].position.time
             tied = list(takewhile(lambda each: each.position.time == newest, found))
             if len(tied) <= _TIED:
                 ids = sorted(each.info.session_id for each in tied)
                 condition = All((condition, IdIn(tuple(ids))))
-        return self._timed(partial(super().last, condition, keys=keys, details=details), condition)
+        return self._timed(partial(super().last, condition, **wanted), condition)
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
     ) -> list[Position] | None:
         parts = [part for _, part in condition.conjunction(NAME) if not part.is_of_feature]
-        plan = self._plan(All(tuple(parts)))
-        if plan is None or not all(map(_is_of_activity, plan.others)):
+        plan = _plan(All(tuple(parts)), self._known)
+        if plan is None or not all(map(_is_of_activity, plan[1])):
             return None
         found = self._walk(All(tuple(parts)), _OLDEST_FIRST, limit=limit, after=after, keys=[])
         return None if found is None else [each.position for each in found]
@@ -239,14 +194,15 @@ class IndexReader(Reader):
             return [each.info.session_id for each in found]
         return self._timed(partial(super().ids, condition, limit), condition)
 
-    def _plan(self, condition: Condition) -> Plan | None:
-        return Plan.of(condition, self.database.notes.get(ACTIVITY, ()))
+    @property
+    def _known(self) -> Collection[str]:
+        known: Collection[str] = self.database.notes.get(ACTIVITY, ())
+        return known
 
     def _timed(self, read: Callable[[], T], condition: Condition) -> T:
         started = time.perf_counter()
         result = read()
-        is_slow = time.perf_counter() - started > _SLOW
-        if is_slow and Plan.of(condition, None) is not None:
+        if time.perf_counter() - started > _SLOW and _plan(condition, None) is not None:
             look(self.database, self.connection)
         return result
 
@@ -261,17 +217,23 @@ class IndexReader(Reader):
         details: Details = NOTHING_ELSE,
     ) -> list[Found] | None:
         """Reads a page from an index. Returns None if none can give it."""
-        plan = self._plan(condition)
+        plan = _plan(condition, self._known) if self._known else None
         if plan is None:
             return None
-        bound = limit + (FURTHER if plan.others else 0)
-        parameters = {**plan.parameters(), "limit": limit, "walk_bound": bound}
-        if after is not None:
-            parameters.update(after.parameters())
+        leader, others = plan
+        bound = limit + (FURTHER if others else 0)
+        parameters: dict[str, Any] = {
+            "walk_key": leader.key,
+            "walk_of_list": int(isinstance(leader, Contains)),
+            "walk_value": leader.values[0].indexed,
+            "walk_bound": bound,
+            "limit": limit,
+            **({} if after is None else after.parameters()),
+        }
         some_keys = self.queries.some_keys(keys, parameters)
         query = self.queries.built(
             ("walk", ordering.descending, after is None, some_keys, details),
-            All(plan.others),
+            All(others),
             _WalkBuilder,
             lambda build: build.walk(
                 ordering, beyond=after is not None, some_keys=some_keys, details=details
