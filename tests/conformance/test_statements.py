@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 
 import aiosqlite
@@ -46,6 +47,8 @@ async def test_statements_a_call(database: Database, monkeypatch):
     assert await statements.of(session.find_sessions_by_metadata("owner_id", "u1")) == 1
     assert await statements.of(session.find_sessions_by_metadata(where)) == 1
     assert await statements.of(catalog.count_sessions(where)) == 1
+    # Metadata ends with its session, so nothing is looked up there.
+    assert not re.search(r"agent_sessions\b", statements.texts[0])
     assert await statements.of(catalog.count_values("tags", where)) == 1
     assert await statements.of(catalog.statistics(where)) == 1
     assert await statements.of(catalog.get_session("chat", count_items=True)) == 1

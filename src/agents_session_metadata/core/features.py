@@ -47,7 +47,7 @@ class IndexKind(ABC):
 
     @abstractmethod
     def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
-        """Adds what is missing, from where the step before ended.
+        """Adds missing rows, from where the step before ended.
 
         Returns how much it has read, and where it ended; None if there is no more.
         """

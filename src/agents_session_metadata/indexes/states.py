@@ -83,13 +83,12 @@ async def create_index(database: Database[Any], key: str, progress: Progress | N
             report(done)
         created = done is not None
     else:
-        done, after = 0, None
-        while done == 0 or after is not None:
+        passed, after, more = 0, None, True
+        while more:
             found, after = await database.write(_work(partial(kind.fill, after=after)))
-            if not found:
-                break
-            done += found
-            report(done)
+            passed, more = passed + found, after is not None
+            if found:
+                report(passed)
         created = await database.write(_work(partial(index.finish, token)))
     await database.read(_work(partial(look, database)))
     return created
