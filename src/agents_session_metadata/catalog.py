@@ -910,7 +910,7 @@ class SessionCatalog:
                 the index for search, which is not available in this version.
             TriggersNotAllowedError: If the database user may not create triggers.
         """
-        from .indexes.creation import check_index_key, create_index
+        from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
         return await create_index(self._store.database, check_index_key(key), progress)
@@ -931,7 +931,7 @@ class SessionCatalog:
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        from .indexes.creation import check_index_key, drop_index
+        from .indexes.states import check_index_key, drop_index
 
         self._check_unscoped("drop_index")
         return await drop_index(self._store.database, check_index_key(key))
@@ -948,7 +948,7 @@ class SessionCatalog:
         Raises:
             ScopeError: If the catalog has a scope.
         """
-        from .indexes.creation import list_indexes
+        from .indexes.states import list_indexes
 
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)
@@ -974,7 +974,7 @@ class SessionCatalog:
         Raises:
             TablesMissingError: Always.
         """
-        from .indexes.creation import NO_TEXT_INDEX
+        from .indexes.states import NO_TEXT_INDEX
 
         del query, where, limit, cursor
         raise TablesMissingError((), problem=NO_TEXT_INDEX)

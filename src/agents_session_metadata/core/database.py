@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -213,10 +213,16 @@ class Database(Generic[Q]):
 
     def has_tables(self, connection: Connection, group: str) -> bool:
         """Returns whether all tables of a group exist; those seen once are not looked for again."""
-        names = {table.name for table in self.tables.group(group).tables}
-        if not (self.is_prepared and names <= self._state.existing):
+        return bool(self.having_tables(connection, [group]))
+
+    def having_tables(self, connection: Connection, groups: Iterable[str]) -> set[str]:
+        """Returns the groups of which all tables exist."""
+        names = {
+            group: {table.name for table in self.tables.group(group).tables} for group in groups
+        }
+        if not (self.is_prepared and set().union(*names.values()) <= self._state.existing):
             self._state.existing = existing_names(connection, self.tables)
-        return names <= self._state.existing
+        return {group for group in names if names[group] <= self._state.existing}
 
     def look(self, work: Callable[[Connection], T]) -> Awaitable[T]:
         operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)

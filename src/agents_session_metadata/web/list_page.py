@@ -199,7 +199,7 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
     condition = store.condition(view.where)
 
     def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
-        ids = reader.ids(condition, sample + 1, existing=False)
+        ids = reader.ids(condition, sample + 1)
         # The number of sessions per text, as their value or an element of their list.
         counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
         connection, queries = reader.connection, reader.queries
