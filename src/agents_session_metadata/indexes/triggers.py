@@ -86,8 +86,9 @@ def activity_triggers(
             "search_key": "NEW.search_key",
             "updated_at": sql.time("s.updated_at"),
         }
+        columns, selected = ", ".join(map(quote, new)), ", ".join(new.values())
         return (
-            f"INSERT INTO {entries} ({', '.join(map(quote, new))}) SELECT {', '.join(new.values())}"  # noqa: S608  # names and quoted literals
+            f"INSERT INTO {entries} ({columns}) SELECT {selected}"  # noqa: S608  # names, literals
             f" FROM {sessions} s{source} WHERE s.session_id = NEW.session_id AND {indexed}"
             f"{sql.locks_session}"
             f"{sql.replacing(map(quote, _PRIMARY_KEY), {each: new[each] for each in _OTHERS})}"
@@ -109,7 +110,8 @@ def activity_triggers(
         of_value.insert(0, delete("NEW", "-1"))
         of_element.insert(0, delete("NEW", "NEW.position"))
     time = sql.time("NEW.updated_at")
-    update_time = f"UPDATE {entries} SET updated_at = {time} WHERE session_id = NEW.session_id"  # noqa: S608  # names
+    change = f"SET updated_at = {time} WHERE session_id = NEW.session_id"
+    update_time = f"UPDATE {entries} {change}"  # noqa: S608  # names
     later = sql.differ(sql.time("OLD.updated_at"), time)
     own = ("session_id", key, "search_key")
     specified = (
