@@ -111,7 +111,7 @@ def activity_triggers(
         of_element.insert(0, delete("NEW", "NEW.position"))
     time = sql.time("NEW.updated_at")
     change = f"SET updated_at = {time} WHERE session_id = NEW.session_id"
-    update_time = f"UPDATE {entries} {change}"  # noqa: S608  # names
+    update_time = f"UPDATE {entries} {change}"  # names
     later = sql.differ(sql.time("OLD.updated_at"), time)
     own = ("session_id", key, "search_key")
     specified = (
