@@ -34,7 +34,7 @@ def main() -> None:
         from .app import app
 
         try:
-            app()
+            app(obj=exit_at_once)
         except SystemExit as error:
             code = error.code
         if sys.__stdout__ is not None:  # Click replaces `sys.stdout` after an error.

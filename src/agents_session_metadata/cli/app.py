@@ -21,8 +21,6 @@ HEADINGS = {
     "Database": ("database", "index size ddl doctor"),
     "Servers": ("servers", "mcp web"),
 }
-"""The headings of the help, each with a module and the commands in it."""
-
 COMMANDS: dict[str, str] = {
     name: module for module, names in HEADINGS.values() for name in names.split()
 }

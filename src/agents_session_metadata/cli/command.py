@@ -19,9 +19,8 @@ from .connection import Function, Target, run
 from .options import Whole, condition_of, flag, option, repeatable, usage
 from .output import Pages
 
-# The shared options of a command that needs no database, runs until it is stopped, looks at tables
-# and not at sessions, stores metadata, and of all others: `CATALOG`.
 TABLES = ("sessions_table", "messages_table", "metadata_table")
+# The shared options of a server, of a command on tables, of one on sessions, and if it writes.
 LIMITS = ("max_keys", "max_key_length", "max_value_bytes")
 SERVER = ("url", *TABLES, *LIMITS, "scope", "create_tables")
 DATABASE = ("as_json", "url", "timeout", *TABLES)
@@ -30,7 +29,6 @@ WRITES = (*CATALOG, *LIMITS)
 
 EXAMPLES: dict[str, str] = {}
 REGISTRY: dict[str, click.Command] = {}
-"""The commands of the modules that are imported."""
 
 _SHARED: dict[str, Any] = {
     "as_json": flag("Print one JSON document.", "--json"),

@@ -17,7 +17,6 @@ import click
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.keys import AGENT, normalize_agent
 
-from . import exit_at_once
 from .options import parse_pairs, parse_value, usage
 from .output import Answer, no_session, nothing, shown, write_json
 
@@ -123,7 +122,7 @@ async def run(function: Function, target: Target, params: dict[str, Any]) -> int
 
     others = {*threading.enumerate()}
     task = asyncio.ensure_future(_completed(function, target, params))
-    loop = asyncio.get_running_loop()
+    loop, exit_at_once = asyncio.get_running_loop(), click.get_current_context().obj
     is_interrupted = False
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -132,7 +131,7 @@ async def run(function: Function, target: Target, params: dict[str, Any]) -> int
         signal.signal(signal.SIGINT, exit_at_once)  # for the second Ctrl-C
         loop.call_soon_threadsafe(task.cancel)
 
-    is_ours = signal.getsignal(signal.SIGINT) is exit_at_once
+    is_ours = exit_at_once is not None and signal.getsignal(signal.SIGINT) is exit_at_once
     if is_ours:
         signal.signal(signal.SIGINT, interrupt)
     await asyncio.wait({task}, timeout=target.timeout)

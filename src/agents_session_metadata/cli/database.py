@@ -57,10 +57,7 @@ async def list_indexes(
 
 @command("size --json")
 async def size(target: Target) -> Answer:
-    """Print the rows and bytes of each table of the SDK and this package.
-
-    The bytes include indexes. They are missing if the database does not report them.
-    """
+    """Print the rows, and the bytes with indexes, of each table of the SDK and this package."""
     tables = await target.catalog.storage()
     if not tables:
         return nothing("there are no tables", [])

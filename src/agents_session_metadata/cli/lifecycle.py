@@ -40,7 +40,6 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "phases": ("a list of strings", list),
     "context": ("an object", dict),
 }
-"""The fields of a request: what each must be."""
 
 
 @command("start chat-1 --agent ai-engineer --purpose 'fix the build'", WRITES)

@@ -182,11 +182,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def parse_value(text: str, what: str = "the value") -> Any:
-    """Parses the value after `key=`: JSON if it is valid JSON, otherwise a string.
-
-    JSON that cannot be stored is a usage error: a number that is too long, nesting that is too
-    deep, a duplicate key.
-    """
+    """Parses the value after `key=`. JSON that cannot be stored is no string, but a usage error."""
     try:
         json.loads(text, parse_constant=refuse_constant, parse_int=str)
     except ValueError:

@@ -1,7 +1,4 @@
-"""Output of commands: data on stdout, messages and progress on stderr.
-
-Rich is imported for tables and progress only; most commands print neither.
-"""
+"""Output of commands: data on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import exit_at_once
 from .command import SERVER, command
 from .connection import Target
 from .options import Whole, flag, option, standard_input, usage
@@ -41,7 +40,8 @@ async def mcp(
         target.catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
     )
     await target.catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    exit_at_once = click.get_current_context().obj
+    if exit_at_once is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # A thread reads standard input; nothing else ends it.
         signal.signal(signal.SIGINT, exit_at_once)
     await _serve(server)
@@ -81,11 +81,7 @@ async def web(
     await target.catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
     with _listening(port) as listener:
         app = browser_app(
-            target.catalog,
-            scope=None,
-            allow_write=allow_write,
-            allowed_hosts=LOCAL_HOSTS,
-            by=name,
+            target.catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=name
         )
         say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
         await serve(app, listener)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _PAGE = 20
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
+# Recorded for programs: the list leaves these keys out.
 _RECORDED = {
     *(known.RUNS, known.REQUESTS, known.INPUT_TOKENS, known.OUTPUT_TOKENS, known.TOTAL_TOKENS),
     *(known.RUN_MS, known.COST, known.AGENTS, known.TOOL_CALLS, known.INVOCATIONS),
     *(known.TRACE_IDS, known.TITLE_AUTO, known.CHATKIT, known.TOUCHED_AT, known.PHASE_HISTORY),
 }
-"""Keys that are recorded for programs. The list leaves them out."""
 
 
 @command("list --meta owner_id=u1 --active --limit 5")

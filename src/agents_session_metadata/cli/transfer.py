@@ -74,24 +74,21 @@ async def cleanup(
             "cleanup needs --hours, --days, --meta, or --where with a condition; "
             "it does not delete everything"
         )
-    age = None
-    if hours is not None:
-        age = duration("--hours", hours, "hours")
-    elif days is not None:
-        age = duration("--days", days, "days")
-    number = None
+    unit, number = ("days", days) if hours is None else ("hours", hours)
+    age = None if number is None else duration(f"--{unit}", number, unit)
+    found = None
     if dry_run or not yes or sys.stderr.isatty():
-        number = await target.catalog.delete_sessions(condition, inactive_for=age, dry_run=True)
-    if not dry_run and number != 0:
-        question = f"Delete {counted(number or 0, 'session')} with history and metadata?"
+        found = await target.catalog.delete_sessions(condition, inactive_for=age, dry_run=True)
+    if not dry_run and found != 0:
+        question = f"Delete {counted(found or 0, 'session')} with history and metadata?"
         await confirm(question, yes=yes)
-        with progress("Deleting", number) as reach:
-            number = await target.catalog.delete_sessions(
+        with progress("Deleting", found) as reach:
+            found = await target.catalog.delete_sessions(
                 condition, inactive_for=age, progress=reach
             )
-    message = None if number or condition is None else no_match(condition)
-    document = {"deleted": number, "dry_run": dry_run}
-    return Answer(document=document, text=str(number), message=message)
+    message = None if found or condition is None else no_match(condition)
+    document = {"deleted": found, "dry_run": dry_run}
+    return Answer(document=document, text=str(found), message=message)
 
 
 @command("export --meta owner_id=u1 --output sessions.jsonl")
