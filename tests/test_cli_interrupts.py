@@ -9,18 +9,13 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conformance import raw
 from scaling import scale
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.cli import exit_at_once
-from agents_session_metadata.cli.connection import Calls, Place
 
 POINTS = scale(3, 30)
 SESSIONS = scale(60, 400)
@@ -141,126 +136,10 @@ async def test_while_it_starts(args, tmp_path):
         assert code != 130 or said == ""
 
 
-PLACE = Place(url=None, sessions_table="s", messages_table="m", metadata_table=None)
-
-
-class Engine:
-    async def dispose(self):
-        await asyncio.sleep(0)
-
-
-def command(function):
-    """Run a coroutine function as the body of a command, with the calls to its database."""
-
-    async def work():
-        calls = Calls(PLACE)
-        try:
-            return await function(calls)
-        finally:
-            await calls.close(Engine())
-
-    if threading.current_thread() is not threading.main_thread():
-        return asyncio.run(work())
-    before = signal.signal(signal.SIGINT, exit_at_once)
-    try:
-        return asyncio.run(work())
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def interrupt(*_):
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-async def sleep(seconds):
-    await asyncio.sleep(seconds)
-    return seconds
-
-
-def test_an_interruption_where_an_exception_would_be_lost(capsys):
-    async def body(wait):
-        async def watch():
-            return weakref.ref(asyncio.current_task(), interrupt)
-
-        watched = await wait(watch())
-        assert watched() is not None
-        with pytest.raises(KeyboardInterrupt):
-            await wait(sleep(60))
-        assert watched() is None
-
-    command(body)
-    assert capsys.readouterr().err == ""
-
-
-def test_an_interruption_while_nothing_runs():
-    async def body(wait):
-        assert await wait(sleep(0)) == 0
-        interrupt()
-
-    with pytest.raises(KeyboardInterrupt):
-        command(body)
-
-
-def test_the_second_interruption_ends_what_ignores_the_first():
-    ended = []
-
-    async def stubborn():
-        asyncio.get_running_loop().call_later(0.01, interrupt)
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            ended.append("first")
-            asyncio.get_running_loop().call_later(0.01, interrupt)
-            await asyncio.sleep(60)
-
-    with pytest.raises(KeyboardInterrupt):
-        command(lambda wait: wait(stubborn()))
-    assert ended == ["first"]
-
-
-@pytest.mark.parametrize("ignored", [False, True])
-def test_an_interruption_at_the_very_end_is_not_lost(ignored):
-    async def finish():
-        interrupt()
-        if ignored:
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-
-    with pytest.raises(KeyboardInterrupt):
-        command(lambda wait: wait(finish()))
-
-
-def test_what_is_left_is_cancelled_in_any_thread():
-    ended = []
-
-    async def forgotten():
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append("cancelled")
-
-    async def start():
-        task = asyncio.ensure_future(forgotten())
-        await asyncio.sleep(0)
-        return task.done()
-
-    with ThreadPoolExecutor(1) as thread:
-        assert not thread.submit(command, lambda wait: wait(start())).result()
-    assert ended == ["cancelled"]
-
-
-def test_the_loop_is_open_as_long_as_a_thread_answers_it():
+def test_the_loop_is_open_as_long_as_a_thread_answers_it(tmp_path):
     """A driver's thread says so after a connection that failed, and printed a traceback."""
-    answered = []
-
-    async def start():
-        loop = asyncio.get_running_loop()
-
-        def answer():
-            time.sleep(0.1)
-            answered.append(loop.call_soon_threadsafe(int))
-
-        threading.Thread(target=answer).start()
-
-    command(lambda wait: wait(start()))
-    assert len(answered) == 1
+    command = Command(["count", "--create-tables"], f"sqlite:///{tmp_path}/none/x.db")
+    code, said = command.end()
+    assert code == 1
+    assert len(said.splitlines()) == 1
+    assert "unable to open database file" in said

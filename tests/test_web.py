@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agents_session_metadata import PausedRuns, SessionCatalog
-from agents_session_metadata.cli import web as command
+from agents_session_metadata.cli import servers as command
 from agents_session_metadata.web import LOCAL_HOSTS, browser_app, call, list_page
 
 HOST = "http://localhost:8000"

@@ -15,6 +15,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .core.rows import check_id_type, storable_keys
+from .core.schema import table_sizes
 from .core.store import LONGEST_PAGE, check_limit, check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
@@ -52,6 +53,7 @@ from .types import (
     SessionInfo,
     SessionPage,
     Statistics,
+    TableSize,
     UsageRow,
     ValueCount,
 )
@@ -979,6 +981,21 @@ class SessionCatalog:
         del query, where, limit, cursor
         raise TablesMissingError((), problem=NO_TEXT_INDEX)
 
+    async def storage(self) -> list[TableSize]:
+        """Count the rows and bytes of the tables of the SDK and this package.
+
+        All rows are counted, which takes time on large tables.
+
+        Returns:
+            The sizes of the tables that exist; an empty list if there are none.
+
+        Raises:
+            ScopeError: If the catalog has a scope.
+        """
+        self._check_unscoped("storage")
+        tables = self._store.database.tables
+        return await self._store.database.look(lambda connection: table_sizes(connection, tables))
+
     # ---- usage of tracked runs ----
 
     async def usage(
@@ -1005,11 +1022,11 @@ class SessionCatalog:
             until: The last day, in the same form.
 
         Returns:
-            One row per group, ordered by the fields of `by`.
+            One row per group, ordered by the fields of `by`; an empty list if nothing was recorded,
+            also if the ledger's table is missing.
 
         Raises:
             InvalidMetadataError: If `owner_id` is not JSON.
-            TablesMissingError: If the ledger's table is missing and `create_tables` is off.
             TypeError: If an argument has the wrong type.
             ValueError: If `by` names an unknown field, or a datetime has no time zone.
         """
@@ -1084,7 +1101,7 @@ class SessionCatalog:
         if self._store.scope:
             raise ScopeError(
                 next(iter(self._store.scope.values)),
-                f"{method} needs a catalog without a scope: indexes belong to all sessions",
+                f"{method} needs a catalog without a scope: it concerns all sessions",
             )
 
 

@@ -194,6 +194,22 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class TableSize:
+    """The size of a table.
+
+    Attributes:
+        table: The name of the table.
+        rows: The number of rows, counted.
+        bytes: The size with indexes in bytes; None if the database does not report it. MariaDB and
+            MySQL estimate it, and MySQL updates the estimate once a day.
+    """
+
+    table: str
+    rows: int
+    bytes: int | None
+
+
+@dataclass(frozen=True)
 class IndexInfo:
     """An index of sessions by activity.
 

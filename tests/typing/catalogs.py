@@ -39,6 +39,7 @@ from agents_session_metadata import (
     StateVersionError,
     Statistics,
     TableGroup,
+    TableSize,
     ToolStatistics,
     TriggersNotAllowedError,
     UsageRow,
@@ -126,6 +127,7 @@ async def indexes(catalog: SessionCatalog) -> None:
     """Indexes, and what is known of them."""
     assert_type(await catalog.create_index("owner_id", progress=print), bool)
     assert_type(await catalog.list_indexes(count=True), list[IndexInfo])
+    assert_type(await catalog.storage(), list[TableSize])
     assert_type(await catalog.drop_index("owner_id"), bool)
 
 

@@ -10,10 +10,12 @@ import gc
 import os
 import signal
 import sys
-from importlib.util import find_spec
 from io import TextIOWrapper
 
-from ._interrupt import exit_at_once
+
+def exit_at_once(_number: int, _frame: object) -> None:
+    """Ends the process at Ctrl-C: during an import, an exception could be caught and lost."""
+    os._exit(130)
 
 
 def main() -> None:
@@ -29,7 +31,12 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)
     code: object = 0
     try:
-        code = _run()
+        from .app import app
+
+        try:
+            app(obj=exit_at_once)
+        except SystemExit as error:
+            code = error.code
         if sys.__stdout__ is not None:  # Click replaces `sys.stdout` after an error.
             sys.stdout = sys.__stdout__
         sys.stdout.flush()
@@ -37,10 +44,8 @@ def main() -> None:
         # The interpreter flushes the stream at exit; what is left in it goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if error.errno != errno.EPIPE:  # A reader that has seen enough closes the pipe.
-            sys.stderr.write(f"{error.filename or 'standard output'}: {error.strerror}\n")
+            sys.stderr.write(f"standard output: {error.strerror}\n")
         code = 1
-    except KeyboardInterrupt:
-        code = 130
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise
@@ -50,16 +55,3 @@ def main() -> None:
     # The work is done; the interpreter would die of a signal while it shuts down.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)  # type: ignore[arg-type]  # what Click passed to it
-
-
-def _run() -> object:
-    from .app import app
-
-    # Click may be there for the SDK. Not every command needs Rich, but the extra has both.
-    if find_spec("rich") is None:
-        raise ModuleNotFoundError(name="rich")
-    try:
-        app()
-    except SystemExit as error:
-        return error.code
-    return 0

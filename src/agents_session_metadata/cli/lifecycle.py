@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import escaped, quoted
 
-from . import command as registry
-from .options import (
-    META,
-    SESSION,
-    argument,
-    checked,
-    duration,
-    flag,
-    is_interactive,
-    option,
-    parse_json,
-    parse_pairs,
-    standard_input,
-    takes,
-    usage,
-)
-from .output import colored, no_session, nothing, say, shown, write, write_json
+from . import options
+from .command import WRITES, command
+from .connection import Target
+from .options import META, SESSION, Whole, argument, flag, option, repeatable, usage
+from .output import Answer, blocking, no_session, nothing, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy
+    from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
     from agents_session_metadata.types import Metadata
 
-    from .connection import Calls, Place
 
-_command = partial(registry.command, panel="Lifecycle")
-
-_RESUME_TIMEOUT = 5.0
+_OPTIONAL = argument("The session id.", "[SESSION]", required=False)
 _REASONS = {
     "not_found": "the session does not exist",
     "not_ready": "it is marked as not ready",
@@ -49,152 +32,93 @@ _REASONS = {
     "too_many_errors": "it has recorded too many errors",
     "resumable": "all conditions hold",
 }
-_FIELDS = ("session_id", "agent", "max_idle_minutes", "max_errors", "phases", "context")
+_FIELDS: dict[str, tuple[str, Any]] = {
+    "session_id": ("a string", str),
+    "agent": ("a string", str),
+    "max_idle_minutes": ("a number", (int, float)),
+    "max_errors": ("an integer", int),
+    "phases": ("a list of strings", list),
+    "context": ("an object", dict),
+}
 
 
-@dataclass(frozen=True)
-class _Session:
-    """A session for `SessionLifecycle` without the SDK, which takes long to import."""
-
-    session_id: str
-    catalog: SessionCatalog
-
-    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata:
-        return await self.catalog.edit_metadata(self.session_id, change)
-
-
-@_command(
-    "start", "start chat-1 --agent ai-engineer --purpose 'fix the build'", shared=registry.WRITES
-)
-@takes(
-    argument("session", "[SESSION]", "The session id. Default: a random id.", required=False),
-    option("--agent", required=True, metavar="NAME", help="The agent's name."),
-    option("--purpose", help="The purpose of the work."),
-    META,
-)
+@command("start chat-1 --agent ai-engineer --purpose 'fix the build'", WRITES)
 async def start(
-    place: Place, *, session: str | None, agent: str, purpose: str | None, meta: tuple[str, ...]
-) -> None:
+    target: Target,
+    session: str | None = _OPTIONAL,
+    agent: str = option("The agent's name.", required=True),
+    purpose: str | None = option("The purpose of the work."),
+    meta: Sequence[str] = META,
+) -> Answer:
     """Start work in a session and print the session id."""
-    from agents_session_metadata.keys import normalize_agent
+    import uuid
 
     if not normalize_agent(agent):
         usage(f"--agent must be the name of an agent, got {quoted(agent)}")
-    if session is None:
-        import uuid
-
-        session = str(uuid.uuid4())
-    more = parse_pairs(meta, "--meta")
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.core.rows import check_id
-        from agents_session_metadata.lifecycle import SessionLifecycle
-
-        checked(check_id, session)
-        metadata = await wait(
-            SessionLifecycle(_Session(session, catalog)).start(agent, purpose, more)
-        )
-    if place.as_json:
-        write_json({"session_id": session, "metadata": metadata})
-    else:
-        write(escaped(session))
+    name = str(uuid.uuid4()) if session is None else session
+    more = options.parse_pairs(meta, "--meta")
+    metadata = await _lifecycle(target, name).start(agent, purpose, more)
+    return Answer(document={"session_id": name, "metadata": metadata}, text=escaped(name))
 
 
-@_command("phase", "phase chat-1 approval --meta ready=true", shared=registry.WRITES_ONE)
-@takes(
-    SESSION,
-    argument("phase", "[PHASE]", "The phase to enter.", required=False),
-    META,
-    option("--error", metavar="MESSAGE", help="Record an error with this message."),
-)
+@command("phase chat-1 approval --meta ready=true", WRITES)
 async def phase(
-    place: Place, *, session: str, phase: str | None, meta: tuple[str, ...], error: str | None
-) -> int:
+    target: Target,
+    session: str = SESSION,
+    phase: str | None = argument("The phase to enter.", "[PHASE]", required=False),
+    meta: Sequence[str] = META,
+    error: str | None = option("Record an error with this message."),
+) -> Answer:
     """Enter a phase or record an error. Without both, print the current phase."""
-    from agents_session_metadata.keys import PHASE
-
-    more = parse_pairs(meta, "--meta")
+    more = options.parse_pairs(meta, "--meta")
     if phase is None and more:
         usage("--meta needs a phase; use the command set to store metadata only")
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.lifecycle import SessionLifecycle
-
-        found = await _existing(place, catalog, wait, session)
-        if found is None:
-            return 1
-        metadata = found
-        lifecycle = SessionLifecycle(_Session(session, catalog))
-        if error is not None:
-            metadata = await wait(lifecycle.record_error(error))
-        if phase is not None:
-            metadata = await wait(lifecycle.enter(phase, more))
+    metadata = await _stored(target, session)
+    if metadata is None:
+        return _missing(session)
+    if error is not None:
+        metadata = await _lifecycle(target, session).record_error(error)
+    if phase is not None:
+        metadata = await _lifecycle(target, session).enter(phase, more)
+    document = {"session_id": session, "metadata": metadata}
+    if phase is not None or error is not None:
+        return Answer(document=document)
     stored = metadata.get(PHASE)
-    asks = phase is None and error is None
-    if place.as_json:
-        write_json({"session_id": session, "metadata": metadata})
-    elif asks and isinstance(stored, str):
-        write(colored(shown(stored)))
-    if asks and not isinstance(stored, str):
-        return nothing(f"session {shown(session)} has no phase")
-    return 0
+    if not isinstance(stored, str):
+        return nothing(f"session {shown(session)} has no phase", document)
+    return Answer(document=document, text=shown(stored))
 
 
-@_command(
-    "finish", "finish chat-1 completed --summary 'the build is green'", shared=registry.WRITES_ONE
-)
-@takes(
-    SESSION,
-    argument("outcome", "OUTCOME", "completed, failed or abandoned."),
-    option("--summary", help="The result, in a sentence."),
-)
-async def finish(place: Place, *, session: str, outcome: str, summary: str | None) -> int:
+@command("finish chat-1 completed --summary 'the build is green'", WRITES)
+async def finish(
+    target: Target,
+    session: str = SESSION,
+    outcome: str = argument("completed, failed or abandoned."),
+    summary: str | None = option("The result, in a sentence."),
+) -> Answer:
     """End the work of a session."""
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.lifecycle import SessionLifecycle
-
-        if await _existing(place, catalog, wait, session) is None:
-            return 1
-        lifecycle = SessionLifecycle(_Session(session, catalog))
-        metadata = await wait(lifecycle.finish(outcome, summary))
-    if place.as_json:
-        write_json({"session_id": session, "metadata": metadata})
-    return 0
+    if await _stored(target, session) is None:
+        return _missing(session)
+    metadata = await _lifecycle(target, session).finish(outcome, summary)
+    return Answer(document={"session_id": session, "metadata": metadata})
 
 
-@_command("resume-check", "resume-check chat-1 --max-idle-minutes 10")
-@takes(
-    argument("session", "[SESSION]", "The session id.", required=False),
-    option("--agent", metavar="NAME", help="Check this agent's last session instead."),
-    option(
-        "--max-idle-minutes",
-        type=float,
-        metavar="NUMBER",
-        help="The maximum idle time in minutes. Default: 30.",
-    ),
-    option(
-        "--max-errors",
-        type=int,
-        metavar="NUMBER",
-        help="The number of errors that prevents resuming. Default: 3.",
-    ),
-    option(
-        "--phase",
-        "phases",
-        metavar="PHASE",
-        multiple=True,
-        help="A phase that allows resuming; repeatable.",
-    ),
-    flag("--stdin", help="Read a JSON request from stdin."),
-)
+@command("resume-check chat-1 --max-idle-minutes 10", timeout=5.0)
 async def resume_check(
-    place: Place,
-    *,
-    session: str | None,
-    agent: str | None,
-    max_idle_minutes: float | None,
-    max_errors: int | None,
-    phases: tuple[str, ...],
-    stdin: bool,
-) -> int:
+    target: Target,
+    session: str | None = _OPTIONAL,
+    agent: str | None = option("Check this agent's last session instead."),
+    max_idle_minutes: float | None = option(
+        "The maximum idle time in minutes. Default: 30.", type=float
+    ),
+    max_errors: int | None = option(
+        "The number of errors that prevents resuming. Default: 3.", type=Whole(0)
+    ),
+    phases: Sequence[str] = repeatable(
+        "A phase that allows resuming; repeatable.", "--phase", metavar="PHASE"
+    ),
+    stdin: bool = flag("Read a JSON request from stdin."),
+) -> Answer:
     """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
 
     With --agent, the command checks the agent's last session.
@@ -206,136 +130,94 @@ async def resume_check(
     the context unchanged. If the request is invalid (exit code 2), or the database does not answer
     (exit code 1), the output is {"error": "..."}.
     """
-    if place.timeout is None:
-        place = replace(place, timeout=_RESUME_TIMEOUT)
     given = {
+        "session_id": session,
+        "agent": agent,
         "max_idle_minutes": max_idle_minutes,
         "max_errors": max_errors,
         "phases": phases or None,
     }
-    options = {name: value for name, value in given.items() if value is not None}
-    named = session is not None or agent is not None
-    if not stdin and (named or is_interactive()):
-        if not named:
-            usage("pass SESSION, --agent or a JSON request on stdin")
-        if session is not None and agent is not None:
-            usage("pass a SESSION or --agent, not both")
-        name, decision = await _decide(place, session, agent, _policy(options))
-        if place.as_json:
-            write_json(_answer(name, decision))
-        else:
-            _tell(name, decision)
-        return 0 if decision.should_resume else 1
-    try:
-        if named:
+    request: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    is_named = session is not None or agent is not None
+    if stdin or not (is_named or (sys.stdin is not None and sys.stdin.isatty())):
+        target.as_json = target.json_errors = True
+        if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
-        request = _read_request(standard_input().read())
-        whose = request.get("session_id"), request.get("agent")
-        name, decision = await _decide(place, *whose, _policy({**request, **options}))
-    except click.ClickException as failure:
-        write_json({"error": failure.message})
-        raise
-    answer = _answer(name, decision)
+        request = {**await _read_request(), **request}
+    if ("session_id" in request) is ("agent" in request):
+        usage("pass either a session or an agent")
+    name, decision = await _decide(target, request)
+    answer: dict[str, Any] = {"session_id": name, **vars(decision)}
+    idle = answer.pop("idle")
+    answer["idle_seconds"] = idle and idle.total_seconds()
     if "context" in request:
         answer["context"] = request["context"]
-    write_json(answer)
-    return 0 if decision.should_resume else 1
-
-
-def _read_request(text: bytes) -> dict[str, Any]:
-    try:
-        fields = parse_json(text.decode("utf-8-sig"), "the request")
-    except UnicodeDecodeError as error:
-        usage(f"the request is not valid UTF-8: {error}")
-    if not isinstance(fields, dict):
-        usage("the request must be a JSON object")
-    for name in fields:
-        if name not in _FIELDS:
-            usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
-    session_id, agent, idle, errors, phases, context = (fields.get(name) for name in _FIELDS)
-    if not isinstance(session_id if agent is None else agent, str):
-        usage("the request must have a session_id or an agent, as a string")
-    if session_id is not None and agent is not None:
-        usage("the request must have either a session_id or an agent")
-    if context is not None and not isinstance(context, dict):
-        usage("context must be a JSON object")
-    if idle is not None and (isinstance(idle, bool) or not isinstance(idle, (int, float))):
-        usage("max_idle_minutes must be a number")
-    if errors is not None and type(errors) is not int:
-        usage("max_errors must be an integer")
-    if phases is not None and not (
-        isinstance(phases, list) and all(isinstance(each, str) for each in phases)
-    ):
-        usage("phases must be a list of strings")
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _policy(conditions: dict[str, Any]) -> ResumePolicy:
-    from agents_session_metadata.lifecycle import ResumePolicy
-
-    chosen: dict[str, Any] = {}
-    if "max_idle_minutes" in conditions:
-        idle = conditions["max_idle_minutes"]
-        chosen["max_idle"] = duration("max_idle_minutes", idle, "minutes")
-    if "max_errors" in conditions:
-        chosen["max_errors"] = conditions["max_errors"]
-    if "phases" in conditions:
-        chosen["phases"] = frozenset(conditions["phases"])
-    return checked(lambda: ResumePolicy(**chosen))
-
-
-async def _decide(
-    place: Place, session: str | None, agent: str | None, policy: ResumePolicy
-) -> tuple[str | None, ResumeDecision]:
-    from agents_session_metadata.keys import AGENT
-    from agents_session_metadata.lifecycle import ResumeDecision, SessionLifecycle
-
-    async with place.open() as (catalog, wait):
-        if session is None:
-            last = await wait(catalog.last_session({AGENT: agent}))
-            if last is None:
-                return None, ResumeDecision(should_resume=False, reason="not_found")
-            session = last.session_id
-        lifecycle = SessionLifecycle(_Session(session, catalog), policy)
-        return session, await wait(lifecycle.resume_decision())
-
-
-def _answer(session: str | None, decision: ResumeDecision) -> dict[str, Any]:
-    idle = decision.idle
-    return {
-        "session_id": session,
-        "should_resume": decision.should_resume,
-        "reason": decision.reason,
-        "phase": decision.phase,
-        "idle_seconds": None if idle is None else idle.total_seconds(),
-        "error_count": decision.error_count,
-        "metadata": decision.metadata,
-        "history": [{"phase": move.phase, "at": move.at.isoformat()} for move in decision.history],
-    }
-
-
-def _tell(session: str | None, decision: ResumeDecision) -> None:
     verdict = "resume" if decision.should_resume else "do not resume"
-    name = "the agent's last session" if session is None else shown(session)
-    write(f"{verdict} {name}: {_REASONS[decision.reason]} ({decision.reason})")
-    if decision.idle is None:
-        return
-    minutes = decision.idle // timedelta(minutes=1)
-    moves = " > ".join(shown(move.phase) for move in decision.history)
-    say(
-        f"phase {shown(decision.phase or 'none')}, idle {minutes} min, "
-        f"errors {decision.error_count}" + (f", moves {moves}" if moves else "")
+    what = "the agent's last session" if name is None else shown(name)
+    return Answer(
+        document=answer,
+        text=f"{verdict} {what}: {_REASONS[decision.reason]} ({decision.reason})",
+        message=None if target.as_json or decision.idle is None else _state(decision),
+        code=0 if decision.should_resume else 1,
     )
 
 
-async def _existing(
-    place: Place, catalog: SessionCatalog, wait: Calls, session: str
-) -> Metadata | None:
+async def _read_request() -> dict[str, Any]:
+    text = await blocking(options.standard_input().read)
+    fields = options.parse_json(text.decode("utf-8-sig"), "the request")
+    if not isinstance(fields, dict):
+        usage("the request must be a JSON object")
+    given = {name: value for name, value in fields.items() if value is not None}
+    for name, value in given.items():
+        if name not in _FIELDS:
+            usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
+        what, kind = _FIELDS[name]
+        each = value if kind is list and isinstance(value, list) else [""]
+        is_right = isinstance(value, kind) and not isinstance(value, bool)
+        if not is_right or not all(isinstance(one, str) for one in each):
+            usage(f"{name} in the request must be {what}")
+    return given
+
+
+async def _decide(target: Target, request: dict[str, Any]) -> tuple[str | None, ResumeDecision]:
+    from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy
+
+    names = {"max_errors", "phases"} & {*request}
+    chosen: dict[str, Any] = {name: request[name] for name in names}
+    if "max_idle_minutes" in request:
+        idle = request["max_idle_minutes"]
+        chosen["max_idle"] = options.duration("max_idle_minutes", idle, "minutes")
+    policy, session = ResumePolicy(**chosen), request.get("session_id")
+    if session is None:
+        last = await target.catalog.last_session({AGENT: request["agent"]})
+        if last is None:
+            return None, ResumeDecision(should_resume=False, reason="not_found")
+        session = last.session_id
+    return session, await _lifecycle(target, session, policy).resume_decision()
+
+
+def _state(decision: ResumeDecision) -> str:
+    moves = " > ".join(shown(move.phase) for move in decision.history)
+    idle = 0 if decision.idle is None else decision.idle // timedelta(minutes=1)
+    phase, count = shown(decision.phase or "none"), decision.error_count
+    return f"phase {phase}, idle {idle} min, errors {count}" + (f", moves {moves}" if moves else "")
+
+
+def _lifecycle(target: Target, session: str, *policy: ResumePolicy) -> SessionLifecycle:
+    from agents_session_metadata.lifecycle import SessionLifecycle
+
+    # A session of the SDK, which takes long to import, is not needed.
+    catalog: Any = target.catalog
+    edit = partial(catalog.edit_metadata, session)
+    own: Any = SimpleNamespace(session_id=session, catalog=catalog, edit_metadata=edit)
+    return SessionLifecycle(own, *policy)
+
+
+async def _stored(target: Target, session: str) -> Metadata | None:
     """Returns the metadata of a session. A misspelled id must not create a session."""
-    info = await wait(catalog.get_session(session))
-    if info is not None:
-        return info.metadata
-    if place.as_json:
-        write_json(None)
-    nothing(f"{no_session(session)}; the command start creates one")
-    return None
+    info = await target.catalog.get_session(session)
+    return None if info is None else info.metadata
+
+
+def _missing(session: str) -> Answer:
+    return nothing(f"{no_session(session)}; the command start creates one", None)

@@ -1,139 +1,177 @@
-"""Options that several commands share, and parsers for JSON and `key=value`."""
+"""Parameters of commands, and parsers for JSON and `key=value`.
+
+A command declares a parameter as the default of an argument of its function: `option`, `flag` and
+the others return a function that makes Click's parameters for the name of the argument.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn
 
 import click
 
-from agents_session_metadata.text import escaped, quoted, refuse_constant, strict_json
+from agents_session_metadata.text import quoted, refuse_constant, strict_json
 
-from .output import say
-
-T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Failure(click.ClickException):
-    """Ends a command with an error and exit code 1."""
-
-    def __init__(self, sentence: str) -> None:
-        super().__init__(escaped(sentence))
-
-
-def usage(sentence: str) -> NoReturn:
-    """End a command with a usage error and exit code 2."""
-    raise click.UsageError(escaped(sentence))
-
-
-def checked(check: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that checks an argument. A ValueError becomes a usage error."""
-    try:
-        return check(*arguments)
-    except ValueError as error:
-        usage(str(error))
-
-
-class Option(click.Option):
-    """Refuses a second value, unless it is `multiple`. Click would drop the first one."""
-
-    def get_help_extra(self, ctx: click.Context) -> Any:
-        extra = super().get_help_extra(ctx)
-        extra.pop("range", None)  # `Whole` has it as its name
-        return extra
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        if self.multiple or self.is_flag:
-            super().add_to_parser(parser, ctx)
-        else:
-            parser.add_option(obj=self, opts=self.opts, dest=self.name, action="append")
-
-    def consume_value(self, ctx: click.Context, opts: Any) -> tuple[Any, Any]:
-        given = opts.get(self.name)
-        if not self.multiple and isinstance(given, list):
-            if len(given) > 1 and not ctx.resilient_parsing:
-                name = max(self.opts, key=len)
-                advice = "pass it once"
-                if name == "--where":
-                    advice = 'combine the filters in one: {"$and": [..., ...]}'
-                ctx.fail(f"{name} was given more than once; {advice}")
-            opts = {**opts, self.name: given[-1]}
-        return super().consume_value(ctx, opts)
+from .output import LONGEST_PAGE, blocking, say
 
 
 class Whole(click.IntRange):
-    """A whole number in a range, which the help shows as 1..1000."""
+    """A whole number in a range, which help and errors show as 1..1000."""
 
-    def __init__(self, low: int, high: int | None = None) -> None:
-        super().__init__(low, high)
-        self.name: str = f"{low}..{'' if high is None else high}"
-
-
-def option(*names: str, **settings: Any) -> Option:
-    if settings.get("default") is not None:
-        settings.setdefault("show_default", True)
-    return Option(names, **settings)
+    def _describe_range(self) -> str:
+        return f"{self.min}..{'' if self.max is None else self.max}"
 
 
-def takes(*params: click.Parameter) -> Callable[[F], F]:
-    """Declare the parameters of a command, in the order of the help."""
-
-    def add(function: F) -> F:
-        function.__click_params__ = [  # type: ignore[attr-defined]  # where Click keeps them
-            *reversed(params),
-            *getattr(function, "__click_params__", ()),
-        ]
-        return function
-
-    return add
+class _Text(click.types.StringParamType):
+    envvar_list_splitter = "\0"  # Click would split the variable of a `multiple` option at spaces.
 
 
-def argument(name: str, metavar: str, help: str, **settings: Any) -> click.Argument:  # noqa: A002
-    return click.Argument([name], metavar=metavar, help=help, **settings)
+def argument(help: str, metavar: str | None = None, **settings: Any) -> Any:  # noqa: A002  # Click's name
+    """`metavar` is the name in the help; by default that of the function's argument."""
+
+    def make(name: str) -> list[click.Parameter]:
+        shown = metavar or name.upper()
+        return [click.Argument([name], metavar=shown, help=help, **settings)]
+
+    return make
 
 
-def flag(*names: str, help: str) -> Option:  # noqa: A002  # Click's name
-    return Option(names, is_flag=True, help=help)
+def option(
+    help: str,  # noqa: A002
+    *names: str,
+    type: Any = None,  # noqa: A002
+    default: Any = None,
+    **settings: Any,
+) -> Any:
+    """Returns an option with one value. Click would drop the first one of two."""
+    if default is not None:
+        settings.update(default=[default], show_default=True)
+    settings.update(type=type or _Text(), callback=_only_one)
+    return repeatable(help, *names, **settings)
 
 
-FILTERS = (
-    option("--where", metavar="JSON", help="Only sessions that match this filter."),
-    option(
-        "--meta",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="Only sessions with this value; repeatable.",
-    ),
-    option("--owner", metavar="NAME", help="Only sessions with this owner_id."),
+def repeatable(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002
+    return _option(names, help=help, multiple=True, **settings)
+
+
+def flag(help: str, *names: str) -> Any:  # noqa: A002
+    return _option(names, help=help, is_flag=True)
+
+
+def _option(names: Sequence[str], **settings: Any) -> Any:
+    def make(name: str) -> list[click.Parameter]:
+        return [click.Option([*(names or [f"--{name.replace('_', '-')}"]), name], **settings)]
+
+    return make
+
+
+def _only_one(_ctx: click.Context, param: click.Parameter, values: Sequence[Any]) -> Any:
+    if len(values) > 1:
+        usage(f"{max(param.opts, key=len)} was given more than once; pass it once")
+    return values[0] if values else None
+
+
+PAIRS = "KEY=VALUE"
+SESSION = argument("The session id.")
+META = repeatable(
+    "Metadata to store; repeatable. VALUE is parsed as JSON; if it is not valid JSON, it is stored "
+    "as a string.",
+    metavar=PAIRS,
 )
-"""`Command` passes them as one filter, `condition`."""
-ACTIVE = flag("--active", help="Only sessions whose status is active.")
-META = option(
-    "--meta",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="Metadata to store; repeatable. VALUE is parsed as JSON; "
-    "if it is not valid JSON, it is stored as a string.",
-)
-CURSOR = option("--cursor", help="Continue after the page that printed this cursor.")
-EVERY_PAGE = flag("--all", "every", help="Print every page.")
-JSON_LINES = flag("--jsonl", "as_lines", help="Print one JSON document per line.")
-YES = flag("--yes", "-y", help="Do not ask for confirmation.")
-SESSION = argument("session", "SESSION", "The session id.")
+JSON_LINES = flag("Print one JSON document per line.", "--jsonl")
+CURSOR = option("Continue after the page that printed this cursor.")
+YES = flag("Do not ask for confirmation.", "--yes", "-y")
+
+
+def limit(help: str, default: int | None = None) -> Any:  # noqa: A002
+    return option(help, type=Whole(1, LONGEST_PAGE), default=default)
+
+
+def item(help: str) -> Any:  # noqa: A002
+    return option(help, type=int, metavar="ITEM")
+
+
+def filters(*, active: bool = False) -> Any:
+    """The options that select sessions, as one filter: `condition_of`."""
+    made = {
+        "where": option("Only sessions that match this filter.", metavar="JSON"),
+        "meta": repeatable("Only sessions with this value; repeatable.", metavar=PAIRS),
+        "owner": option("Only sessions with this owner_id."),
+    }
+    if active:
+        made["active"] = flag("Only sessions whose status is active.")
+    return _together(made)
+
+
+def paging(what: str, usual: int) -> Any:
+    """The options that select pages, as one `Pages`."""
+    made = {
+        "limit": limit(f"{what} per page.  [default: {usual}]"),
+        "cursor": CURSOR,
+        "every": flag("Print every page.", "--all"),
+        "as_lines": JSON_LINES,
+    }
+    return _together(made)
+
+
+def _together(made: dict[str, Any]) -> Any:
+    return lambda _: [param for name, make in made.items() for param in make(name)]
+
+
+def usage(sentence: str) -> NoReturn:
+    """Ends a command with a usage error and exit code 2."""
+    raise click.UsageError(sentence, click.get_current_context(silent=True))
+
+
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Adds the name of a file to an error about it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{file}: {getattr(error, 'strerror', error)}") from None
+
+
+async def confirm(question: str, *, yes: bool) -> None:
+    """Ends the command with exit code 1 if the answer is no."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        usage("this command asks for confirmation and stdin is not a terminal; pass --yes")
+    if not await blocking(lambda: click.confirm(question, err=True)):
+        say("nothing was changed")
+        raise click.exceptions.Exit(1)
+
+
+def standard_input() -> BinaryIO:
+    if sys.stdin is None:
+        raise click.ClickException("stdin is closed")
+    return sys.stdin.buffer
+
+
+def condition_of(
+    where: str | None, meta: Sequence[str], owner: str | None, *, active: bool = False
+) -> dict[str, Any] | None:
+    """Returns the filter of the options in `filters`. None matches every session."""
+    if where is not None and "=" in where and not where.lstrip().startswith(("{", "[", '"')):
+        usage(f"--where takes a filter as JSON; for KEY=VALUE, pass --meta {where}")
+    given: list[Any] = [{key: {"$eq": value}} for key, value in parse_pairs(meta, "--meta").items()]
+    given += [{"status": "active"}] if active else []
+    given += [] if where is None else [parse_json(where, "--where")]
+    given += [] if owner is None else [{"owner_id": {"$eq": parse_value(owner, "--owner")}}]
+    return {"$and": given} if len(given) > 1 else given[0] if given else None
 
 
 def duration(name: str, number: float, unit: str) -> timedelta:
     try:
-        found = timedelta(**{unit: number})
+        return timedelta(**{unit: number})
     except (OverflowError, ValueError):
-        usage(f"{name} is out of range: {quoted(number)}")
-    if number and not found:
-        usage(f"{name} must be 0 or at least one microsecond, got {quoted(number)}")
-    return found
+        usage(f"{name} is out of range: {number}")
 
 
 def parse_json(text: str, what: str) -> Any:
@@ -144,11 +182,7 @@ def parse_json(text: str, what: str) -> Any:
 
 
 def parse_value(text: str, what: str = "the value") -> Any:
-    """Parse the value after `key=`: JSON if it is valid JSON, otherwise a string.
-
-    JSON that cannot be stored is a usage error: a number that is too long, nesting that is too
-    deep, a duplicate key.
-    """
+    """Parses the value after `key=`. JSON that cannot be stored is no string, but a usage error."""
     try:
         json.loads(text, parse_constant=refuse_constant, parse_int=str)
     except ValueError:
@@ -158,56 +192,13 @@ def parse_value(text: str, what: str = "the value") -> Any:
     return parse_json(text, what)
 
 
-def parse_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def parse_pairs(pairs: Sequence[str], what: str) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for pair in pairs:
         key, separator, text = pair.partition("=")
         if not separator or not key:
-            usage(f"{option} takes KEY=VALUE, got {quoted(pair)}")
+            usage(f"{what} takes KEY=VALUE, got {quoted(pair)}")
         if key in values:
-            usage(f"{option} names the key {quoted(key)} twice")
-        values[key] = parse_value(text, f"{option} {key}")
+            usage(f"{what} names the key {quoted(key)} twice")
+        values[key] = parse_value(text, f"{what} {key}")
     return values
-
-
-def both(*conditions: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Returns a filter that requires all conditions. None matches every session."""
-    given = [each for each in conditions if each is not None]
-    return {"$and": given} if len(given) > 1 else given[0] if given else None
-
-
-def read_url(file: str) -> str:
-    try:
-        with open(file, encoding="utf-8") as opened:  # noqa: PTH123  # pathlib is slow to import
-            return opened.read().strip()
-    except (OSError, ValueError) as error:
-        raise Failure(f"{file}: {getattr(error, 'strerror', error)}") from None
-
-
-def standard_input() -> BinaryIO:
-    if sys.stdin is None:
-        raise Failure("stdin is closed")
-    return sys.stdin.buffer
-
-
-def is_interactive() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty()
-
-
-def require_answer(*, yes: bool) -> None:
-    """Raises a usage error if a command would ask, and standard input is not a terminal."""
-    if not yes and not is_interactive():
-        usage("this command asks for confirmation and stdin is not a terminal; pass --yes")
-
-
-def confirm(question: str, *, yes: bool) -> None:
-    require_answer(yes=yes)
-    if yes:
-        return
-    from rich.console import Console
-    from rich.prompt import Confirm
-    from rich.text import Text
-
-    if not Confirm.ask(Text(escaped(question)), default=False, console=Console(stderr=True)):
-        say("nothing was changed")
-        raise click.exceptions.Exit(1)

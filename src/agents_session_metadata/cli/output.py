@@ -1,7 +1,4 @@
-"""Output of commands: data on stdout, messages and progress on stderr.
-
-Rich is imported for tables and progress only; most commands print neither.
-"""
+"""Output of commands: data on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -9,27 +6,118 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import IO, Any, TypeVar
 
 import click
 
-from agents_session_metadata.text import ago, escaped
+from agents_session_metadata.text import escaped
 
-if TYPE_CHECKING:
-    from agents_session_metadata.types import SessionInfo
+T = TypeVar("T")
 
+STDOUT = "standard output"
+LONGEST_PAGE = 1000
 _LONGEST_CELL = 1000
 _NARROWEST, _PIPE_WIDTH = 40, 10_000
-_COLORS = {
-    **dict.fromkeys(("failed", "error"), "red"),
-    **dict.fromkeys(("active", "completed"), "green"),
-    **dict.fromkeys(("abandoned", "warning"), "yellow"),
-}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first column is cut last. With `folded`, long texts continue on further lines."""
+
+    header: Sequence[str]
+    rows: Iterable[Sequence[str]]
+    folded: bool = False
+
+    def write(self) -> None:
+        from rich.box import SIMPLE_HEAD
+        from rich.console import Console
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        # A pipe has no width; nothing is cut there.
+        wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
+        console = Console(file=sys.stdout, highlight=False, width=wide)
+        console.width = max(console.width, _NARROWEST)
+        table = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for position, name in enumerate(self.header):
+            width = None if position else console.width // 2
+            table.add_column(Text(escaped(name)), no_wrap=not position, max_width=width)
+        for row in self.rows:
+            cells = []
+            for position, text in enumerate(row):
+                folds = self.folded or position == 0
+                cells.append(Text(escaped(text), no_wrap=not folds))
+                cells[-1].overflow = "fold" if folds else "ellipsis"
+            table.add_row(*cells)
+        console.print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a command prints: `document` with --json, otherwise `text` and `table`.
+
+    `message` goes to stderr; with --json, only if the exit code is not 0. `corrupt` are stored
+    values that are not valid JSON: if there are some, the exit code is 1.
+    """
+
+    document: Any = ...
+    text: str | None = None
+    table: Table | None = None
+    message: str | None = None
+    code: int = 0
+    corrupt: Sequence[Exception] = ()
+
+    def write(self, *, as_json: bool) -> int:
+        if as_json and self.document is not ...:
+            write_json(self.document)
+        if not as_json and self.text is not None:
+            write(self.text)
+        if not as_json and self.table is not None:
+            self.table.write()
+        for error in self.corrupt:
+            say(str(error))
+        if self.message is not None and not self.corrupt and (self.code or not as_json):
+            say(self.message)
+        return 1 if self.corrupt else self.code
+
+
+def nothing(message: str, document: Any = ...) -> Answer:
+    """Returns the answer of a command that found nothing: exit code 1."""
+    return Answer(document=document, message=message, code=1)
+
+
+def write(text: str) -> None:
+    sys.stdout.write(escaped(text, "\n\t") + "\n")
+
+
+def write_json(document: Any) -> None:
+    sys.stdout.write(as_json(document, indent=2) + "\n")
+
+
+def as_json(document: Any, indent: int | None = None) -> str:
+    """Returns ASCII, which every encoding can express. Data classes become objects."""
+    return json.dumps(document, indent=indent, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else vars(value)
+
+
+def say(sentence: str) -> None:
+    """Writes a message to stderr, after the data that was printed before it."""
+    sys.stdout.flush()
+    click.echo(escaped(sentence), err=True)
 
 
 def shown(value: Any) -> str:
+    """Returns a value on one line. A long one is cut."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     text = escaped(re.sub(r"[ \n\t]+", " ", text).strip())
     return text if len(text) <= _LONGEST_CELL else f"{text[: _LONGEST_CELL - 1]}…"
@@ -39,16 +127,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def say(sentence: str, color: str | None = None) -> None:
-    """Write a message to stderr, after the data that was printed before it."""
-    sys.stdout.flush()
-    click.secho(escaped(sentence), fg=color, err=True)
-
-
-def nothing(sentence: str, code: int = 1) -> int:
-    """Say that nothing was found, and return the exit code for it."""
-    say(sentence, "yellow")
-    return code
+def number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
 
 
 def no_session(session_id: str) -> str:
@@ -56,204 +136,107 @@ def no_session(session_id: str) -> str:
 
 
 def no_match(condition: Any) -> str:
-    """Says that no session matches, and names a key that looks like an operator."""
-    from agents_session_metadata.query.filters import OPERATORS
+    from agents_session_metadata.query.filters import operators_without_dollar
 
-    parts = [condition]
-    for part in parts:
-        parts += part.values() if isinstance(part, dict) else part if type(part) is list else ()
-        for key in part if isinstance(part, dict) else ():
-            if f"${key}" in OPERATORS and part is not condition:
-                return f"no session matches; for the operator, write ${key} instead of {key}"
+    for name in operators_without_dollar(condition):
+        return f"no session matches; for the operator, write ${name} instead of {name}"
     return "no session matches"
 
 
-def write(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+async def blocking(function: Callable[..., T], *arguments: Any, name: str = "stdin") -> T:
+    """Runs something that may wait for a stream in a thread, so that Ctrl-C ends the command."""
+    import asyncio
+
+    try:
+        return await asyncio.to_thread(function, *arguments)
+    except OSError as error:
+        raise stream_error(error, name) from None
 
 
-def write_json(document: Any, *, indent: int | None = 2) -> None:
-    """Write a JSON document to stdout, in ASCII, which every encoding can express."""
-    write(json.dumps(document, indent=indent))
+def stream_error(error: OSError, name: str = STDOUT) -> Exception:
+    if isinstance(error, BrokenPipeError):  # A reader that has seen enough closes the pipe.
+        return click.exceptions.Exit(1)
+    return click.ClickException(f"{name}: {error.strerror}")
 
 
+@dataclass
 class Records:
-    """Writes records one at a time: one per line, or as the elements of a JSON list."""
+    """Writes records: one per line, or as the elements of a JSON list."""
 
-    def __init__(self, file: IO[str], *, as_list: bool, opening: str = "[") -> None:
-        self._file = file
-        self._as_list = as_list
-        self._opening = opening
-        self.count: int = 0
+    file: IO[str]
+    as_list: bool
+    opening: str = "["
+    name: str = STDOUT
+    count: int = 0
 
-    def add(self, record: dict[str, Any]) -> None:
-        if self._as_list:
-            self._file.write(",\n" if self.count else f"{self._opening}\n")
-        self._file.write(json.dumps(record) + ("" if self._as_list else "\n"))
-        self.count += 1
+    async def add(self, records: Iterable[Any]) -> None:
+        text = ""
+        for record in records:
+            if self.as_list:
+                text += ",\n" if self.count else f"{self.opening}\n"
+            text += as_json(record) + ("" if self.as_list else "\n")
+            self.count += 1
+        await blocking(self.file.write, text, name=self.name)
 
-    def close(self, closing: str = "]") -> None:
-        if self._as_list:
-            self._file.write(f"\n{closing}\n" if self.count else f"{self._opening}{closing}\n")
-
-
-class Corrupt:
-    """Reports stored values that are not valid JSON, one per line. The command continues."""
-
-    def __init__(self) -> None:
-        self.exit_code: int = 0
-
-    def __call__(self, error: Exception) -> None:
-        self.exit_code = 1
-        say(str(error), "red")
+    async def close(self, closing: str = "]") -> None:
+        if self.as_list:
+            text = f"\n{closing}\n" if self.count else f"{self.opening}{closing}\n"
+            await blocking(self.file.write, text, name=self.name)
+        await blocking(self.file.flush, name=self.name)
 
 
-def colored(text: str) -> str:
-    color = _COLORS.get(text.strip())
-    return click.style(text, fg=color) if color and sys.stdout.isatty() else text
+@dataclass(frozen=True, kw_only=True)
+class Pages:
+    """A page to print, or with `every` all pages from there."""
 
+    limit: int | None
+    cursor: str | None
+    every: bool
+    as_json: bool
+    as_lines: bool
 
-def record_of(info: SessionInfo) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "session_id": info.session_id,
-        "created_at": info.created_at.isoformat(),
-        "updated_at": info.updated_at.isoformat(),
-        "metadata": info.metadata,
-    }
-    if info.item_count is not None:
-        record["item_count"] = info.item_count
-    return record
-
-
-def write_table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, folded: bool = False
-) -> None:
-    """Write a table that fits the terminal. The first column is cut last.
-
-    With `folded`, long texts continue on further lines instead of being cut.
-    """
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    # A pipe has no width; nothing is cut there.
-    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else _PIPE_WIDTH
-    console = Console(file=sys.stdout, highlight=False, width=wide)
-    console.width = max(console.width, _NARROWEST)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for position, name in enumerate(header):
-        first = position == 0
-        width = max(console.width // 2, 1) if first else None
-        table.add_column(Text(escaped(name)), no_wrap=first, max_width=width)
-    for row in rows:
-        cells = []
-        for position, text in enumerate(row):
-            folds = folded or position == 0
-            cells.append(
-                Text(
-                    escaped(text),
-                    style=_COLORS.get(text, "") if position else "",
-                    overflow="fold" if folds else "ellipsis",
-                    no_wrap=not folds,
-                )
-            )
-        table.add_row(*cells)
-    console.print(table)
-
-
-def write_sessions(sessions: Sequence[SessionInfo], chosen: Sequence[str] | None) -> None:
-    from agents_session_metadata import keys
-
-    columns = list(chosen or ())
-    if chosen is None:
-        first = (keys.OWNER_ID, keys.TITLE, keys.TAGS, keys.AGENT, keys.STATUS)
-        columns = [key for key in first if any(key in info.metadata for info in sessions)]
-    has_counts = any(info.item_count is not None for info in sessions)
-    header = ["session", *columns, *(["items"] if has_counts else []), "active"]
-    if chosen is None:
-        header.append("metadata")
-    # What a tracker and ChatKit's store record for programs.
-    recorded = {
-        *(keys.RUNS, keys.REQUESTS, keys.INPUT_TOKENS, keys.OUTPUT_TOKENS, keys.TOTAL_TOKENS),
-        *(keys.RUN_MS, keys.COST, keys.AGENTS, keys.TOOL_CALLS, keys.INVOCATIONS),
-        *(keys.TRACE_IDS, keys.TITLE_AUTO, keys.CHATKIT, keys.TOUCHED_AT, keys.PHASE_HISTORY),
-    }
-    rows = []
-    for info in sessions:
-        row = [info.session_id]
-        row += [shown(info.metadata[key]) if key in info.metadata else "" for key in columns]
-        if has_counts:
-            row.append(str(info.item_count))
-        row.append(ago(info.updated_at))
-        if chosen is None:
-            row.append(
-                " ".join(
-                    f"{shown(key)}={shown(value)}"
-                    for key, value in info.metadata.items()
-                    if key not in columns and key not in recorded
-                )
-            )
-        rows.append(row)
-    write_table(header, rows)
-
-
-def write_metadata(metadata: Mapping[str, Any]) -> None:
-    rows = [(key, shown(value)) for key, value in metadata.items()]
-    write_table(("key", "value"), rows, folded=True)
-
-
-def write_session(info: SessionInfo) -> None:
-    write(f"session  {escaped(info.session_id)}")
-    write(f"created  {info.created_at:%Y-%m-%d %H:%M:%S} UTC ({ago(info.created_at)})")
-    write(f"active   {info.updated_at:%Y-%m-%d %H:%M:%S} UTC ({ago(info.updated_at)})")
-    if info.item_count is not None:
-        write(f"items    {info.item_count:,}")
-    if info.metadata:
-        write("")
-        write_metadata(info.metadata)
-
-
-class Counter:
-    """Shows progress on a terminal, and counts."""
-
-    def __init__(self, bar: Any = None, task: Any = None) -> None:
-        self._bar = bar
-        self._task = task
-        self.count: int = 0
-
-    def reach(self, count: int, *, completed: int | None = None) -> None:
-        """Set the count, and the completed part of the total if the total has another unit."""
-        self.count = count
-        if self._bar is not None:
-            self._bar.update(self._task, completed=count if completed is None else completed)
+    async def write(
+        self,
+        fetch: Callable[..., Awaitable[Any]],
+        name: str,
+        usual: int,
+        show: Callable[[Sequence[Any]], None],
+        record: Callable[[Any], Any] = vars,
+    ) -> int:
+        """Returns the number of entries. `name` is the attribute of a page that has them."""
+        limit = self.limit or (LONGEST_PAGE if self.every else usual)
+        records = Records(sys.stdout, self.as_json, f'{{"{name}": [')
+        cursor, found = self.cursor, 0
+        while True:
+            page = await fetch(limit=limit, cursor=cursor)
+            entries, cursor = getattr(page, name), page.next_cursor
+            found += len(entries)
+            if self.as_json or self.as_lines:
+                await records.add(map(record, entries))
+            elif entries:
+                await blocking(show, entries, name=STDOUT)
+            if not self.every or cursor is None:
+                break
+        await records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
+        if cursor is not None and not self.as_json:
+            say(f"there are more {name}; continue with --cursor {cursor}")
+        return found
 
 
 @contextmanager
 def progress(
     what: str, total: int | None = None, *, output: IO[str] | None = None
-) -> Iterator[Counter]:
-    """Show progress on stderr, with an estimate of the time left if there is a total.
+) -> Iterator[Callable[[int], None]]:
+    """Shows progress on stderr, with an estimate of the time left if there is a total.
 
     Data is written to `output` in the meantime. If that is a terminal, no bar is shown.
     """
     if not sys.stderr.isatty() or (output is not None and output.isatty()):
-        yield Counter()
+        yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(show_speed=True),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield Counter(bar, bar.add_task(what, total=total))
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda completed: bar.update(task, completed=completed)

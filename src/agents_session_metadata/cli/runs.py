@@ -1,302 +1,142 @@
-"""The commands about runs: those that wait for an approval, and their usage."""
+"""The commands about runs that wait for an approval."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import date
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
 
 from agents_session_metadata.text import ago
 
-from . import command as registry
-from .connection import is_unused
-from .options import (
-    CURSOR,
-    FILTERS,
-    SESSION,
-    YES,
-    Failure,
-    Whole,
-    argument,
-    checked,
-    confirm,
-    flag,
-    option,
-    parse_value,
-    takes,
-    usage,
-)
-from .output import counted, nothing, say, shown, write_json, write_table
+from . import options
+from .command import command
+from .connection import Target
+from .options import SESSION, YES, argument, confirm, flag, option, usage
+from .output import Answer, Table, counted, nothing, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.runs.rows import PausedRun
-    from agents_session_metadata.types import UsageRow
-
-    from .connection import Place
-
-_command = partial(registry.command, panel="Approvals")
-
-_PAGE, _LONG_PAGE = 20, 1000
-
-_CALLS = (
-    SESSION,
-    argument("call", "[CALL]", "The call id; or pass --all.", required=False),
-    flag("--all", "every", help="Every call that has no decision."),
-)
-_BY = option("--by", metavar="NAME", help="Who decides.")
 
 
-@_command("waiting", "waiting --meta owner_id=u1")
-@takes(
-    *FILTERS,
-    option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Runs per page."),
-    CURSOR,
-)
-async def waiting(
-    place: Place, *, condition: dict[str, Any] | None, limit: int, cursor: str | None
-) -> int:
-    """List paused runs that wait for an approval, newest first, with their calls."""
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
+T = TypeVar("T")
 
-        runs: list[PausedRun] = []
-        code, next_cursor = 1, None
-        try:
-            page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
-            runs, next_cursor = page.runs, page.next_cursor
-        except Failure as failure:
-            if not is_unused(place, failure, "_paused"):
-                raise
-            code = 0
-    if place.as_json:
-        write_json({"runs": [record_of_run(run) for run in runs], "next_cursor": next_cursor})
-    elif runs:
-        _write_runs(runs)
-    if not runs:
-        return nothing("no run waits for an approval", code)
-    if next_cursor is not None and not place.as_json:
-        say(f"there are more runs; continue with --cursor {next_cursor}")
-    return 0
+_CALL = argument("The call id; or pass --all.", "[CALL]", required=False)
+_EVERY = flag("Every call that has no decision.", "--all")
+_NAME = option("Who decides; stored with the decision.", "--as")
 
 
-@_command("approve", "approve chat-1 call_7f2 --by user_123")
-@takes(*_CALLS, _BY)
-async def approve(place: Place, **given: Any) -> int:
-    """Approve a call of a paused run. A later decision replaces an earlier one.
+@command("runs --meta owner_id=u1")
+async def runs(
+    target: Target,
+    condition: Any = options.filters(),
+    limit: int = options.limit("Runs per page.", 20),
+    cursor: str | None = options.CURSOR,
+) -> Answer:
+    """List runs that wait for an approval, newest first, with their calls."""
+    from agents_session_metadata.runs.paused import PausedRuns
+
+    paused = PausedRuns(target.catalog)
+    page = await _unless_unused(target, lambda: paused.list(condition, limit=limit, cursor=cursor))
+    if page is None or not page.runs:
+        is_used = page is not None and (await paused.list(limit=1)).runs
+        document: Any = {"runs": [], "next_cursor": None}
+        message = "no run waits for an approval"
+        return Answer(document=document, message=message, code=1 if is_used else 0)
+    header = ("session", "call", "tool", "arguments", "decision", "paused")
+    more = f"there are more runs; continue with --cursor {page.next_cursor}"
+    return Answer(
+        document=page,
+        table=Table(header, _rows(page.runs)),
+        message=more if page.next_cursor else None,
+    )
+
+
+@command("approve chat-1 call_7f2 --as user_123")
+async def approve(
+    target: Target,
+    session: str = SESSION,
+    call: str | None = _CALL,
+    every: bool = _EVERY,
+    name: str | None = _NAME,
+) -> Answer:
+    """Approve a call of a waiting run. A later decision replaces an earlier one.
 
     The call runs when the application resumes the run.
     """
-    return await _decide(place, approve=True, **given)
+    return await _decide(target, session, call, every, approve=True, by=name)
 
 
-@_command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
-@takes(*_CALLS, option("--message", help="The message that the model receives."), _BY)
-async def reject(place: Place, **given: Any) -> int:
-    """Reject a call of a paused run. A later decision replaces an earlier one."""
-    return await _decide(place, approve=False, **given)
+@command("reject chat-1 call_7f2 --message 'Not on Friday'")
+async def reject(
+    target: Target,
+    session: str = SESSION,
+    call: str | None = _CALL,
+    every: bool = _EVERY,
+    message: str | None = option("The message that the model receives."),
+    name: str | None = _NAME,
+) -> Answer:
+    """Reject a call of a waiting run. A later decision replaces an earlier one."""
+    return await _decide(target, session, call, every, approve=False, by=name, message=message)
 
 
-@_command("discard", "discard chat-1 --yes", shared=registry.ONE)
-@takes(SESSION, YES)
-async def discard(place: Place, *, session: str, yes: bool) -> int:
-    """Delete a paused run without resuming it. History and metadata are kept.
+@command("discard chat-1 --yes")
+async def discard(target: Target, session: str = SESSION, yes: bool = YES) -> Answer:
+    """Delete a waiting run without resuming it. History and metadata are kept.
 
     The history can end with calls that have no output: rewind it before the next run.
     """
-    confirm(f"Discard the paused run of session {shown(session)}?", yes=yes)
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
+    from agents_session_metadata.runs.paused import PausedRuns
 
-        try:
-            discarded = await wait(PausedRuns(catalog).discard(session))
-        except Failure as failure:
-            if not is_unused(place, failure, "_paused"):
-                raise
-            discarded = False
-    if place.as_json:
-        write_json({"session_id": session, "discarded": discarded})
+    await confirm(f"Discard the waiting run of session {shown(session)}?", yes=yes)
+    paused = PausedRuns(target.catalog)
+    discarded = bool(await _unless_unused(target, lambda: paused.discard(session)))
+    document = {"session_id": session, "discarded": discarded}
     if not discarded:
-        return nothing(f"session {shown(session)} has no paused run")
-    if not place.as_json:
-        say("discarded the paused run")
-    return 0
+        return nothing(await target.problem(session, "has no waiting run"), document)
+    return Answer(document=document, message="discarded the waiting run")
 
 
 async def _decide(
-    place: Place, *, session: str, call: str | None, every: bool, **decision: Any
-) -> int:
+    target: Target, session: str, call: str | None, every: bool, **decision: Any
+) -> Answer:
+    from agents_session_metadata.runs.paused import PausedRuns
+
     if (call is None) is not every:
-        usage("pass either the id of a call or --all; `agent-sessions waiting` lists the calls")
-    async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
-
-        paused = PausedRuns(catalog)
-        run = await wait(paused.get(session))
-        if run is None:
-            return nothing(f"session {shown(session)} has no paused run")
-        calls = [each.call_id for each in run.undecided] if call is None else [call]
-        try:
-            for each in calls:
-                run = await wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
-        except LookupError as error:
-            raise Failure(str(error)) from None
-    if place.as_json:
-        write_json(record_of_run(run))
-    if not calls:
-        return nothing(f"every call of session {shown(session)} has a decision")
-    say(
-        f"{'approved' if decision['approve'] else 'rejected'} {counted(len(calls), 'call')}; "
-        f"{len(run.undecided)} without a decision"
-    )
-    return 0
-
-
-def record_of_run(run: PausedRun) -> dict[str, Any]:
-    return {
-        "session_id": run.session_id,
-        "agent": run.agent,
-        "paused_at": run.paused_at.isoformat(),
-        "claimed_until": run.claimed_until and run.claimed_until.isoformat(),
-        "crashed": run.crashed,
-        "pending": [
-            {
-                "call_id": call.call_id,
-                "tool": call.tool,
-                "arguments": call.arguments,
-                "agent": call.agent,
-                "decision": call.decision
-                and {
-                    "approve": call.decision.approve,
-                    "message": call.decision.message,
-                    "by": call.decision.by,
-                    "at": call.decision.at.isoformat(),
-                },
-            }
-            for call in run.pending
-        ],
-    }
-
-
-def _write_runs(runs: list[PausedRun]) -> None:
-    rows = []
-    for run in runs:
-        state = "crashed" if run.crashed else "claimed" if run.claimed_until else ""
-        ends = [ago(run.paused_at), state]
-        if not run.pending:
-            rows.append([run.session_id, "", "", "", "ready to resume", *ends])
-        for call in run.pending:
-            decision = "waiting"
-            if call.decision is not None:
-                decision = "approved" if call.decision.approve else "rejected"
-            arguments = "(encrypted)" if call.arguments is None else shown(call.arguments)
-            rows.append([run.session_id, call.call_id, call.tool or "", arguments, decision, *ends])
-    write_table(("session", "call", "tool", "arguments", "decision", "paused", "claim"), rows)
-
-
-_NUMBERS = {
-    "requests": "requests",
-    "input_tokens": "input",
-    "cached_input_tokens": "cached",
-    "output_tokens": "output",
-    "reasoning_tokens": "reasoning",
-}
-
-
-@registry.command(
-    "usage", "usage --owner u1 --by day --by model --since 2025-01-01", panel="Sessions"
-)
-@takes(
-    option(
-        "--owner",
-        metavar="NAME",
-        help="Only this owner_id. Parsed as JSON; if it is not valid JSON, a string.",
-    ),
-    option("--session", metavar="ID", help="Only this session."),
-    option(
-        "--by",
-        multiple=True,
-        help="day, agent, model, owner_id or session_id; repeatable. Default: day and model.",
-    ),
-    option("--since", metavar="DAY", help="The first day (UTC), YYYY-MM-DD."),
-    option("--until", metavar="DAY", help="The last day (UTC), YYYY-MM-DD."),
-)
-async def show_usage(
-    place: Place,
-    *,
-    owner: str | None,
-    session: str | None,
-    by: tuple[str, ...],
-    since: str | None,
-    until: str | None,
-) -> int:
-    """Print the requests, tokens and cost of tracked runs."""
-    from agents_session_metadata.usage.report import check_by
-
-    fields = by or ("day", "model")
-    checked(check_by, fields)
-    owner_id = None if owner is None else parse_value(owner, "--owner")
-    unused = False
-    first, last = _day("--since", since), _day("--until", until)
-    async with place.open() as (catalog, wait):
-        question = catalog.usage(
-            owner_id=owner_id, session_id=session, by=fields, since=first, until=last
-        )
-        try:
-            rows = await wait(question)
-        except Failure as failure:
-            if not is_unused(place, failure, "_usage"):
-                raise
-            rows, unused = [], True
-    if place.as_json:
-        write_json([_usage_record(row, fields) for row in rows])
-    elif rows:
-        header = (*fields, *_NUMBERS.values(), "cost")
-        write_table(header, [_cells(row, fields) for row in rows])
-        _tell_unpriced(rows)
-    return 0 if rows else nothing("no usage is recorded", 0 if unused else 1)
-
-
-def _day(option: str, text: str | None) -> date | None:
-    if text is None:
-        return None
+        usage("pass either the id of a call or --all; `agent-sessions runs` lists the calls")
+    paused = PausedRuns(target.catalog)
+    run = await _unless_unused(target, lambda: paused.get(session))
+    if run is None:
+        return nothing(await target.problem(session, "has no waiting run"))
+    calls = [each.call_id for each in run.undecided] if call is None else [call]
     try:
-        return date.fromisoformat(text)
-    except ValueError:
-        usage(f"{option} must be a date such as 2025-01-31, got '{shown(text)}'")
+        for each in calls:
+            run = await paused.decide(session, each, paused_at=run.paused_at, **decision)
+    except LookupError as error:
+        raise click.ClickException(str(error)) from None
+    if not calls:
+        return nothing(f"every call of session {shown(session)} has a decision", run)
+    verb = "approved" if decision["approve"] else "rejected"
+    left = f"{len(run.undecided)} without a decision"
+    return Answer(document=run, message=f"{verb} {counted(len(calls), 'call')}; {left}")
 
 
-def _usage_record(row: UsageRow, fields: tuple[str, ...]) -> dict[str, Any]:
-    record = asdict(row)
-    for name in ("day", "agent", "model", "owner_id", "session_id"):
-        if name not in fields:
-            del record[name]
-    if row.day is not None:
-        record["day"] = row.day.isoformat()
-    record["cost"] = None if row.cost is None else float(row.cost)
-    return record
+async def _unless_unused(target: Target, work: Callable[[], Awaitable[T]]) -> T | None:
+    """Returns None if the table is missing because no run was ever stored."""
+    from agents_session_metadata.errors import TablesMissingError
+
+    await target.catalog.get_session("-", keys=[])  # raises an error if all tables are missing
+    try:
+        return await work()
+    except TablesMissingError:
+        return None
 
 
-def _cells(row: UsageRow, fields: tuple[str, ...]) -> list[str]:
-    of_row = [getattr(row, name) for name in fields]
-    shown_fields = ["-" if value is None else _text(value) for value in of_row]
-    numbers = [f"{getattr(row, name):,}" for name in _NUMBERS]
-    cost = "-" if row.cost is None else f"{row.cost:f}"
-    return [
-        *shown_fields,
-        *numbers,
-        f"{cost} +?" if row.unpriced and row.cost is not None else cost,
-    ]
-
-
-def _text(value: Any) -> str:
-    return value.isoformat() if isinstance(value, date) else shown(value)
-
-
-def _tell_unpriced(rows: list[UsageRow]) -> None:
-    models = {model for row in rows for model in row.unpriced}
-    if models:
-        names = sorted(shown(model) for model in models if model is not None)
-        if None in models:
-            names.append("models with unknown names")
-        say(f"without a price, and not in the cost: {', '.join(names)}")
+def _rows(runs: list[PausedRun]) -> Iterator[list[str]]:
+    for run in runs:
+        paused = ago(run.paused_at)
+        for call in run.pending:
+            given = call.decision
+            decision = "approved" if given and given.approve else "rejected" if given else "waiting"
+            arguments = "(encrypted)" if call.arguments is None else shown(call.arguments)
+            yield [run.session_id, call.call_id, call.tool or "", arguments, decision, paused]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Table, literal_column, select
+from sqlalchemy import Connection, MetaData, Table, func, literal_column, select
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.types import TableSize
 
 from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup
 from .tables import SessionTables, TableNames, build_tables, create_tables
@@ -20,6 +21,18 @@ def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
     """On SQLite, the names of triggers are included."""
     names = [table.name for group in tables.groups for table in group.tables]
     return dialect_of(connection.dialect).existing(connection, tables.sessions, names)
+
+
+def table_sizes(connection: Connection, tables: SessionTables) -> list[TableSize]:
+    """Returns the sizes of the tables that exist."""
+    dialect, existing = dialect_of(connection.dialect), existing_names(connection, tables)
+    sizes = []
+    for table in (table for group in tables.groups for table in group.tables):
+        if table.name in existing:
+            count: Any = select(func.count()).select_from(table)
+            rows = int(connection.execute(count).scalar_one())
+            sizes.append(TableSize(table.name, rows, dialect.table_bytes(connection, table)))
+    return sizes
 
 
 def missing_names(connection: Connection, group: TableGroup, existing: Container[str]) -> list[str]:

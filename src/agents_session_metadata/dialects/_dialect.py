@@ -260,6 +260,10 @@ class Dialect:
     def server_warnings(self, connection: Connection) -> list[str]:
         return []
 
+    def table_bytes(self, connection: Connection, table: Table) -> int | None:
+        """Returns the size of a table with its indexes; None if the database does not report it."""
+        return None
+
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
         raise NotImplementedError
 

@@ -353,6 +353,15 @@ class MySQL(Dialect):
         if not is_begun:
             connection.rollback()  # The isolation level can change only before a transaction.
 
+    def table_bytes(self, connection: Connection, table: Table) -> int | None:
+        query = (
+            "SELECT data_length + index_length FROM information_schema.tables"
+            " WHERE table_schema = coalesce(:schema, database()) AND table_name = :table"
+        )
+        names = {"schema": connection.schema_for_object(table), "table": table.name}
+        size = connection.execute(text(query), names).scalar()
+        return None if size is None else int(size)
+
     def server_warnings(self, connection: Connection) -> list[str]:
         query = "SELECT @@sql_mode, @@foreign_key_checks"
         modes, checks = connection.execute(text(query)).one()

@@ -255,6 +255,12 @@ class PostgreSQL(Dialect):
         # `lock_tables` gets the same code.
         return self.error_code(error) == "42501" and "row-level security" not in str(error.orig)
 
+    def table_bytes(self, connection: Connection, table: Table) -> int | None:
+        query = text("SELECT pg_total_relation_size(to_regclass(:name))")
+        name = {"name": qualified_text(connection, table)}
+        size: int | None = connection.execute(query, name).scalar_one()
+        return size
+
     def server_warnings(self, connection: Connection) -> list[str]:
         query = "SELECT name, setting, source FROM pg_settings WHERE name = ANY (:names)"
         names = {"names": ["TimeZone", "session_replication_role"]}

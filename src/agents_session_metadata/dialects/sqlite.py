@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
 
@@ -262,6 +262,18 @@ class SQLite(Dialect):
         tables = {name.lower() for kind, name in found if kind == "table"}
         triggers = {name for kind, name in found if kind == "trigger"}
         return {name for name in names if name.lower() in tables} | triggers
+
+    def table_bytes(self, connection: Connection, table: Table) -> int | None:
+        schema = connection.schema_for_object(table) or "main"
+        master = f"{self.schema_of(connection, table)}sqlite_master"
+        names = f"SELECT name FROM {master} WHERE lower(tbl_name) = lower(:table)"  # noqa: S608
+        query = f"SELECT sum(pgsize) FROM dbstat WHERE schema = :schema AND name IN ({names})"  # noqa: S608
+        try:
+            found = connection.execute(text(query), {"schema": schema, "table": table.name})
+        except OperationalError:  # SQLite is compiled without dbstat.
+            return None
+        size: int | None = found.scalar_one()
+        return size
 
     def id_columns(self, connection: Connection, table: Table) -> list[IdColumn]:
         query = (

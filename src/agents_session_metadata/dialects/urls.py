@@ -32,6 +32,12 @@ DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
 """The packages whose exceptions are database errors."""
 
 
+_NOT_VALID = (
+    "the database URL is not valid; write it like postgresql://user:password@host/name or "
+    "sqlite:///folder/name.db"
+)
+
+
 def with_driver(url: str | URL) -> URL:
     """Errors do not repeat the URL, which may contain a password."""
     if not isinstance(url, (str, URL)):
@@ -39,9 +45,7 @@ def with_driver(url: str | URL) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise ValueError(
-            "the database URL is not valid; write it like postgresql://user:password@host/name"
-        ) from None
+        raise ValueError(_NOT_VALID) from None
     parsed = parsed.set(drivername=DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.drivername != "postgresql+asyncpg":
         return parsed
@@ -104,6 +108,8 @@ def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -
         raise ValueError(
             f"{parsed.drivername} is not an installed asyncio driver; use {default}, and {advice}"
         ) from None
+    except ArgumentError:
+        raise ValueError(_NOT_VALID) from None
     if is_file_based(engine.url):
         event.listen(engine.sync_engine, "connect", _enlarge_cache)
     return engine

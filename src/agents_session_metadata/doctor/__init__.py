@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import TypeAlias
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, SAWarning
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -50,8 +50,9 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
 
     def examine() -> list[Finding]:
         with dialect.connect(in_transactions) as connection, warnings.catch_warnings():
-            # SQLAlchemy warns of columns and indexes of the application that it cannot read.
-            warnings.simplefilter("ignore", SAWarning)
+            # SQLAlchemy warns of columns and indexes that it cannot read, and drivers of whatever
+            # the server says about tables and views of the application.
+            warnings.simplefilter("ignore")
             dialect.check_connection(connection)
             return [*_examine(Inspection(connection, names or table_names()))]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 Level: TypeAlias = Literal["error", "warning", "info"]
 
@@ -22,6 +22,3 @@ class Finding:
     check: str
     problem: str
     repair: tuple[str, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "repair": list(self.repair)}

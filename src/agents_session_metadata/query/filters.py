@@ -197,6 +197,21 @@ OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
 }
 
 
+def operators_without_dollar(where: object, *, is_value: bool = False) -> Iterator[str]:
+    """Yields operators whose `$` was probably forgotten: the only key of an object that is a value.
+
+    `{"tags": {"contains": "x"}}` is a legal filter, which matches no list.
+    """
+    if isinstance(where, Mapping):
+        for key, operand in where.items():
+            if is_value and len(where) == 1 and f"${key}" in OPERATORS:
+                yield key
+            yield from operators_without_dollar(operand, is_value=not str(key).startswith("$"))
+    elif isinstance(where, list):
+        for each in where:
+            yield from operators_without_dollar(each)
+
+
 def _paired(conditions: list[Condition]) -> list[Condition]:
     """Joins the ranges of one type, so that one look at an index answers all of them.
 

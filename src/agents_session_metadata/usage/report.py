@@ -59,7 +59,6 @@ async def read_usage(
     if owner_id is not None:
         json_text(OWNER_ID, owner_id)
     conditions = _conditions(usage, session_id, owner_id, since, until)
-    await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
     columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
@@ -67,6 +66,8 @@ async def read_usage(
     statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
 
     def read(connection: Connection, queries: Queries) -> list[UsageRow]:
+        if not store.database.has_tables(connection, USAGE):
+            return []
         query = _within(store, queries, statement, usage)
         return _rows(fields, connection.execute(*query))
 

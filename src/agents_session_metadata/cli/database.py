@@ -1,0 +1,125 @@
+"""The commands about the database as a whole: indexes, sizes, SQL and checks."""
+
+from __future__ import annotations
+
+import click
+
+from agents_session_metadata.text import escaped
+
+from .command import DATABASE, REGISTRY, TABLES, command
+from .connection import Target
+from .options import argument, flag, option, usage
+from .output import Answer, Table, counted, nothing, number, progress, shown
+
+_KEY = argument("A metadata key, or $updated_at for lists without a filter.")
+
+REGISTRY["index"] = click.Group("index", help="Create, drop and list indexes.")
+
+
+@command("index create owner_id")
+async def create_index(target: Target, key: str = _KEY) -> Answer:
+    """Create an index on a key, for fast lists of sessions.
+
+    Creates missing tables. Triggers keep the index up to date. If the command is interrupted, run
+    it again to continue.
+    """
+    _ = target.engine  # First: a misspelled file is not created.
+    target.create_tables = True
+    total = await target.catalog.count_sessions()
+    with progress(f"Indexing {shown(key)}", total) as reach:
+        created = await target.catalog.create_index(key, progress=reach)
+    index = f"the index on {shown(key)}"
+    message = f"created {index}" if created else f"{index} exists already"
+    return Answer(document={"key": key, "created": created}, message=message)
+
+
+@command("index drop owner_id")
+async def drop_index(target: Target, key: str = _KEY) -> Answer:
+    """Drop an index. Results do not change, but lists can be slower."""
+    dropped = await target.catalog.drop_index(key)
+    document = {"key": key, "dropped": dropped}
+    if not dropped:
+        return nothing(f"there is no index on {shown(key)}", document)
+    return Answer(document=document, message=f"dropped the index on {shown(key)}")
+
+
+@command("index list --count")
+async def list_indexes(
+    target: Target, count: bool = flag("Count the entries, which takes time.")
+) -> Answer:
+    """List the indexes, and whether each is complete."""
+    indexes = await target.catalog.list_indexes(count=count)
+    if not indexes:
+        return Answer(document=[], message="there is no index")
+    rows = [[each.key, "yes" if each.complete else "no", number(each.entries)] for each in indexes]
+    return Answer(document=indexes, table=Table(("key", "complete", "entries"), rows))
+
+
+@command("size --json")
+async def size(target: Target) -> Answer:
+    """Print the rows, and the bytes with indexes, of each table of the SDK and this package."""
+    tables = await target.catalog.storage()
+    if not tables:
+        return nothing("there are no tables", [])
+    rows = [(each.table, number(each.rows), number(each.bytes)) for each in tables]
+    return Answer(document=tables, table=Table(("table", "rows", "bytes"), rows))
+
+
+@command("ddl --dialect postgresql > tables.sql", TABLES)
+async def ddl(
+    target: Target,
+    dialect: str = option("postgresql, mysql, mariadb or sqlite.", required=True),
+    drop: bool = flag("Print DROP statements instead of CREATE statements."),
+    everything: bool = flag("With --drop: the SDK's own tables too.", "--all"),
+) -> Answer:
+    """Print the SQL that creates the tables, or drops them, without a database."""
+    from agents_session_metadata.core.ddl import create_statements, drop_statements
+    from agents_session_metadata.dialects import dialect_of, offline
+
+    if everything and not drop:
+        usage("--all needs --drop")
+    in_shell = dialect_of(offline(dialect)).in_shell
+    if drop:
+        statements = drop_statements(dialect, target.names, everything=everything)
+    else:
+        statements = create_statements(dialect, target.names)
+    return Answer(text="\n".join(map(in_shell, statements)))
+
+
+@command("doctor --json", DATABASE)
+async def doctor(
+    target: Target,
+    rewrite_search_keys: bool = flag(
+        "Rewrite search keys and list elements that do not match the stored values."
+    ),
+) -> Answer:
+    """Compare a database with what `ddl` would create, and print problems.
+
+    Changes nothing, unless --rewrite-search-keys is given. Prints CREATE statements for missing
+    objects, in the order in which to run them, and explains other problems. The exit code is 1 if
+    there is an error, and 0 if there are only warnings.
+    """
+    from agents_session_metadata import doctor
+    from agents_session_metadata.dialects import dialect_of
+
+    if rewrite_search_keys:
+        rewritten, skipped = await doctor.rewrite_search_keys(target.engine, target.names)
+        hint = "; run `agent-sessions doctor` to see why" if skipped else ""
+        return Answer(
+            document={"rewritten": rewritten, "skipped": skipped},
+            text=str(rewritten),
+            message=f"values rewritten: {rewritten}, skipped: {skipped}{hint}",
+        )
+    findings = await doctor.diagnose(target.engine, target.names)
+    in_shell = dialect_of(target.engine.dialect).in_shell
+    lines = []
+    for each in findings:
+        lines.append(f"{each.level:7}  {each.check}: {escaped(each.problem)}")
+        lines += map(in_shell, each.repair)
+    errors = sum(each.level == "error" for each in findings)
+    return Answer(
+        document={"healthy": not errors, "findings": findings},
+        text="\n".join(lines),
+        message=f"found {counted(errors, 'error')}" if errors else "healthy",
+        code=1 if errors else 0,
+    )

@@ -1,0 +1,126 @@
+"""The commands about the items of sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agents_session_metadata.text import content_texts, escaped
+
+from . import options
+from .command import WRITES, command
+from .connection import Target
+from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
+from .output import Answer, Pages, counted, nothing, shown, write
+
+if TYPE_CHECKING:
+    from agents_session_metadata.types import ItemInfo
+
+
+_PAGE = 50
+
+
+@command("history chat-1 --limit 20 --newest-first")
+async def history(
+    target: Target,
+    session: str = SESSION,
+    pages: Pages = options.paging("Items", _PAGE),
+    newest_first: bool = flag("Print the newest items first."),
+) -> Answer:
+    """Print the history of a session, oldest items first.
+
+    The number before each item is its id. Pass it to rewind or fork.
+    """
+    found = await pages.write(
+        lambda **page: target.catalog.list_items(session, newest_first=newest_first, **page),
+        "items",
+        _PAGE,
+        _write_items,
+    )
+    return Answer() if found else nothing(await target.problem(session, "has no items"))
+
+
+@command("rewind chat-1 --turns 1 --yes")
+async def rewind(
+    target: Target,
+    session: str = SESSION,
+    turns: int | None = option("Remove this many turns from the end.", type=Whole(1)),
+    before: int | None = options.item("Remove this item and everything after it."),
+    expect_last: int | None = options.item("Fail if this is not the newest item."),
+    yes: bool = YES,
+) -> Answer:
+    """Remove the last items of a session's history. Metadata is kept.
+
+    Requires --turns or --before. A turn begins with a user message. Item ids are those that history
+    prints. A call is never separated from its output.
+    """
+    if (turns is None) == (before is None):
+        usage("pass either --turns or --before")
+    what = f"everything from item {before} on" if turns is None else counted(turns, "turn")
+    await confirm(f"Remove {what} of session {shown(session)}?", yes=yes)
+    try:
+        removed = await target.catalog.rewind_session(
+            session, turns=turns, before=before, expect_last=expect_last
+        )
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    document = {"session_id": session, "removed": removed}
+    if not removed:
+        return nothing(await target.problem(session, "has no turns"), document)
+    return Answer(document=document, message=f"removed {counted(len(removed), 'item')}")
+
+
+@command("fork chat-1 chat-2 --before 17", WRITES)
+async def fork(
+    target: Target,
+    session: str = SESSION,
+    new: str | None = argument("The id of the copy. Default: random.", "[NEW]", required=False),
+    before: int | None = options.item("Copy only the items before this one."),
+    meta: Sequence[str] = options.META,
+) -> Answer:
+    """Copy a session with history and metadata, and print the id of the copy.
+
+    The id of the original is stored under forked_from, the item of --before under forked_before.
+    """
+    metadata = parse_pairs(meta, "--meta")
+    copy = await target.catalog.fork_session(session, new, metadata=metadata, before=before)
+    stored = await copy.get_metadata() if target.as_json else None
+    document = {"session_id": copy.session_id, "metadata": stored}
+    return Answer(document=document, text=escaped(copy.session_id))
+
+
+@command("search 'lisbon \"tram 28\" alf*' --meta owner_id=u1")
+async def search(
+    target: Target,
+    query: str = argument('Words, "a phrase", a prefix* or -excluded words.'),
+    condition: Any = options.filters(),
+) -> Answer:
+    """Find messages and titles that contain all words. Not available in this version."""
+    return await target.catalog.search(query, condition)
+
+
+def _write_items(items: Sequence[ItemInfo]) -> None:
+    for info in items:
+        kind, *lines = _lines(info.item)
+        write(f"{info.item_id}  {info.created_at:%Y-%m-%d %H:%M:%S}  {escaped(kind)}")
+        for line in lines:
+            write(f"    {line}".rstrip())
+
+
+def _lines(item: Any) -> Iterator[str]:
+    """Yields the kind of an item, then its text."""
+    if not isinstance(item, dict):
+        yield from ("item", shown(item))
+    elif item.get("__enc__") == 1:
+        yield "encrypted"
+    elif "role" in item:
+        yield str(item["role"])
+        for text in content_texts(item.get("content")):
+            yield from text.split("\n")
+    else:
+        yield str(item.get("type") or "item")
+        for name, value in item.items():
+            if name != "type":
+                yield shown(f"{name}: {shown(value)}")
