@@ -201,7 +201,7 @@ def test_something_is_not_installed(names, args, words, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-APPROVALS = {"waiting", "approve", "reject", "discard"}
+APPROVALS = {"runs", "approve", "reject", "discard"}
 
 
 def test_no_command_waits_for_the_sdk(tmp_path):

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
         InvalidMetadataError,
         InvalidPhaseError,
         MetadataLimitError,
-        RunClaimedError,
+        RunFailedError,
+        RunInterruptedError,
         ScopeError,
+        SessionBusyError,
         SessionChangedError,
         SessionExistsError,
         SessionMetadataError,
@@ -49,9 +51,8 @@ if TYPE_CHECKING:
     from .query.filters import Where
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
-    from .runs.claims import ClaimedRun
-    from .runs.paused import PausedRuns
-    from .runs.rows import Decision, PausedPage, PausedRun, PendingCall
+    from .runs.records import Decision, PendingCall, RunInfo, RunPage
+    from .runs.runs import SessionRun, SessionRuns, StreamedRun
     from .session import SQLAlchemyMetadataSession
     from .tracking.budget import Budget
     from .tracking.titles import SessionTitler
@@ -81,7 +82,6 @@ __all__ = [
     "PHASES",
     "Budget",
     "BudgetExceededError",
-    "ClaimedRun",
     "CorruptMetadataError",
     "CreateTrigger",
     "Decision",
@@ -101,17 +101,18 @@ __all__ = [
     "OnConflict",
     "OnCorrupt",
     "OrderBy",
-    "PausedPage",
-    "PausedRun",
-    "PausedRuns",
     "PendingCall",
     "PhaseChange",
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
-    "RunClaimedError",
+    "RunFailedError",
+    "RunInfo",
+    "RunInterruptedError",
+    "RunPage",
     "SQLAlchemyMetadataSession",
     "ScopeError",
+    "SessionBusyError",
     "SessionCatalog",
     "SessionChangedError",
     "SessionExistsError",
@@ -121,11 +122,14 @@ __all__ = [
     "SessionNotFoundError",
     "SessionPage",
     "SessionPausedError",
+    "SessionRun",
+    "SessionRuns",
     "SessionTables",
     "SessionTitler",
     "SessionTracker",
     "StateVersionError",
     "Statistics",
+    "StreamedRun",
     "TableGroup",
     "TablesMissingError",
     "ToolStatistics",
@@ -148,8 +152,10 @@ _MODULES = {
         "InvalidMetadataError",
         "InvalidPhaseError",
         "MetadataLimitError",
-        "RunClaimedError",
+        "RunFailedError",
+        "RunInterruptedError",
         "ScopeError",
+        "SessionBusyError",
         "SessionChangedError",
         "SessionExistsError",
         "SessionMetadataError",
@@ -178,9 +184,8 @@ _MODULES = {
     "usage.prices": ["ModelPrice"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
-    "runs.claims": ["ClaimedRun"],
-    "runs.paused": ["PausedRuns"],
-    "runs.rows": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
+    "runs.records": ["Decision", "PendingCall", "RunInfo", "RunPage"],
+    "runs.runs": ["SessionRun", "SessionRuns", "StreamedRun"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
     "core.tables": ["SessionTables", "session_tables"],

@@ -290,7 +290,7 @@ class CatalogStore(Store[TContext]):
 
         Raises:
             NotFoundError: If there is no such thread.
-            SessionPausedError: If a run is paused, and the item is the newest one, of an earlier
+            SessionPausedError: If a run waits, and the item is the newest one, of an earlier
                 request.
             ValueError: If the answer in the history is encrypted, and the item is the newest one,
                 of an earlier request. Or if rewinding would separate items that belong together.
@@ -327,7 +327,7 @@ class CatalogStore(Store[TContext]):
 
         Raises:
             NotFoundError: If there is no such thread, or it has no such user message.
-            SessionPausedError: If a run is paused, and its history would have to be cut.
+            SessionPausedError: If a run waits, and its history would have to be cut.
             ValueError: If an earlier part of the history is encrypted, or if the cut would separate
                 items that belong together.
         """

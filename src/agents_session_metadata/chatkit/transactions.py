@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
-from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
@@ -98,7 +98,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
     in the history that was written elsewhere.
 
     A retry deletes items one by one, the newest first. If the history cannot be rewound, because a
-    run is paused or the answer is encrypted, the first of them is refused, so that all stay.
+    run waits or works or the answer is encrypted, the first of them is refused, so that all stay.
 
     `is_own` means that the same request has added the item or loaded it by its id. A retry has not.
     """
@@ -109,11 +109,11 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
             return
-        is_paused = hold(store.database, connection, session_id) is not None
+        held = hold(store.database, connection, session_id)
         newest = rows.read_newest(connection, session_id)
         if not is_own and newest is not None and newest.position == item.position:
-            if is_paused:
-                raise SessionPausedError(session_id)
+            if held is not None:
+                raise held
             asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
             if asked is not None:
                 end = asked.history_end or 0
@@ -128,8 +128,8 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
             if ended and not question.reopened:
                 rows.set_reopened(connection, session_id, question.item_id, reopened=True)
             return
-        if is_paused or item.kind == USER_MESSAGE:
-            # A paused run needs its history. And nothing that answers the message before a user
+        if held is not None or item.kind == USER_MESSAGE:
+            # A run needs its history. And nothing that answers the message before a user
             # message was deleted; see `rewind_before`.
             return
         history = _history(store, connection, session_id)

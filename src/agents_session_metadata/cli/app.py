@@ -16,7 +16,7 @@ COMMANDS = {
     **dict.fromkeys(("history", "rewind", "fork", "search"), "sessions"),
     "usage": "runs",
     **dict.fromkeys(("start", "phase", "resume-check", "finish"), "lifecycle"),
-    **dict.fromkeys(("waiting", "approve", "reject", "discard"), "runs"),
+    **dict.fromkeys(("runs", "approve", "reject", "discard"), "runs"),
     **dict.fromkeys(("delete", "cleanup", "export", "import"), "transfer"),
     **dict.fromkeys(("index", "ddl", "doctor", "mcp"), "admin"),
     "web": "web",

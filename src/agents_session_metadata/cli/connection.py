@@ -293,7 +293,7 @@ def explain(error: Exception, place: Place) -> click.ClickException | None:
     if isinstance(error, (InvalidFilterError, UnsupportedDialectError)):
         return click.UsageError(escaped(str(error)))
     if isinstance(error, SessionMetadataError):
-        return Failure(str(error).replace("PausedRuns.discard", "`agent-sessions discard`"))
+        return Failure(str(error).replace("SessionRuns.discard", "`agent-sessions discard`"))
     if isinstance(error, TypeError) and str(error).startswith("connect() got an unexpected"):
         return click.UsageError(
             f"the driver of {place.shown_url()} does not know an option of the "

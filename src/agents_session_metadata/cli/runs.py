@@ -1,4 +1,4 @@
-"""The commands about runs: those that wait for an approval, and their usage."""
+"""The commands about runs: their list, their approvals and their usage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .options import (
 from .output import counted, nothing, say, shown, write_json, write_table
 
 if TYPE_CHECKING:
-    from agents_session_metadata.runs.rows import PausedRun
+    from agents_session_metadata.runs.records import RunInfo
     from agents_session_metadata.types import UsageRow
 
     from .connection import Place
@@ -47,43 +47,50 @@ _CALLS = (
 _BY = option("--by", metavar="NAME", help="Who decides.")
 
 
-@_command("waiting", "waiting --meta owner_id=u1")
+@_command("runs", "runs --status waiting --meta owner_id=u1")
 @takes(
+    option(
+        "--status",
+        metavar="NAME",
+        help="Only runs that are running, waiting, interrupted or failed.",
+    ),
     *FILTERS,
     option("--limit", type=Whole(1, _LONG_PAGE), default=_PAGE, help="Runs per page."),
     CURSOR,
 )
-async def waiting(
-    place: Place, *, condition: dict[str, Any] | None, limit: int, cursor: str | None
+async def runs(
+    place: Place,
+    *,
+    status: str | None,
+    condition: dict[str, Any] | None,
+    limit: int,
+    cursor: str | None,
 ) -> int:
-    """List paused runs that wait for an approval, newest first, with their calls."""
+    """List runs that work, wait for an approval, were interrupted or failed, newest first."""
     async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
+        from agents_session_metadata.runs.records import STATUSES
+        from agents_session_metadata.runs.runs import SessionRuns
 
-        runs: list[PausedRun] = []
-        code, next_cursor = 1, None
-        try:
-            page = await wait(PausedRuns(catalog).list(condition, limit=limit, cursor=cursor))
-            runs, next_cursor = page.runs, page.next_cursor
-        except Failure as failure:
-            if not is_unused(place, failure, "_paused"):
-                raise
-            code = 0
+        if status not in (None, *STATUSES):
+            usage(f"--status must be one of {', '.join(STATUSES)}, got {shown(str(status))}")
+        listing = SessionRuns(catalog).list(status, condition, limit=limit, cursor=cursor)
+        page = await wait(listing)
     if place.as_json:
-        write_json({"runs": [record_of_run(run) for run in runs], "next_cursor": next_cursor})
-    elif runs:
-        _write_runs(runs)
-    if not runs:
-        return nothing("no run waits for an approval", code)
-    if next_cursor is not None and not place.as_json:
-        say(f"there are more runs; continue with --cursor {next_cursor}")
+        records = [record_of_run(run) for run in page.runs]
+        write_json({"runs": records, "next_cursor": page.next_cursor})
+    elif page.runs:
+        _write_runs(page.runs)
+    if not page.runs:
+        return nothing(f"no run is {status}" if status else "there are no runs", 0)
+    if page.next_cursor is not None and not place.as_json:
+        say(f"there are more runs; continue with --cursor {page.next_cursor}")
     return 0
 
 
 @_command("approve", "approve chat-1 call_7f2 --by user_123")
 @takes(*_CALLS, _BY)
 async def approve(place: Place, **given: Any) -> int:
-    """Approve a call of a paused run. A later decision replaces an earlier one.
+    """Approve a call of a waiting run. A later decision replaces an earlier one.
 
     The call runs when the application resumes the run.
     """
@@ -93,33 +100,28 @@ async def approve(place: Place, **given: Any) -> int:
 @_command("reject", "reject chat-1 call_7f2 --message 'Not on Friday'")
 @takes(*_CALLS, option("--message", help="The message that the model receives."), _BY)
 async def reject(place: Place, **given: Any) -> int:
-    """Reject a call of a paused run. A later decision replaces an earlier one."""
+    """Reject a call of a waiting run. A later decision replaces an earlier one."""
     return await _decide(place, approve=False, **given)
 
 
 @_command("discard", "discard chat-1 --yes", shared=registry.ONE)
 @takes(SESSION, YES)
 async def discard(place: Place, *, session: str, yes: bool) -> int:
-    """Delete a paused run without resuming it. History and metadata are kept.
+    """Give up a run that waits, was interrupted or has failed.
 
-    The history can end with calls that have no output: rewind it before the next run.
+    Its messages stay. Calls without an output are removed.
     """
-    confirm(f"Discard the paused run of session {shown(session)}?", yes=yes)
+    confirm(f"Discard the run of session {shown(session)}?", yes=yes)
     async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
+        from agents_session_metadata.runs.runs import SessionRuns
 
-        try:
-            discarded = await wait(PausedRuns(catalog).discard(session))
-        except Failure as failure:
-            if not is_unused(place, failure, "_paused"):
-                raise
-            discarded = False
+        discarded = await wait(SessionRuns(catalog).discard(session))
     if place.as_json:
         write_json({"session_id": session, "discarded": discarded})
     if not discarded:
-        return nothing(f"session {shown(session)} has no paused run")
+        return nothing(f"session {shown(session)} has no run")
     if not place.as_json:
-        say("discarded the paused run")
+        say("discarded the run")
     return 0
 
 
@@ -127,18 +129,18 @@ async def _decide(
     place: Place, *, session: str, call: str | None, every: bool, **decision: Any
 ) -> int:
     if (call is None) is not every:
-        usage("pass either the id of a call or --all; `agent-sessions waiting` lists the calls")
+        usage("pass either the id of a call or --all; `agent-sessions runs` lists the calls")
     async with place.open() as (catalog, wait):
-        from agents_session_metadata.runs.paused import PausedRuns
+        from agents_session_metadata.runs.runs import SessionRuns
 
-        paused = PausedRuns(catalog)
-        run = await wait(paused.get(session))
+        runs = SessionRuns(catalog)
+        run = await wait(runs.get(session))
         if run is None:
-            return nothing(f"session {shown(session)} has no paused run")
+            return nothing(f"session {shown(session)} has no run")
         calls = [each.call_id for each in run.undecided] if call is None else [call]
         try:
             for each in calls:
-                run = await wait(paused.decide(session, each, paused_at=run.paused_at, **decision))
+                run = await wait(runs.decide(session, each, **decision))
         except LookupError as error:
             raise Failure(str(error)) from None
     if place.as_json:
@@ -152,13 +154,13 @@ async def _decide(
     return 0
 
 
-def record_of_run(run: PausedRun) -> dict[str, Any]:
+def record_of_run(run: RunInfo) -> dict[str, Any]:
     return {
         "session_id": run.session_id,
+        "status": run.status,
         "agent": run.agent,
-        "paused_at": run.paused_at.isoformat(),
-        "claimed_until": run.claimed_until and run.claimed_until.isoformat(),
-        "crashed": run.crashed,
+        "started_at": run.started_at.isoformat(),
+        "error": run.error,
         "pending": [
             {
                 "call_id": call.call_id,
@@ -178,20 +180,19 @@ def record_of_run(run: PausedRun) -> dict[str, Any]:
     }
 
 
-def _write_runs(runs: list[PausedRun]) -> None:
+def _write_runs(runs: list[RunInfo]) -> None:
     rows = []
     for run in runs:
-        state = "crashed" if run.crashed else "claimed" if run.claimed_until else ""
-        ends = [ago(run.paused_at), state]
+        ends = [run.status, ago(run.started_at)]
         if not run.pending:
-            rows.append([run.session_id, "", "", "", "ready to resume", *ends])
+            rows.append([run.session_id, "", "", shown(run.error or ""), "", *ends])
         for call in run.pending:
             decision = "waiting"
             if call.decision is not None:
                 decision = "approved" if call.decision.approve else "rejected"
             arguments = "(encrypted)" if call.arguments is None else shown(call.arguments)
             rows.append([run.session_id, call.call_id, call.tool or "", arguments, decision, *ends])
-    write_table(("session", "call", "tool", "arguments", "decision", "paused", "claim"), rows)
+    write_table(("session", "call", "tool", "arguments", "decision", "status", "started"), rows)
 
 
 _NUMBERS = {

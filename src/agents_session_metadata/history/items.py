@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
+from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     ItemPosition,
@@ -197,13 +198,14 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
 
 
 async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
-    """Returns the items as they are stored. The session must exist."""
+    """Returns the items as they are stored. The session must exist, and no run may hold it."""
     if id_problem(session_id) is not None:
         raise SessionNotFoundError(session_id)
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
         if not store.lock(connection, session_id):
             raise SessionNotFoundError(session_id)
+        prepare_change(store.database, connection, session_id)
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)

@@ -16,7 +16,7 @@ _ERRORS: Mapping[str, str] = {
     "400": "A parameter is invalid. `param` is its name.",
     "403": "The request has no scope, or a key or role is not allowed.",
     "404": "The conversation or item does not exist.",
-    "409": "The conversation has changed or is paused.",
+    "409": "The conversation has changed, or a run of it waits or works.",
     "413": "The body is too large.",
     "415": "The body is not JSON.",
     "422": "A limit is exceeded, or a call would be separated from its output.",

@@ -24,6 +24,7 @@ from agents_session_metadata.errors import (
     InvalidMetadataError,
     MetadataLimitError,
     ScopeError,
+    SessionBusyError,
     SessionChangedError,
     SessionExistsError,
     SessionNotFoundError,
@@ -337,7 +338,11 @@ def _known(error: Exception) -> APIError | None:
         message = "The conversation has changed: `expect_last` is not its newest item."
         return APIError(409, message, param="expect_last", code="conversation_changed")
     if isinstance(error, SessionPausedError):
-        return APIError(409, str(error), code="conversation_paused")
+        message = "A run of the conversation waits for approvals."
+        return APIError(409, message, code="conversation_paused")
+    if isinstance(error, SessionBusyError):
+        message = "A run of the conversation works or is interrupted."
+        return APIError(409, message, code="conversation_busy")
     if isinstance(error, SessionExistsError):
         return APIError(409, "A conversation with this id already exists.", code="exists")
     return None
