@@ -26,7 +26,7 @@ import inspect
 import json
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -356,15 +356,20 @@ class StoredSession(SQLAlchemySession):
             return list(connection.scalars(statement, parameters))
 
         while True:
-            texts, items = await self._store.database.read(read), list[TResponseInputItem]()
-            for text in reversed(texts):
-                with suppress(json.JSONDecodeError):  # As in the SDK.
-                    items.append(await self._deserialize_item(text))
+            texts = await self._store.database.read(read)
+            items = await self._items_of(reversed(texts))
             if most is None or window is None or most <= 0:
                 return items
             if len(items) >= most or len(texts) < window:
                 return items[-most:]
             window *= 2  # Rows that are not JSON do not count.
+
+    async def _items_of(self, texts: Iterable[str]) -> list[TResponseInputItem]:
+        items = list[TResponseInputItem]()
+        for text in texts:
+            with suppress(json.JSONDecodeError):  # As in the SDK.
+                items.append(await self._deserialize_item(text))
+        return items
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         if items:

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -52,7 +52,7 @@ class Journal:
         self,
         lease: Lease,
         encryption: Encryption,
-        steps: Iterable[Any],
+        steps: Mapping[int, Any],
         inside: Iterable[str],
         *,
         durable: bool,
@@ -63,15 +63,15 @@ class Journal:
         self._answers: dict[str, list[Any]] = {}
         self._outputs: dict[str, Any] = {}
         self._asked: Counter[str] = Counter()
-        self._number = 0
+        # Steps of tools that ran in parallel may lack one that was not written.
+        self._number = max(steps, default=-1) + 1
         self._inside = set(inside)
         self._open = set(inside)
         self.base: list[str] | None = None
         """The items that the history had at the beginning, if the run has replaced them."""
         self.was_replayed: bool = False
         """Whether the last answer to the run itself was given back."""
-        for step in steps:
-            self._number += 1
+        for step in steps.values():
             if "answer" in step:
                 self._answers.setdefault(step["path"], []).append(step["answer"])
             elif "output" in step:

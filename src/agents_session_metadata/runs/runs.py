@@ -112,7 +112,7 @@ class _Begun:
 
     lease: Lease
     row: RunRow
-    steps: list[Any]
+    steps: dict[int, Any]
     decisions: dict[str, Decision]
     is_other: bool = False
 
@@ -466,7 +466,7 @@ class SessionRuns:
             if found.run_id == request.waited_for:
                 raise RunFailedError(request.session_id, outcome["error"])
             return None
-        copies = Copies(Journal(Lease(self._store, "", 0), self._encryption, (), (), durable=False))
+        copies = Copies(Journal(Lease(self._store, "", 0), self._encryption, {}, (), durable=False))
         copies.of(request.agent)
         output = load_final(outcome["output"], copies.named(outcome["agent"]))
         return SessionRun(request.session_id, output, repeated=True)
@@ -500,7 +500,7 @@ class SessionRuns:
         self._show(connection, session_id, RUNNING)
         nothing = dict.fromkeys(RunRow._fields)
         row = RunRow(**{**nothing, **values, "started_at": 0, "expires": 0, "now": 0})
-        return _Begun(lease, row, [], {})
+        return _Begun(lease, row, {}, {})
 
     def _go_on(
         self,
@@ -534,10 +534,10 @@ class SessionRuns:
         if row.status != RUNNING:
             self._show(connection, session_id, RUNNING)
         steps = self._table("_run_steps")
-        stored = select(steps.c.value).where(steps.c.session_id == session_id)
-        texts = connection.scalars(stored.order_by(steps.c.number)).all()
+        stored = select(steps.c.number, steps.c.value).where(steps.c.session_id == session_id)
+        found: Any = connection.execute(stored.order_by(steps.c.number)).all()
         decisions = read_decisions_of(connection, self._table("_run_decisions"), [row])
-        loaded = [self._encryption.load(text) for text in texts]
+        loaded = {number: self._encryption.load(text) for number, text in found}
         going = row._replace(writes=writes)
         return _Begun(lease, going, loaded, decisions.get(session_id, {}), is_other)
 

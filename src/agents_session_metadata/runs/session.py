@@ -59,12 +59,7 @@ class RunSession(SQLAlchemyMetadataSession):
             rows = await self._store.database.read(lambda connection, _: self._rows(connection))
             hidden = set(self._own(rows)[sum(self._writes.counts[: self._writes.done]) :])
             texts = [text for item_id, text in rows if item_id not in hidden]
-        items = []
-        for text in texts:
-            try:
-                items.append(await self._deserialize_item(text))
-            except json.JSONDecodeError:  # noqa: PERF203  # as in the SDK
-                continue
+        items = await self._items_of(texts)
         most = limit if limit is not None else getattr(self.session_settings, "limit", None)
         return items if most is None else items[-most:] if most > 0 else []
 
@@ -142,7 +137,7 @@ class RunSession(SQLAlchemyMetadataSession):
             return rows[-1][1]
 
         text = await self._transact(pop)
-        return None if text is None else await self._deserialize_item(text)
+        return next(iter(await self._items_of([] if text is None else [text])), None)
 
     def _delete(self, connection: Connection, ids: list[int]) -> None:
         delete_messages(connection, self._store.database.tables, self.session_id, ids)
