@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .runs.records import Decision, PendingCall, RunInfo, RunPage
     from .runs.runs import SessionRun, SessionRuns, StreamedRun
     from .session import SQLAlchemyMetadataSession
-    from .tracking.budget import Budget
+    from .tracking.budget import Budget, Remaining
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
     from .transfer.exports import OnConflict
@@ -103,6 +103,7 @@ __all__ = [
     "OrderBy",
     "PendingCall",
     "PhaseChange",
+    "Remaining",
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
@@ -167,7 +168,7 @@ _MODULES = {
         "UnsupportedDialectError",
     ],
     "keys": ["normalize_agent"],
-    "tracking.budget": ["Budget"],
+    "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
     "query.filters": ["Where"],
     "query.ordering": ["OrderBy"],
