@@ -65,6 +65,7 @@ class Journal:
         self._asked: Counter[str] = Counter()
         # Steps of tools that ran in parallel may lack one that was not written.
         self._number = max(steps, default=-1) + 1
+        self._pending: list[tuple[int, str]] = []
         self._inside = set(inside)
         self._open = set(inside)
         self.base: list[str] | None = None
@@ -124,37 +125,61 @@ class Journal:
         elif event == "on_tool_end" and call_id is not None:
             self._open.discard(call_id)
 
-    async def add_output(self, call_id: str | None, output: Any) -> None:
+    async def add_output(self, call_id: str | None, output: Any, *, may_wait: bool) -> None:
+        """With `may_wait`, the last output of a turn is written with the history of the turn.
+
+        Pass it only if nothing of the application runs in between.
+        """
         if call_id is not None and call_id not in self._inside:
-            await self._add({"call": self._call(call_id), "output": dump_output(output)})
+            step = {"call": self._call(call_id), "output": dump_output(output)}
+            await self._add(step, now=not may_wait or bool(self._open))
 
     # ---- writing ----
 
-    async def _add(self, step: dict[str, Any]) -> None:
-        if not self.is_durable:
+    async def _add(self, step: dict[str, Any], *, now: bool = True) -> None:
+        if self.is_durable:
+            self._pending.append((self._number, self._encryption.dump(step)))
+            self._number += 1
+            if now:
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Writes the steps that wait for a write of the history."""
+        if not self._pending:
             return
-        number = self._number
-        self._number += 1
-        text = self._encryption.dump(step)
+        steps = self.pending()
 
         def write(connection: Connection, _: Any) -> None:
             self.lease.fence(connection)
-            self._insert(connection, number, text)
+            self.insert(connection, steps)
 
         await self.lease.store.database.write(write)
+        self.forget(steps)
+
+    def pending(self) -> list[tuple[int, str]]:
+        return list(self._pending)
+
+    def forget(self, steps: list[tuple[int, str]]) -> None:
+        """Must be called when steps that were pending are committed."""
+        self._pending = [step for step in self._pending if step not in steps]
+
+    def insert(self, connection: Connection, steps: list[tuple[int, str]]) -> None:
+        if steps:
+            database = self.lease.store.database
+            table: Table = database.tables.group(RUNS)["_run_steps"]
+            session_id = self.lease.session_id
+            rows = [
+                {"session_id": session_id, "number": number, "value": text}
+                for number, text in steps
+            ]
+            connection.execute(insert(table).inline(), rows)
 
     def keep_base(self, connection: Connection, texts: list[str]) -> None:
         """Keeps the items that the run began with, before the run replaces them."""
         if self.is_durable and self.base is None:
-            self._insert(connection, self._number, self._encryption.dump({"base": texts}))
+            self.insert(connection, [(self._number, self._encryption.dump({"base": texts}))])
             self._number += 1
             self.base = texts
-
-    def _insert(self, connection: Connection, number: int, text: str) -> None:
-        database = self.lease.store.database
-        steps: Table = database.tables.group(RUNS)["_run_steps"]
-        row = {"session_id": self.lease.session_id, "number": number, "value": text}
-        connection.execute(insert(steps).inline(), row)
 
 
 class _RecordedModel(ModelAround):
@@ -166,6 +191,7 @@ class _RecordedModel(ModelAround):
         path = _path_of(args, kwargs)
         response = self._journal.answer(path)
         if response is None:
+            await self._journal.flush()
             response = await self.model.get_response(*args, **kwargs)
             await self._journal.add_answer(path, response)
         return response
@@ -176,6 +202,7 @@ class _RecordedModel(ModelAround):
         if recorded is not None:
             yield completed(recorded)
             return
+        await self._journal.flush()
         items: list[Any] = []
         async for event in self.model.stream_response(*args, **kwargs):
             response = response_of(event, items)
@@ -278,6 +305,7 @@ class Copies:
         found = self._journal.output(call_id)
         if found is not _NOTHING:
             return found
+        await self._journal.flush()
         token = _path.set(self._journal._call(call_id))
         try:
             return await invoke(context, arguments)
@@ -338,12 +366,12 @@ class _Forwarding:
         if _IS_REPLAYED[event](self._journal, context):
             return
         if event == "on_tool_end":
-            await self._record(context, args[-1])
+            await self._record(context, args[0], args[-1])
         original = self._original
         given = {name: original(value) for name, value in named.items()}
         await call(context, *map(original, args), **given)
 
-    async def _record(self, context: Any, output: Any) -> None:
+    async def _record(self, context: Any, agent: Any, output: Any) -> None:
         pass
 
 
@@ -354,12 +382,17 @@ class _RecordedAgentHooks(_Forwarding, AgentHooks[Any]):
 class RecordedHooks(_Forwarding, RunHooks[Any]):
     """Records the outputs of tools besides."""
 
+    def __init__(self, hooks: RunHooks[Any] | None, copies: Copies) -> None:
+        super().__init__(RunHooks() if hooks is None else hooks, copies)
+        self._hears_nothing = hooks is None
+
     async def _forward(self, event: str, call: Any, context: Any, *args: Any, **named: Any) -> None:
         self._journal.note_call(event, _call_id(context))
         await super()._forward(event, call, context, *args, **named)
 
-    async def _record(self, context: Any, output: Any) -> None:
-        await self._journal.add_output(_call_id(context), output)
+    async def _record(self, context: Any, agent: Any, output: Any) -> None:
+        may_wait = self._hears_nothing and agent.hooks is None
+        await self._journal.add_output(_call_id(context), output, may_wait=may_wait)
 
 
 def _call_id(context: Any) -> str | None:

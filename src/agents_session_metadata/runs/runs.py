@@ -11,12 +11,13 @@ import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
-from agents import Agent, RunHooks, Runner, RunState
+from agents import Agent, Runner, RunState
 from sqlalchemy import Connection, Table, delete, insert, literal, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -861,7 +862,7 @@ class _Part:
         agent, hooks = request.agent, options.get("hooks")
         if self._journal.is_durable:
             agent = self._copies.of(agent)
-            options["hooks"] = RecordedHooks(hooks or RunHooks(), self._copies)
+            options["hooks"] = RecordedHooks(hooks, self._copies)
             options["run_config"], self._provider = recorded_config(
                 options.get("run_config"), self._journal
             )
@@ -902,7 +903,7 @@ class _Part:
         if self.lease.is_lost:
             return self.lease.lost()
         if not isinstance(error, Exception):
-            await settle(self._runs._release(self.lease))
+            await settle(self.release())
             return error
         try:
             await self._write(partial(self._fail, _text_of(error)))
@@ -912,6 +913,12 @@ class _Part:
             shown = quoted(self.lease.session_id)
             logger.warning("the failed run of session %s was not stored", shown, exc_info=True)
         return error
+
+    async def release(self) -> None:
+        """Ends the lease early: the run is interrupted from now on."""
+        with suppress(SessionBusyError, SQLAlchemyError, OSError):
+            await self._journal.flush()
+        await self._runs._release(self.lease)
 
     async def _write(self, change: Callable[[Connection], None]) -> None:
         """Runs the last write of this part, which must begin by locking the session."""
@@ -964,6 +971,7 @@ class _Part:
 
     def _fail(self, error: str, connection: Connection) -> None:
         runs = self._runs
+        self._journal.insert(connection, self._journal.pending())
         self._change(connection, status=FAILED, error=runs._encryption.seal(error))
         runs._keep_outcome(connection, self._row, {"error": error})
         runs._show(connection, self.lease.session_id, FAILED)
@@ -1058,7 +1066,7 @@ class StreamedRun:
             if has_ended and not part.lease.is_lost:
                 self._outcome = await part.end(self.result)
             else:
-                await settle(self._runs._release(part.lease))
+                await settle(part.release())
         except BaseException as error:
             raise await part.fail(error) from error
         finally:

@@ -99,9 +99,14 @@ class RunSession(SQLAlchemyMetadataSession):
         if writes.is_repeating:
             await self._add_rest(items, counts)
         else:
-            await self._write_items(
-                items, self._enter, lambda connection: self._fence(connection, len(items), counts)
-            )
+            steps = self._journal.pending()
+
+            def end(connection: Connection) -> None:
+                self._fence(connection, len(items), counts)
+                self._journal.insert(connection, steps)
+
+            await self._write_items(items, self._enter, end)
+            self._journal.forget(steps)
         writes.counts, writes.done = counts, len(counts)
 
     async def _add_rest(self, items: list[TResponseInputItem], counts: list[int]) -> None:
