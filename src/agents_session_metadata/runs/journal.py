@@ -6,11 +6,13 @@ recorded by run hooks: the SDK calls none for an agent that is used as a tool an
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import hashlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -66,6 +68,7 @@ class Journal:
         # Steps of tools that ran in parallel may lack one that was not written.
         self._number = max(steps, default=-1) + 1
         self._pending: list[tuple[int, str]] = []
+        self._lock = asyncio.Lock()
         self._inside = set(inside)
         self._open = set(inside)
         self.base: list[str] | None = None
@@ -147,21 +150,22 @@ class Journal:
         """Writes the steps that wait for a write of the history."""
         if not self._pending:
             return
-        steps = self.pending()
+        async with self.writing() as steps:
 
-        def write(connection: Connection, _: Any) -> None:
-            self.lease.fence(connection)
-            self.insert(connection, steps)
+            def write(connection: Connection, _: Any) -> None:
+                self.lease.fence(connection)
+                self.insert(connection, steps)
 
-        await self.lease.store.database.write(write)
-        self.forget(steps)
+            if steps:
+                await self.lease.store.database.write(write)
 
-    def pending(self) -> list[tuple[int, str]]:
-        return list(self._pending)
-
-    def forget(self, steps: list[tuple[int, str]]) -> None:
-        """Must be called when steps that were pending are committed."""
-        self._pending = [step for step in self._pending if step not in steps]
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[list[tuple[int, str]]]:
+        """Yields the steps that are not written yet. The block must insert and commit them."""
+        async with self._lock:
+            steps = list(self._pending)
+            yield steps
+            del self._pending[: len(steps)]
 
     def insert(self, connection: Connection, steps: list[tuple[int, str]]) -> None:
         if steps:

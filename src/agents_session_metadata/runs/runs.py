@@ -1,4 +1,4 @@
-"""`SessionRuns`: runs that take turns, survive crashes and wait for approvals."""
+"""`SessionRuns`: one run per session at a time, which survives crashes and waits for approvals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from agents import Agent, Runner, RunState
 from sqlalchemy import Connection, Table, delete, insert, literal, select, update
@@ -75,6 +75,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 Interrupted = Literal["resume", "discard"]
 Wrap = Callable[[Any], Any]
 """A function that wraps the session of a run, for example in an `EncryptedSession`."""
+
+Decisions: TypeAlias = list[Decision]
+"""The method `list` hides the class of this name."""
 
 LONGEST_LEASE = timedelta(days=1)
 _POLLS = tuple(0.02 * 2**n for n in range(5))
@@ -235,7 +238,7 @@ class SessionRuns:
             session: A function that wraps the session of the run.
             strict_context: Whether a run that pauses raises if the SDK would not store its
                 `context` as it is.
-            **options: Further arguments of `Runner.run`, such as `context`, `hooks`, `run_config`
+            options: Further arguments of `Runner.run`, such as `context`, `hooks`, `run_config`
                 and `max_turns`.
 
         Returns:
@@ -295,7 +298,7 @@ class SessionRuns:
             durable: Whether to record answers and outputs.
             session: A function that wraps the session of the run.
             strict_context: Whether to refuse a context that would not be stored at a pause.
-            **options: Further arguments of `Runner.run_streamed`.
+            options: Further arguments of `Runner.run_streamed`.
 
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
@@ -330,7 +333,7 @@ class SessionRuns:
             wait: How many seconds to wait for the run if it works elsewhere.
             session: A function that wraps the session of the run, as when it began.
             strict_context: As in `run`.
-            **options: Further arguments of `Runner.run`. A `context` replaces the stored one.
+            options: Further arguments of `Runner.run`. A `context` replaces the stored one.
                 `max_turns` is that of the beginning by default; for a run that waited, the SDK
                 takes it from the state.
 
@@ -755,7 +758,7 @@ class SessionRuns:
 
     async def decisions(
         self, session_id: str | None = None, *, since: datetime | None = None
-    ) -> list[Decision]:  # type: ignore[valid-type]  # the builtin, not the method
+    ) -> Decisions:
         """Return decisions, oldest first. They are kept after the run and after its session.
 
         Args:
@@ -906,7 +909,8 @@ class _Part:
             await settle(self.release())
             return error
         try:
-            await self._write(partial(self._fail, _text_of(error)))
+            async with self._journal.writing() as steps:
+                await self._write(partial(self._fail, _text_of(error), steps))
         except SessionBusyError:
             return self.lease.lost()
         except (SQLAlchemyError, OSError):
@@ -969,9 +973,9 @@ class _Part:
         connection.execute(delete(steps).where(steps.c.session_id == session_id))
         runs._show(connection, session_id, WAITING)
 
-    def _fail(self, error: str, connection: Connection) -> None:
+    def _fail(self, error: str, steps: list[tuple[int, str]], connection: Connection) -> None:
         runs = self._runs
-        self._journal.insert(connection, self._journal.pending())
+        self._journal.insert(connection, steps)
         self._change(connection, status=FAILED, error=runs._encryption.seal(error))
         runs._keep_outcome(connection, self._row, {"error": error})
         runs._show(connection, self.lease.session_id, FAILED)
@@ -983,7 +987,12 @@ class _Part:
 
 
 class StreamedRun:
-    """A run that streams. Made by `SessionRuns.stream`; use it as an async context manager."""
+    """A run that streams, as an async context manager that `SessionRuns.stream` returns.
+
+    Args:
+        runs: The runs that it belongs to.
+        request: The arguments of `stream`.
+    """
 
     def __init__(self, runs: SessionRuns, request: _Request) -> None:
         self._runs = runs

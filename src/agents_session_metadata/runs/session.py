@@ -99,14 +99,13 @@ class RunSession(SQLAlchemyMetadataSession):
         if writes.is_repeating:
             await self._add_rest(items, counts)
         else:
-            steps = self._journal.pending()
+            async with self._journal.writing() as steps:
 
-            def end(connection: Connection) -> None:
-                self._fence(connection, len(items), counts)
-                self._journal.insert(connection, steps)
+                def end(connection: Connection) -> None:
+                    self._fence(connection, len(items), counts)
+                    self._journal.insert(connection, steps)
 
-            await self._write_items(items, self._enter, end)
-            self._journal.forget(steps)
+                await self._write_items(items, self._enter, end)
         writes.counts, writes.done = counts, len(counts)
 
     async def _add_rest(self, items: list[TResponseInputItem], counts: list[int]) -> None:
