@@ -5,12 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 SDK_TESTS := $(VENV)/sdk-tests
+CHATKIT_TESTS := $(VENV)/chatkit-tests
 
-# Set-up has three steps: the package with all drivers, the development tools, and the SDK's own
-# tests. Each runs once, and again when pyproject.toml or constraints.txt changes.
+# Set-up has three steps: the package with all drivers, the development tools, and the tests of the
+# SDK and of ChatKit. Each runs once, and again when pyproject.toml or constraints.txt changes.
 LIGHT := $(VENV)/.light
 DEV := $(VENV)/.dev
 SDK := $(SDK_TESTS)/.unpacked
+CHATKIT := $(CHATKIT_TESTS)/.unpacked
 
 # Without compiled files, each worker and each program that the tests start compiles everything again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,7 +32,7 @@ demo: $(LIGHT)  ## run examples/quickstart.py
 		$(if $(AGENT_SESSIONS_URL),'export AGENT_SESSIONS_URL=...  # the same URL','export AGENT_SESSIONS_URL=sqlite:///demo.db' 'make demo') \
 		'agent-sessions list'
 
-test: $(SDK)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
+test: $(SDK) $(CHATKIT)  ## run the tests; ARGS="-m quick" runs the fast ones, on SQLite
 	@$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS); code=$$?; \
 		echo 'CPU time of the shell, then of the tests, each in user and system mode:'; \
 		times; exit $$code
@@ -92,6 +94,16 @@ $(SDK): $(DEV)
 	@rm -rf $(SDK_TESTS)/src
 	@touch $@
 
+# Likewise ChatKit's.
+$(CHATKIT): $(DEV)
+	@echo "Fetching ChatKit's own tests"
+	@rm -rf $(CHATKIT_TESTS) && mkdir -p $(CHATKIT_TESTS)
+	@version=$$($(BIN)/python -c 'from importlib.metadata import version; print(version("openai-chatkit"))') \
+		&& $(PIP) download --no-deps --no-binary openai-chatkit --dest $(CHATKIT_TESTS) "openai-chatkit==$$version"
+	@tar -xzf $(CHATKIT_TESTS)/openai_chatkit-*.tar.gz -C $(CHATKIT_TESTS) --strip-components=1
+	@rm -rf $(CHATKIT_TESTS)/chatkit
+	@touch $@
+
 # ---- compatibility ----
 
 .PHONY: compat
@@ -144,6 +156,7 @@ DOCS := $(VENV)/.docs
 docs: $(DOCS)  ## build the documentation in site/
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
+	@$(BIN)/python -m pytest -q -n0 tests/reference
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
 	@echo '$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000'
 	@echo 'and open http://127.0.0.1:8000'

@@ -103,7 +103,7 @@ async def _measure_server(server: Server, arguments: argparse.Namespace, report:
     if "runs" in parts:
         await measure_runs(server, effort, report)
     if "catalog" in parts:
-        await measure_catalog(server, sizes, effort, report, with_peers=with_peers)
+        await measure_catalog(server, sizes, effort, report)
     if "indexes" in parts:
         await measure_indexes(server, sizes, effort, report, with_peers=with_peers)
 

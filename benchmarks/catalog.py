@@ -1,4 +1,4 @@
-"""Metadata of growing numbers of sessions, beside a plain table and the page of other libraries."""
+"""Metadata of growing numbers of sessions, beside a plain table and the bare driver."""
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ from .data import (
     written_ids,
 )
 from .databases import Server
+from .limits import measure_limits
 from .measure import Effort, Operation, contest
 from .plain_table import PlainTable
 from .report import Report
 
 OURS, PLAIN = "this package", "plain table"
 SECTION = "{:,} sessions: this package / a plain table, ms"
-PEERS = "Newest 20 of one owner: this package / another library, ms"
-BY_NAMESPACE = "LangGraph's store, namespace per owner"
-PEERS_UP_TO = 100_000
 SMALL, LARGE = 10_000, 1_000_000
 # The goals hold at 100,000 sessions on SQLite, PostgreSQL and MariaDB, in this order.
 GOALS_AT = 100_000
@@ -45,7 +43,8 @@ LIMITS = {
     "owner and status": (0.5, 0.5, 1.2),
     "list contains a tag": (1 / 5, 1 / 5, 1 / 20),
     "newest 20 with metadata": (0.8, 1.0, 1.0),
-    "set 5 keys": (2.0, 2.0, 2.0),
+    "set 5 keys": (1.2, 1.4, 1.4),
+    "set 5 keys, locked": (1.0, 1.0, 1.0),
 }
 KINDS = ("sqlite", "postgresql", "mysql")
 _CONNECTIONS = 9
@@ -78,7 +77,10 @@ class Ours:
             "list contains a tag": lambda _: find(tagged),
             "count by tag": lambda _: count(tagged),
             "newest 20 with metadata": lambda _: self.newest(LARGEST_OWNER),
-            "set 5 keys": lambda number: write[number % len(write)].set_metadata(changes(number)),
+            **dict.fromkeys(
+                ("set 5 keys", "set 5 keys, locked"),
+                lambda number: write[number % len(write)].set_metadata(changes(number)),
+            ),
         }
 
     async def newest(self, owner: str) -> list[Any]:
@@ -117,6 +119,9 @@ class Plain:
             "count by tag": lambda _: table.count_tag(TAG),
             "newest 20 with metadata": lambda _: table.newest(owner, PAGE),
             "set 5 keys": lambda number: table.set(write[number % len(write)], changes(number)),
+            "set 5 keys, locked": lambda number: table.set(
+                write[number % len(write)], changes(number), locks=True
+            ),
         }
 
     async def close(self) -> None:
@@ -125,7 +130,7 @@ class Plain:
 
 
 async def measure_catalog(
-    server: Server, sizes: Sequence[int], effort: Effort, report: Report, *, with_peers: bool
+    server: Server, sizes: Sequence[int], effort: Effort, report: Report
 ) -> None:
     """Measure everything on one server, from the smallest size to the largest."""
     small: tuple[Ours, URL] | None = None
@@ -138,11 +143,11 @@ async def measure_catalog(
         await plain.open(urls[1], corpus)
         await _measure_operations(server, size, ours, plain, effort, report)
         late = await _late_over_first(ours)
+        if size == GOALS_AT:
+            await measure_limits(ours.engine, corpus, effort, report)
         report.ratio(
             SECTION.format(size), "owner and status, 20th execution / first", late, limit=1.5
         )
-        if with_peers and size <= PEERS_UP_TO:
-            await _measure_peers(server, corpus, ours, effort, report)
         await plain.close()
         await server.drop(urls[1])
         if size == SMALL and LARGE in sizes:
@@ -179,35 +184,6 @@ async def _measure_operations(
         limits = LIMITS.get(operation) if size == GOALS_AT else None
         limit = limits[KINDS.index(server.kind)] if limits else None
         report.compare(SECTION.format(size), operation, timings, OURS, PLAIN, limit=limit)
-
-
-async def _measure_peers(
-    server: Server, corpus: Corpus, ours: Ours, effort: Effort, report: Report
-) -> None:
-    from .peers import peers
-
-    for make in peers(server.kind):
-        peer = make()
-        report.progress(f"loading {corpus.size:,} sessions into {peer.name}")
-        url = await server.create("peer")
-        try:
-            await peer.open(url, corpus)
-            found = await peer.newest(LARGEST_OWNER)
-            assert len(found) == len(await ours.newest(LARGEST_OWNER)), peer.name
-            timings = await contest(
-                {
-                    OURS: lambda _: ours.newest(LARGEST_OWNER),
-                    peer.name: lambda _, peer=peer: peer.newest(LARGEST_OWNER),
-                },
-                effort,
-            )
-        finally:
-            await peer.close()
-            await server.drop(url)
-        is_goal = corpus.size == GOALS_AT and peer.name != BY_NAMESPACE
-        what = f"{peer.name}, {corpus.size:,} sessions"
-        limit = 1 / 10 if is_goal else None
-        report.compare(PEERS, what, timings, OURS, peer.name, limit=limit)
 
 
 async def _late_over_first(ours: Ours) -> float:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import SessionCatalog
 
 from . import load
-from .catalog import BY_NAMESPACE, PLAIN, Plain
+from .catalog import PLAIN, Plain
 from .data import FIXED_OWNER, PAGE, TAG, Corpus, Session, changes, message, written_ids
 from .databases import Server
 from .measure import Effort, Operation, contest
@@ -24,6 +24,7 @@ from .report import Report
 
 SECTION = "Indexes: ratios and ms"
 CONDITIONS_SECTION = "{:,} sessions, further conditions: with index / without, ms"
+BY_NAMESPACE = "LangGraph's store, namespace per owner"
 WITH, WITHOUT, SDK = "with index", "without index", "plain SDK"
 SMALL, MEDIUM, LARGE = 10_000, 100_000, 1_000_000
 OWNERS = {100: "owner-hundred", 1_000: FIXED_OWNER, 10_000: "owner-ten-thousand"}

@@ -28,6 +28,7 @@ from sqlalchemy import (
     func,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -88,6 +89,11 @@ class PlainTable:
         )
         self.rows = rows = define(sessions, String(), Text())
         self._upsert = self._make_upsert(kind)
+        own_id = sessions.c.session_id
+        own = own_id == bindparam("id")
+        # A read locks nothing on SQLite.
+        touch = update(sessions).where(own).values(session_id=own_id)
+        self._lock: Any = touch if kind == "sqlite" else select(own_id).where(own).with_for_update()
         mine = rows.c.session_id == bindparam("id")
         self._get = select(rows.c.key, rows.c.value).where(mine)
 
@@ -139,13 +145,15 @@ class PlainTable:
             set_={"value": insert.excluded.value, "updated_at": now},
         )
 
-    async def set(self, session_id: str, values: Mapping[str, Any]) -> None:
-        """Upsert keys in one statement."""
+    async def set(self, session_id: str, values: Mapping[str, Any], *, locks: bool = False) -> None:
+        """Upsert keys in one statement. With `locks`, another one locks the session before."""
         rows = [
             {"session_id": session_id, "key": key, "value": json.dumps(value)}
             for key, value in values.items()
         ]
         async with self.engine.begin() as connection:
+            if locks:
+                await connection.execute(self._lock, {"id": session_id})
             await connection.execute(self._upsert, rows)
 
     async def get(self, session_id: str) -> dict[str, Any]:

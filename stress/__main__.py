@@ -15,19 +15,21 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from . import crashes, cuts, full_disk, galera, pgbouncer, read_only
+from . import crashes, cuts, full_disk, galera, group_replication, pgbouncer, read_only
 from .results import Figures, Result, show, write
 
 FAULTS: dict[str, Callable[[], AsyncIterator[Result]]] = {
     "pgbouncer": pgbouncer.pool_transactions,
     "crash-postgresql": crashes.crash_postgresql,
     "crash-mariadb": crashes.crash_mariadb,
+    "crash-mysql": crashes.crash_mysql,
     "crash-writers": crashes.crash_writers,
     "cut-postgresql": cuts.cut_postgresql,
     "cut-mariadb": cuts.cut_mariadb,
     "full-disk": full_disk.fill_disk,
     "read-only": read_only.forbid_writing,
     "galera": galera.kill_galera_node,
+    "group-replication": group_replication.kill_primary,
 }
 _RESULTS = Path(__file__).parent / "results.json"
 _PAGE = Path(__file__).parents[1] / "docs" / "faults.md"

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from servers import MariaDB, PostgreSQL
+from servers import MariaDB, MySQL, MySQLServer, PostgreSQL, mysqld
 
 from .audit import audit
 from .databases import create_database, mariadbd, version
@@ -34,7 +34,12 @@ async def crash_mariadb() -> AsyncIterator[Result]:
     yield await _crash(MariaDB(mariadbd(), durable=True))
 
 
-async def _crash(server: PostgreSQL | MariaDB) -> Result:
+async def crash_mysql() -> AsyncIterator[Result]:
+    """Kill MySQL."""
+    yield await _crash(MySQL(mysqld(), durable=True))
+
+
+async def _crash(server: PostgreSQL | MySQLServer) -> Result:
     """Kill a server under load and start it again, a few times; the writers go on throughout."""
     try:
         url = await create_database(server.url)

@@ -11,7 +11,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from servers import MariaDB, PostgreSQL
+from servers import MariaDB, MySQL, PostgreSQL, mysqld
 
 from .audit import audit
 from .databases import administer, create_database, mariadbd, version
@@ -36,23 +36,22 @@ async def forbid_writing() -> AsyncIterator[Result]:
         )
     finally:
         postgresql.stop()
-    mariadb = MariaDB(mariadbd())
-    try:
-        url = await create_database(mariadb.url)
-        # Whoever has SUPER or READ ONLY ADMIN may write all the same.
-        create = "CREATE USER writer@'127.0.0.1'"
-        await administer(
-            mariadb.url, create, f"GRANT ALL ON {url.database}.* TO writer@'127.0.0.1'"
-        )
-        user = url.set(username="writer")
-        off, on = (f"SET GLOBAL read_only = {value}" for value in (0, 1))
-        # Before it is read-only, the server waits for running statements, one of them for a row
-        # perhaps, and lets no other begin, not even of the transaction that has the row. Only this
-        # timeout ends that.
-        await administer(mariadb.url, "SET GLOBAL innodb_lock_wait_timeout = 1")
-        yield await _server(mariadb.url, user, [on], [off], slowest=3)
-    finally:
-        mariadb.stop()
+    for server in (MariaDB(mariadbd()), MySQL(mysqld())):
+        try:
+            url = await create_database(server.url)
+            # Whoever has SUPER or READ ONLY ADMIN may write all the same.
+            create = "CREATE USER writer@'127.0.0.1'"
+            grant = f"GRANT ALL ON {url.database}.* TO writer@'127.0.0.1'"
+            await administer(server.url, create, grant)
+            user = url.set(username="writer")
+            off, on = (f"SET GLOBAL read_only = {value}" for value in (0, 1))
+            # Before it is read-only, the server waits for running statements, one of them for a row
+            # perhaps, and lets no other begin, not even of the transaction that has the row. Only
+            # this timeout ends that.
+            await administer(server.url, "SET GLOBAL innodb_lock_wait_timeout = 1")
+            yield await _server(server.url, user, [on], [off], slowest=3)
+        finally:
+            server.stop()
 
 
 async def _server(

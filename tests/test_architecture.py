@@ -41,7 +41,7 @@ LAYERS = [
     {"query"},
     {"scope"},
     {"history"},
-    {"indexes", "search", "threads", "transfer", "usage"},
+    {"idempotency", "indexes", "search", "threads", "transfer", "usage"},
     {"_sdk"},
     {"session"},
     {"catalog"},
@@ -55,7 +55,7 @@ LAYERS = [
 DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
-    *["indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
+    *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import httpx2
@@ -82,6 +83,25 @@ async def test_fifty_users_at_once(backend):
         gone = await client.delete(f"{address}/account", headers=mine)
         assert gone.json() == {"deleted": 1, "left": 0}
         assert await catalog.count_sessions() == USERS - 1
+
+
+async def test_the_error_of_a_failed_run_stays_on_the_server(backend):
+    error = ConnectionError("postgresql://app:hunter2@db/chat is down")
+    backend["agent"].model = ScriptedModel([error])
+    async with served(backend["app"]) as address, httpx2.AsyncClient(timeout=120) as client:
+        headers = {"x-user": "u1"}
+        made = await client.post(f"{address}/chats", json={"title": "T"}, headers=headers)
+        chat = made.json()["id"]
+        with contextlib.suppress(httpx2.TransportError):
+            url = f"{address}/chats/{chat}/messages"
+            answer = await client.post(url, json={"text": "hi"}, headers=headers)
+            assert "hunter2" not in answer.text
+        stored = await backend["app"].state.catalog.get_metadata(chat, ["last_error"])
+        assert "hunter2" in stored["last_error"]
+        for path in ("", f"/{chat}", "?preview=true", f"/{chat}/items"):
+            answer = await client.get(f"{address}/v1/conversations{path}", headers=headers)
+            assert answer.status_code == 200
+            assert "hunter2" not in answer.text
 
 
 async def test_input_that_cannot_be_stored(backend):

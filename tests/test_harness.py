@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import multiprocessing
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -53,7 +54,7 @@ MARKED = """
 @pytest.mark.only_on("sqlite")
 def test_sqlite(database): ...
 
-@pytest.mark.not_on("postgresql", "mariadb")
+@pytest.mark.not_on("postgresql", "mariadb", "mysql")
 @pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.not_on("sqlite-file"))])
 def test_others(n, database): ...
 """
@@ -64,7 +65,7 @@ WRONG = {
 }
 
 
-def collected(directory: Path, tests: str, scale: str = "full") -> str:
+def collected(directory: Path, tests: str, scale: str = "full", databases: str = "") -> str:
     """What pytest says when it collects a module."""
     module, here = directory / "test_marked.py", Path(__file__).parent
     module.write_text(f"import pytest\n{tests}", encoding="utf-8")
@@ -73,7 +74,12 @@ def collected(directory: Path, tests: str, scale: str = "full") -> str:
         [sys.executable, "-m", "pytest", "-q", "--collect-only", *options, module],
         check=False,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(here), "TEST_SCALE": scale},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(here),
+            "TEST_SCALE": scale,
+            "TEST_DATABASES": databases,
+        },
         text=True,
     )
     return result.stdout + result.stderr
@@ -101,6 +107,32 @@ def test_shared(shared_database): ...
 """
     lines = collected(tmp_path, only_on_file, scale="").splitlines()
     assert sum("sqlite-file" in line for line in lines) == 2
+
+
+def test_marks_select_what_runs_for_every_change(tmp_path: Path) -> None:
+    tests = """
+@pytest.mark.logic
+def test_logic(database): ...
+
+@pytest.mark.dialect
+def test_dialect(database): ...
+
+def test_other(database): ...
+
+@pytest.mark.only_on("mysql")
+def test_mysql(database): ...
+"""
+    servers = {name: name.partition("-")[0] for name in SERVERS}
+
+    def runs(databases: str) -> set[tuple[str, str]]:
+        lines = collected(tmp_path, tests, scale="", databases=databases).splitlines()
+        found = [re.fullmatch(r".*::test_(\w+)\[(.+)\]", line) for line in lines]
+        return {(each[1], servers[each[2]]) for each in found if each and each[2] in servers}
+
+    every = {(name, kind) for name in ("logic", "dialect", "other") for kind in servers.values()}
+    assert runs("all") == {*every, ("mysql", "mysql")}
+    left = {("logic", kind) for kind in servers.values()} | {("other", "mysql")}
+    assert runs("") == {*every, ("mysql", "mysql")} - left
 
 
 @pytest.mark.parametrize("error", WRONG)

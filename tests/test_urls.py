@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import pytest
 
-from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    SessionCatalog,
+    SQLAlchemyMetadataSession,
+    UnsupportedDialectError,
+)
 from agents_session_metadata.dialects.urls import create_engine, with_driver
 
 PASSWORD = "s3cret"  # noqa: S105  # of no database
@@ -61,7 +66,7 @@ def test_drivers_without_asyncio(driver, extra, advised):
             make(f"{driver}://{host}/x")
         message = str(caught.value)
         assert message.startswith(f"{driver} is not")
-        assert f"use {advised}, and install agents-session-metadata[{extra}] with: " in message
+        assert f"use {advised}, and install agents-session-metadata[{extra}]" in message
         assert PASSWORD not in message
 
 
@@ -80,7 +85,7 @@ def test_a_missing_driver(url, module, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ModuleNotFoundError, match=f"the driver {module} is not installed") as error:
         create_engine(url)
-    assert f"install agents-session-metadata[{extra}] with: " in str(error.value)
+    assert f"install agents-session-metadata[{extra}]" in str(error.value)
 
 
 @pytest.mark.parametrize("mode", ["disable", "prefer"])
@@ -89,3 +94,12 @@ async def test_a_connection_with_sslmode(mode, servers):
     host = url.update_query_dict({"sslmode": mode, "channel_binding": "prefer"})
     async with SessionCatalog.from_url(host, create_tables=True) as catalog:
         assert await catalog.count_sessions() == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["oracle+oracledb_async://host/name", "mssql+aioodbc://host/name", "mongodb://host"]
+)
+def test_another_database(url: str) -> None:
+    for opened in (SessionCatalog.from_url, partial(SQLAlchemyMetadataSession.from_url, "s")):
+        with pytest.raises(UnsupportedDialectError, match=url.partition(":")[0].partition("+")[0]):
+            opened(url=url)

@@ -6,7 +6,7 @@
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
 | `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
-| `_session` | every connection of the SDK passes here: its event loop is checked |
+| `_session` | every connection of the SDK passes here: its event loop; names of missing tables |
 | `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
 | `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
@@ -15,8 +15,8 @@ and adds `_atomic_replace_items`: without it, compaction would clear the session
 `add_items` runs the SDK's statements on a connection: the SDK's ORM session, which gives each one a
 greenlet of its own, takes longer than the statements.
 
-A release of the SDK that has changed one of these members is refused on import, with an error that
-names the member. Without the check, it would fail later, or lose metadata silently.
+A release of the SDK that lacks one of these members, or calls it no more, is refused on import, by
+an error that names the member. Without the check, it would fail later, or lose metadata silently.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ from agents.usage import (
 )
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
 from sqlalchemy import Connection, event, select
+from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .core.database import settle
 from .core.features import end_history, hold, prepare_change
+from .core.messages import delete_messages
 from .core.tables import TableNames
 from .dialects import dialect_of
 from .dialects.urls import check_engine, check_loop, owner_of, with_transactions
@@ -64,20 +66,20 @@ from .types import MetadataLimits, OnClear
 
 T = TypeVar("T")
 
-MEMBERS: dict[str, tuple[str, ...] | None] = {
-    "_clear_session": ("self",),
-    "_configure_sqlite_engine": ("engine",),
-    "_deserialize_item": ("self", "item"),
-    "_ensure_tables": ("self",),
-    "_get_compaction_snapshot": ("self", "limit"),
-    "_get_table_init_lock": ("engine", "sessions_table", "messages_table"),
-    "_lock_session": ("self", "sess", "create"),
-    "_run_sqlite_write_with_retry": ("self", "operation"),
-    "_serialize_item": ("self", "item"),
-    "_session": ("self",),
-    "_sqlite_connection_locks": None,
-}
-"""Members of `SQLAlchemySession`, and the parameters that they are called with; None: no method."""
+MEMBERS = (
+    "_clear_session",
+    "_configure_sqlite_engine",
+    "_deserialize_item",
+    "_ensure_tables",
+    "_get_compaction_snapshot",
+    "_get_table_init_lock",
+    "_lock_session",
+    "_run_sqlite_write_with_retry",
+    "_serialize_item",
+    "_session",
+    "_sqlite_connection_locks",
+)
+"""Members of `SQLAlchemySession` that are used here."""
 
 HOOKS = (
     "_atomic_replace_items",
@@ -158,11 +160,7 @@ def _refuse(problems: Iterator[str]) -> None:
 
 
 def _problems() -> Iterator[str]:
-    for name, known in MEMBERS.items():
-        if not hasattr(SQLAlchemySession, name):
-            yield f"it has no {name}"
-        elif known is not None:
-            yield from _other_parameters(name, known)
+    yield from (f"it has no {name}" for name in MEMBERS if not hasattr(SQLAlchemySession, name))
     named = {
         name
         for kind in (SQLAlchemySession, OpenAIResponsesCompactionSession)
@@ -171,22 +169,6 @@ def _problems() -> Iterator[str]:
     }
     # Without any, the SDK was compiled, and cannot be looked into.
     yield from (f"it does not call {name}" for name in HOOKS if named and name not in named)
-
-
-def _other_parameters(name: str, known: tuple[str, ...]) -> Iterator[str]:
-    found = inspect.signature(getattr(SQLAlchemySession, name)).parameters
-    lacking = [each for each in known if each not in found]
-    if lacking:
-        yield f"{name} does not take {', '.join(lacking)}"
-    wanted = [
-        each.name
-        for each in found.values()
-        if each.name not in known
-        and each.default is each.empty
-        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
-    ]
-    if wanted:
-        yield f"{name} needs {', '.join(wanted)}"
 
 
 def _names(code: object) -> Iterator[str]:
@@ -323,9 +305,15 @@ class StoredSession(SQLAlchemySession):
         replaced = partial(self._store.rows.lock_replaced, session_id=self.session_id)
         return await (await sess.connection()).run_sync(replaced)
 
-    def _session(self) -> Any:
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[AsyncSession]:
         check_loop(self._engine)
-        return super()._session()
+        try:
+            async with super()._session() as session:
+                yield session
+        except (OperationalError, ProgrammingError) as error:
+            await self._store.database.check_history(error)
+            raise
 
     async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
         """Finishes a read: a cancelled one would close the connection of a database in memory."""
@@ -435,7 +423,7 @@ class StoredSession(SQLAlchemySession):
         self, connection: Connection, before: Callable[[Any, Connection, str], None]
     ) -> None:
         before(self._store.database, connection, self.session_id)
-        self._store.rows.delete_history(connection, self.session_id)
+        delete_messages(connection, self._store.database.tables, self.session_id)
 
     def _is_paused(self, connection: Connection) -> bool:
         return hold(self._store.database, connection, self.session_id) is not None
@@ -452,8 +440,6 @@ class StoredSession(SQLAlchemySession):
             if getattr(kind, name) is not getattr(SQLAlchemySession, name):
                 return None
         await self._ensure_tables()
-        if self._store.scope and not await self._store.exists(self.session_id):
-            return None
         # The SDK answers for its own exact type only; this is such a view of the same state.
         view = SQLAlchemySession.__new__(SQLAlchemySession)
         vars(view).update(vars(self))
@@ -462,7 +448,7 @@ class StoredSession(SQLAlchemySession):
         read = partial(SQLAlchemySession._get_compaction_snapshot, view, limit, **kwargs)
         snapshot = await self._whole(read)
         if self._store.scope and not await self._store.exists(self.session_id):
-            return None  # Deleted and made anew by others in between.
+            return None
         return snapshot
 
     async def _lock_to_compact(self, sess: AsyncSession, *, create: bool = False) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import date, timedelta
@@ -23,12 +25,11 @@ from .errors import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from .history.items import read_page
+from .history.items import list_items
 from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
-from .query.derived_ids import derived_id
 from .query.details import Details
 from .query.filters import Where, parse_values
 from .query.logic import Condition
@@ -37,7 +38,7 @@ from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted
-from .transfer.exports import BATCH, Import, OnConflict, read_records
+from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
 from .transfer.retention import delete_matching, expired, sparing_paused
 from .types import (
@@ -54,7 +55,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import encode_metadata, is_text, key_problem
+from .values import EncodedValue, encode_metadata, is_text, key_problem, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DERIVED_IDS = 1000
+_DERIVED_VERSION = 1
+"""Must be raised with every change of an id that is derived from metadata."""
 _WALK_PAGE = 500
 
 
@@ -162,6 +165,7 @@ class SessionCatalog:
 
         Raises:
             ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            UnsupportedDialectError: If the URL is for another database.
             ValueError: If the URL is not valid.
         """
         catalog = cls(
@@ -319,11 +323,11 @@ class SessionCatalog:
         scope, limits = self._store.scope, self._store.limits
         scope.check(wanted)
         more = encode_metadata(metadata or {}, limits)
-        for key, encoded in encode_metadata(wanted, limits).items():
-            if key in more and more[key].search != encoded.search:
+        for key in more.keys() & wanted.keys():
+            if more[key].search != search_key(wanted[key]):
                 raise ValueError(f"metadata and values have different values for {quoted(key)}")
         together = {**(metadata or {}), **wanted}
-        encode_metadata({**together, **scope.values}, limits)
+        self._store.encode_new(together)
         condition = scope.restrict(equality(wanted))
         search = encode_metadata({**wanted, **scope.values}, limits)
         name = ""
@@ -333,7 +337,7 @@ class SessionCatalog:
                 return self.session(last.info.session_id), False
             # If the id is taken and the session does not match, it had the values once: every
             # caller goes on to the next id.
-            name = derived_id(search, attempt)
+            name = _derived_id(search, attempt)
             if await self._create(name, together):
                 return self.session(name), True
         raise SessionExistsError(name)
@@ -506,9 +510,7 @@ class SessionCatalog:
         ordering = Ordering.parse(order_by)
         wanted = storable_keys(keys)
         condition = self._store.condition(where)
-        after = None
-        if cursor is not None:
-            after = decode_cursor(cursor, condition, ordering, self._store.database.dialect)
+        after = None if cursor is None else decode_cursor(cursor, condition, ordering)
         # One more than requested tells whether there is a next page.
         found = await self._read(
             lambda reader: reader.page(
@@ -524,6 +526,17 @@ class SessionCatalog:
         if len(found) > limit:
             next_cursor = encode_cursor(found[limit - 1].position, condition, ordering)
         return SessionPage([each.checked(on_corrupt) for each in found[:limit]], next_cursor)
+
+    async def _cursor_after(
+        self, session_id: str, where: Where | None, order_by: OrderBy
+    ) -> str | None:
+        """Returns the cursor of the page after a session; None if it does not exist."""
+        if not is_text(session_id):
+            return None
+        condition, ordering = self._store.condition(where), Ordering.parse(order_by)
+        one = self._store.scope.restrict(IdIn((session_id,)))
+        found = await self._read(lambda reader: reader.page(one, ordering, limit=1, keys=[]))
+        return encode_cursor(found[0].position, condition, ordering) if found else None
 
     async def iter_sessions(
         self,
@@ -693,10 +706,9 @@ class SessionCatalog:
     ) -> ItemPage:
         """Return a page of the items of a session's history, in the order of `get_items`.
 
-        A page has at most about 8 MiB, but at least one item. Rows that are not valid JSON are
-        skipped, as in the SDK. Items that were written through `EncryptedSession` are returned
-        encrypted. Iterating over all pages returns every item that exists during the whole
-        iteration exactly once.
+        Rows that are not valid JSON are skipped, as in the SDK. Items that were written through
+        `EncryptedSession` are returned encrypted. Iterating over all pages returns every item that
+        exists during the whole iteration exactly once.
 
         Args:
             session_id: The session's id.
@@ -714,7 +726,7 @@ class SessionCatalog:
             ValueError: If `limit` is out of range.
         """
         check_limit(limit, LONGEST_PAGE)
-        return await read_page(
+        return await list_items(
             self._store, session_id, limit=limit, cursor=cursor, newest_first=newest_first
         )
 
@@ -802,20 +814,16 @@ class SessionCatalog:
         """
         condition = self._store.condition(where)
         after: Position | None = None
-        size = 1
         while True:
-            read = partial(read_records, self._store, condition, after, size)
+            read = partial(read_records, self._store, condition, after)
             found, records = await self._store.database.read_snapshot(read)
-            if records is None:
-                size = len(found) // 2
-                continue
             for each, record in zip(found, records, strict=True):
                 each.checked(on_corrupt)
                 if not each.errors:
                     yield record
-            if len(found) < size:
+            if len(found) < EXPORTED:
                 return
-            after, size = found[-1].position, min(2 * size, BATCH)
+            after = found[-1].position
 
     async def import_sessions(
         self,
@@ -902,7 +910,7 @@ class SessionCatalog:
                 the index for search, which is not available in this version.
             TriggersNotAllowedError: If the database user may not create triggers.
         """
-        from .indexes.creation import check_index_key, create_index
+        from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
         return await create_index(self._store.database, check_index_key(key), progress)
@@ -923,7 +931,7 @@ class SessionCatalog:
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        from .indexes.creation import check_index_key, drop_index
+        from .indexes.states import check_index_key, drop_index
 
         self._check_unscoped("drop_index")
         return await drop_index(self._store.database, check_index_key(key))
@@ -940,7 +948,7 @@ class SessionCatalog:
         Raises:
             ScopeError: If the catalog has a scope.
         """
-        from .indexes.creation import list_indexes
+        from .indexes.states import list_indexes
 
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)
@@ -966,7 +974,7 @@ class SessionCatalog:
         Raises:
             TablesMissingError: Always.
         """
-        from .indexes.creation import NO_TEXT_INDEX
+        from .indexes.states import NO_TEXT_INDEX
 
         del query, where, limit, cursor
         raise TablesMissingError((), problem=NO_TEXT_INDEX)
@@ -1078,3 +1086,17 @@ class SessionCatalog:
                 next(iter(self._store.scope.values)),
                 f"{method} needs a catalog without a scope: indexes belong to all sessions",
             )
+
+
+def _derived_id(values: Mapping[str, EncodedValue], attempt: int) -> str:
+    """Returns the first half of the SHA-256, in hexadecimal, of a JSON text.
+
+    The text is `[version, attempt, [[key, search key in hexadecimal], …]]`, ASCII, without spaces,
+    in the order of the keys' code points. `attempt` is the number of earlier ids that are taken.
+    """
+    keys = [
+        [key, (value.search.indexed + value.search.rest).hex()]
+        for key, value in sorted(values.items())
+    ]
+    text = json.dumps([_DERIVED_VERSION, attempt, keys], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -11,8 +11,6 @@ from typing import Any
 
 from .text import escaped, quoted
 
-PACKAGE = "agents-session-metadata"
-
 
 class SessionMetadataError(Exception):
     """The base class of all errors of this package. Errors can be copied and pickled."""
@@ -324,33 +322,4 @@ class UnsupportedDialectError(SessionMetadataError, NotImplementedError):
 
 
 def install_advice(extra: str) -> str:
-    """Returns a command that installs the extra from the origin of this package.
-
-    pip records the origin of a package that it did not get from an index: a checkout, an archive or
-    a repository. The index might not have this package, or have another version of it.
-    """
-    wanted = f"{PACKAGE}[{extra}]"
-    return f"install {wanted} with: pip install {_source(wanted, extra)}"
-
-
-def _source(wanted: str, extra: str) -> str:
-    # Only errors need these, and they take long to import.
-    import json
-    import shlex
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    try:
-        recorded = distribution(PACKAGE).read_text("direct_url.json")
-    except PackageNotFoundError:
-        recorded = None
-    if recorded is None:
-        return shlex.quote(wanted)
-    origin = json.loads(recorded)
-    url = str(origin["url"])
-    if url.startswith("file:"):
-        path = shlex.quote(f"{url2pathname(urlsplit(url).path)}[{extra}]")
-        return f"-e {path}" if origin.get("dir_info", {}).get("editable") else path
-    system = origin.get("vcs_info", {}).get("vcs")
-    return shlex.quote(f"{wanted} @ {f'{system}+' if system else ''}{url}")
+    return f"install agents-session-metadata[{extra}]"

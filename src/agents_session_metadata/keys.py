@@ -92,8 +92,41 @@ FORKED_BEFORE: Final = "forked_before"
 
 # What ChatKit's store records.
 CHATKIT: Final = "chatkit"
-"""An object with a thread's `status`, `allowed_image_domains` and `metadata`, without those that
-have their default."""
+"""An object with a thread's `created_at`, and its `status`, `allowed_image_domains` and `metadata`
+without those that have their default."""
+
+RUN_KEYS: Final = frozenset(
+    {
+        "status",
+        "outcome",
+        "phase",
+        "phase_history",
+        "ready",
+        "summary",
+        "error_count",
+        "last_error",
+        "started_at",
+        "finished_at",
+        "duration_ms",
+        "lifecycle_at",
+        "resumes",
+        "resume_attempts",
+        "runs",
+        "requests",
+        "input_tokens",
+        "output_tokens",
+        "total_tokens",
+        "run_ms",
+        "cost",
+        "agents",
+        "tool_calls",
+        "invocations",
+        "invocation_details",
+        "trace_ids",
+        "run",
+    }
+)
+"""The keys that describe the runs of a session: what lifecycle, tracker and runs write."""
 
 
 def normalize_agent(name: str) -> str:

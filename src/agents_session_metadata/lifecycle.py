@@ -5,15 +5,15 @@ All state is plain metadata, under the keys in `keys`, so filters can use it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias
 
 from agents_session_metadata import keys
 
 from .catalog import SessionCatalog
-from .errors import InvalidMetadataError, InvalidPhaseError, MetadataLimitError
+from .errors import InvalidMetadataError, InvalidPhaseError
 from .scope import ScopedStore
 from .text import quoted
 from .types import JSONValue, Metadata
@@ -25,10 +25,9 @@ FINAL_PHASES = ("completed", "failed", "abandoned")
 """The default phases of finished work."""
 
 HISTORY_LENGTH = 50
-"""The number of newest phase changes to keep; fewer if they exceed the value limit."""
+"""The number of newest phase changes and tool calls to keep."""
 
-KEPT = (HISTORY_LENGTH, 20, 8, 3, 1)
-"""Numbers of newest entries to keep, tried in this order until they fit the value limit."""
+KEPT = (HISTORY_LENGTH,)
 
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
@@ -205,7 +204,7 @@ class SessionLifecycle:
             raise ValueError(f"agent must be the name of an agent, got {quoted(agent)}")
         now, first = self._now(), self._phases[0]
 
-        def change(stored: Metadata, kept: int) -> None:
+        def change(stored: Metadata) -> None:
             phase = stored.get(keys.PHASE)
             if phase is not None and phase not in self._final:
                 raise InvalidPhaseError(
@@ -221,10 +220,10 @@ class SessionLifecycle:
                 stored[keys.PURPOSE] = purpose
             stored[keys.ERROR_COUNT] = 0
             stored[keys.STARTED_AT] = now.isoformat()
-            enter_phase(stored, first, now, kept)
+            enter_phase(stored, first, now, HISTORY_LENGTH)
             _check_kept(stored, metadata or {})
 
-        return await edit_keeping(self.session.edit_metadata, keys.PHASE_HISTORY, change)
+        return await self.session.edit_metadata(change)
 
     async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
         """Enter a phase.
@@ -349,7 +348,7 @@ class SessionLifecycle:
     async def _move(self, phase: str, metadata: Mapping[str, JSONValue]) -> Metadata:
         now = self._now()
 
-        def change(stored: Metadata, kept: int) -> None:
+        def change(stored: Metadata) -> None:
             current = stored.get(keys.PHASE)
             known = isinstance(current, str)
             if current in self._final:
@@ -369,10 +368,10 @@ class SessionLifecycle:
                 if started is not None:
                     duration = max(now - started, timedelta(0))  # Clocks are set back.
                     stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
-            enter_phase(stored, phase, now, kept, final=phase in self._final)
+            enter_phase(stored, phase, now, HISTORY_LENGTH, final=phase in self._final)
             _check_kept(stored, metadata)
 
-        return await edit_keeping(self.session.edit_metadata, keys.PHASE_HISTORY, change)
+        return await self.session.edit_metadata(change)
 
     def _check_known(self, phase: object, known: tuple[str, ...]) -> None:
         if phase not in known:
@@ -396,21 +395,6 @@ def enter_phase(
     stored[keys.TOUCHED_AT] = now.isoformat()
 
 
-async def edit_keeping(
-    edit: Callable[[Callable[[Metadata], object]], Awaitable[Metadata]],
-    key: str,
-    change: Callable[[Metadata, int], object],
-) -> Metadata:
-    """Passes `change` the number of entries to keep; retries with fewer if `key` is too long."""
-    for kept in KEPT[:-1]:
-        try:
-            return await edit(lambda stored, kept=kept: change(stored, kept))  # type: ignore[misc]
-        except MetadataLimitError as error:  # noqa: PERF203  # a handful of turns
-            if error.key != key or error.limit != "max_value_bytes":
-                raise
-    return await edit(lambda stored: change(stored, KEPT[-1]))
-
-
 def store_of(session: Any) -> ScopedStore | None:
     """Looks behind wrappers too. Returns None for a session of another kind."""
     catalog = getattr(session, "catalog", None)
@@ -425,14 +409,13 @@ def count_of(stored: Mapping[str, Any], key: str) -> int:
     return value if type(value) is int else 0
 
 
-def _check_phases(name: str, phases: object) -> None:
+def _check_phases(name: str, phases: Collection[object]) -> None:
     if isinstance(phases, str):
         raise TypeError(f"{name} must be a collection of phases, got the string {quoted(phases)}")
-    for phase in cast("Iterable[object]", phases):
-        if not isinstance(phase, str):
-            raise TypeError(f"a phase must be a string, got {quoted(phase)}")
-        if not phase:
-            raise ValueError("a phase must not be empty")
+    for phase in phases:
+        if not isinstance(phase, str) or not phase:
+            error = ValueError if phase == "" else TypeError
+            raise error(f"a phase must be a string that is not empty, got {quoted(phase)}")
 
 
 def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:

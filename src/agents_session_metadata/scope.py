@@ -106,7 +106,6 @@ class ScopedStore(SessionStore[Queries]):
         return not self.scope or not has_items(connection, self.database.tables, session_id)
 
     def check_written(self, encoded: Mapping[str, EncodedValue], removed: Collection[str]) -> None:
-        """Raises `ScopeError` if a key of the scope gets another value or is removed."""
         for key, search in self._searched.items():
             if key in removed or (key in encoded and encoded[key].search != search):
                 raise ScopeError(key)
@@ -122,7 +121,6 @@ class ScopedStore(SessionStore[Queries]):
     def question(
         self, queries: Queries, statement: Any, session_id: Any
     ) -> tuple[Any, dict[str, Any]]:
-        """Restricts a statement to sessions within the scope."""
         if not self.scope:
             return statement, {}
         return queries.where(statement, self.scope.condition, session_id)

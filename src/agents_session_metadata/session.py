@@ -162,6 +162,7 @@ class SQLAlchemyMetadataSession(StoredSession):
 
         Raises:
             ModuleNotFoundError: If the driver is not installed. The error names the extra.
+            UnsupportedDialectError: If the URL is for another database.
             ValueError: If the URL is not valid.
         """
         return cls(

@@ -21,7 +21,10 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from .errors import InvalidMetadataError, MetadataLimitError
 from .text import refuse_constant
@@ -95,7 +98,7 @@ def encode_metadata(
     encoded = {}
     for key, value in values.items():
         name = check_key(key, limits)
-        encoded[name] = encode_value(name, value, limits)
+        encoded[name] = encode_text(name, value, json_text(name, value), limits)
     if len(encoded) > limits.max_keys:
         first_over = sorted(encoded)[limits.max_keys]
         raise MetadataLimitError(
@@ -117,7 +120,6 @@ def check_key(key: object, limits: MetadataLimits) -> str:
 
 
 def key_problem(key: object) -> str | None:
-    """Returns why no metadata can be stored under a key, limits aside, or None."""
     if not isinstance(key, str):
         return f"a key must be a string, got {type(key).__name__}"
     if not key:
@@ -129,10 +131,6 @@ def key_problem(key: object) -> str | None:
     if not _is_utf8(key):
         return "a key must not contain lone surrogates"
     return None
-
-
-def encode_value(key: str, value: JSONValue, limits: MetadataLimits) -> EncodedValue:
-    return encode_text(key, value, json_text(key, value), limits)
 
 
 def json_text(key: str, value: JSONValue) -> str:
@@ -221,7 +219,7 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
             return "", f"{value!r} is not JSON; store None or a string"
         return None
     if not isinstance(value, (list, dict)):
-        return "", f"{type(value).__name__} is not JSON; store a string, number, list or dict"
+        return "", f"{type(value).__name__} is not JSON; {_advice(value)}"
     if depth >= MAX_DEPTH:
         return "", f"a value can be nested at most {MAX_DEPTH} levels deep"
     if isinstance(value, list):
@@ -239,6 +237,20 @@ def _problem(value: object, depth: int) -> tuple[str, str] | None:
         if found is not None:
             return f".{name}{found[0]}", found[1]
     return None
+
+
+def _advice(value: object) -> str:
+    if hasattr(value, "isoformat"):  # dates and times
+        return "store value.isoformat()"
+    if hasattr(value, "model_dump"):  # pydantic's models
+        return 'store value.model_dump(mode="json")'
+    if isinstance(value, Enum):
+        return "store value.value"
+    if isinstance(value, (tuple, set, frozenset)):
+        return "store list(value)"
+    if isinstance(value, (Decimal, UUID)):
+        return "store str(value)"
+    return "store a string, number, list or dict"
 
 
 def _is_utf8(text: str) -> bool:

@@ -10,14 +10,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from conformance import raw
 
-OTHER_CONNECTIONS = {
-    "postgresql": "SELECT count(*) FROM pg_stat_activity"
-    " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    " AND backend_type = 'client backend'",
-    "mysql": "SELECT count(*) FROM information_schema.processlist"
-    " WHERE db = database() AND id <> connection_id()",
-}
-
 HEAD = """
 import asyncio, sys
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -48,9 +40,8 @@ async def run_and_kill(script: str, arguments: list[object], *, values: int, del
 
 async def until_alone(engine: AsyncEngine) -> None:
     """Wait until the server has ended what it was last sent by a process that was killed."""
-    query = OTHER_CONNECTIONS.get(engine.dialect.name)
     await engine.dispose()
     deadline = time.monotonic() + 30
-    while query and (await raw.execute(engine, query))[0][0]:
+    while await raw.other_connections(engine):
         assert time.monotonic() < deadline, "the server still has other connections"
         await asyncio.sleep(0.01)

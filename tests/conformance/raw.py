@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from agents.extensions.memory import SQLAlchemySession
+from servers import ignored_warnings
 from sqlalchemy import inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
@@ -38,6 +39,24 @@ async def execute(engine: AsyncEngine, statement: str, **parameters: Any) -> lis
     async with engine.begin() as connection:
         result = await connection.execute(text(statement), parameters)
         return list(result.all()) if result.returns_rows else []
+
+
+async def other_connections(engine: AsyncEngine) -> list[int]:
+    """The numbers of the other connections to the same database, on a server."""
+    if engine.dialect.name == "postgresql":
+        query = (
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        return [pid for (pid,) in await execute(engine, query)]
+    if engine.dialect.name != "mysql":
+        return []
+    # MySQL has deprecated this, and MariaDB lacks what replaces it.
+    async with engine.connect() as connection:
+        own, database = (await connection.execute(text("SELECT connection_id(), database()"))).one()
+        with ignored_warnings():
+            shown = await connection.execute(text("SHOW PROCESSLIST"))
+        return [row[0] for row in shown if row[3] == database and row[0] != own]
 
 
 async def table_names(engine: AsyncEngine) -> set[str]:

@@ -10,6 +10,8 @@ import pytest
 
 from agents_session_metadata import InvalidFilterError, SessionCatalog
 
+pytestmark = pytest.mark.logic
+
 NOW = datetime.now(tz=timezone.utc)
 
 

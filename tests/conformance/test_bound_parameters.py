@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from agents.extensions.memory import SQLAlchemySession
 from proxy import proxy_to
+from servers import ignored_warnings
 from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
@@ -23,6 +24,8 @@ from agents_session_metadata import (
 from agents_session_metadata.doctor import diagnose, rewrite_search_keys
 from conformance import raw
 from conformance.junk import NASTY, attempt
+
+pytestmark = pytest.mark.dialect
 
 # Nothing of the package's own contains these.
 MARK = "x9q"
@@ -229,7 +232,7 @@ async def test_what_is_no_number_is_no_limit(catalog, statements):
     assert statements == []
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 @pytest.mark.parametrize("setting", ["NO_BACKSLASH_ESCAPES", "big5", "gbk", "sjis"])
 async def test_settings_under_which_the_driver_does_not_escape(database, setting):
     # The first value ends the parameter in this mode, the others in these character sets.
@@ -254,11 +257,17 @@ async def test_settings_under_which_the_driver_does_not_escape(database, setting
         await engine.dispose()
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.fixture
+def quiet():
+    with ignored_warnings():  # MySQL has deprecated the name utf8.
+        yield
+
+
+@pytest.mark.only_on("mariadb", "mysql")
 @pytest.mark.parametrize(
     "setting", ["utf8", "latin1", "SET character_set_results = latin1", "SET NAMES ascii"]
 )
-async def test_character_sets_that_lack_characters(database, setting):
+async def test_character_sets_that_lack_characters(database, quiet, setting):
     """The server would replace them by question marks, in ids too."""
     owner = SessionCatalog(database.engine(), create_tables=True)
     await owner.create_session("chat-\U0001f389", metadata={"owner_id": "u1"})
@@ -329,7 +338,7 @@ def configure_new_connections(engine: AsyncEngine, statement: str) -> None:
         cursor.close()
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 @pytest.mark.parametrize("pooled", [True, False])
 @pytest.mark.parametrize("on_clear", ["delete", "keep"])
 @pytest.mark.parametrize(
@@ -354,7 +363,7 @@ async def test_no_session_id_becomes_sql(database, statement, on_clear, pooled):
     assert await owner.get_items() == [raw.message("secret")]
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_settings_are_read_once_per_connection(database):
     engine = database.engine(pool_size=1, max_overflow=0)
     catalog = SessionCatalog(engine, create_tables=True)

@@ -15,6 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from agents_session_metadata import InvalidMetadataError, MetadataLimitError, SessionMetadataError
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 TIME = "2020-01-01T00:00:00+00:00"
 MISSING: Any = object()
 
@@ -195,9 +197,7 @@ async def test_times_that_local_time_cannot_express(catalog, time):
 
 
 async def test_a_newer_format_is_told(catalog):
-    error = await check(catalog, broken(("format",), 2))
-    assert "2" in str(error).removeprefix("record 3 (index 2)")
-    assert "format" in str(error)
+    assert "$.format" in str(await check(catalog, broken(("format",), 2)))
 
 
 async def test_the_cause_of_a_stop_outside_passes_through(catalog):
@@ -218,7 +218,7 @@ async def test_an_error_of_the_database_names_the_record(catalog, engine):
     assert await catalog.count_sessions() == 49
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_a_record_that_is_too_large_for_the_server(catalog, engine):
     large = record("large")
     large["items"][1]["item"] = raw.message("x" * (2 << 20))

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from agents import Agent, Runner, function_tool
@@ -17,6 +17,7 @@ from chatkit.server import ChatKitServer
 from chatkit.store import AttachmentStore, NotFoundError, Store
 from chatkit.types import (
     FileAttachment,
+    HiddenContextItem,
     LockedStatus,
     ProgressUpdateEvent,
     SDKHiddenContextItem,
@@ -71,9 +72,9 @@ class Files(AttachmentStore):
 class Server(ChatKitServer):
     """A server whose agent counts its answers."""
 
-    def __init__(self, store):
+    def __init__(self, store, prefix="msg"):
         super().__init__(store, Files())
-        replies = ([assistant_message(f"answer {n}", item_id=f"msg_{n}")] for n in range(100))
+        replies = ([assistant_message(f"answer {n}", item_id=f"{prefix}_{n}")] for n in range(100))
         self.agent = Agent(name="agent", model=ScriptedModel(list(replies)))
         self.feedback = []
         self.before_end = None
@@ -278,20 +279,12 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     await asyncio.create_task(store.add_thread_item(thread_id, widget(thread_id, "w3"), ANNA))
     await delete("w3")
     assert await history(catalog, thread_id) == ["u1", "a1"]
-    # An answer that failed before it had an item.
-    await session.add_items([raw.message("u2")])
-    thread = await store.load_thread(thread_id, ANNA)
-    question = await store.load_item(thread_id, "u2", ANNA)
-    removed = await store.rewind_before(thread, question, ANNA)
-    assert [text_of(each.item) for each in removed] == ["u2"]
-    assert await store.rewind_before(thread, question, ANNA) == []
     # A message that nothing answers: the answer before it, which has no item, stays.
     await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
     await ask(4)
     await delete("u4")
     assert await history(catalog, thread_id) == ["u1", "a1", "u2", "a2", "u4"]
-    await store.rewind_before(thread, question, ANNA)
-    assert await history(catalog, thread_id) == ["u1", "a1"]
+    await session.pop_item()
     # A history that was compacted since: only the last turn goes.
     await ask(3)
     await session._atomic_replace_items([raw.message("summary"), raw.message("u3")])
@@ -300,74 +293,34 @@ async def test_what_rewinds_and_what_does_not(store, catalog):
     assert await history(catalog, thread_id) == ["summary"]
 
 
-async def test_what_is_not_certain_stays(store, catalog):
+async def test_the_message_that_a_retry_rewinds_to(store, catalog):
     thread_id = await new_thread(store)
-    thread = await store.load_thread(thread_id, ANNA)
     session = catalog.session(thread_id)
 
     async def ask(name):
         await store.add_thread_item(thread_id, user_item(thread_id, name, name), ANNA)
-        return await store.load_item(thread_id, name, ANNA)
 
-    # A second tab asks while the first one is being answered.
-    await ask("u1")
-    await session.add_items([raw.message("u1")])
-    second = await ask("u2")
-    await session.add_items([raw.message("a1", "assistant")])
-    assert await store.rewind_before(thread, second, ANNA) == []
-    await session.add_items([raw.message("u2"), raw.message("a2", "assistant")])
-    # Both ask before either message is in the history.
-    third, fourth = await ask("u3"), await ask("u4")
-    await session.add_items([raw.message("u3"), raw.message("a3", "assistant")])
-    assert await store.rewind_before(thread, fourth, ANNA) == []
-    await store.add_thread_item(thread_id, assistant_item(thread_id, "a3"), ANNA)
-    assert await store.rewind_before(thread, third, ANNA) == []
-    before = ["u1", "a1", "u2", "a2", "u3", "a3"]
-    assert await history(catalog, thread_id) == before
-    # The answer has an item, and nothing in the history.
-    await ask("u5")
-    await store.add_thread_item(thread_id, assistant_item(thread_id, "a5"), ANNA)
-    await store.delete_thread_item(thread_id, "a5", ANNA)
-    assert await history(catalog, thread_id) == before
+    async def answer_and_delete(name):
+        await store.add_thread_item(thread_id, assistant_item(thread_id, name), ANNA)
+        await store.delete_thread_item(thread_id, name, ANNA)
+
     # Another program writes before the answer begins.
-    other = await ask("other")
+    await ask("u1")
     await session.add_items([raw.message("book"), raw.message("booked", "assistant")])
-    assert await store.rewind_before(thread, other, ANNA) == []
-    await session.add_items([raw.message("other"), raw.message("answer", "assistant")])
-    removed = await store.rewind_before(thread, other, ANNA)
-    assert [text_of(each.item) for each in removed] == ["other", "answer"]
-    await session.add_items([raw.message("other"), raw.message("answer", "assistant")])
-    await store.add_thread_item(thread_id, assistant_item(thread_id, "answer"), ANNA)
-    await store.delete_thread_item(thread_id, "answer", ANNA)
-    assert await history(catalog, thread_id) == [*before, "book", "booked"]
-    # Compaction replaces the history before an answer begins, or after it.
+    await session.add_items([raw.message("u1"), raw.message("a1", "assistant")])
+    await answer_and_delete("a1")
+    assert await history(catalog, thread_id) == ["book", "booked"]
+    # The answer has an item, and nothing in the history.
+    await ask("u2")
+    await answer_and_delete("a2")
+    assert await history(catalog, thread_id) == ["book", "booked"]
+    # A summary has replaced the message.
     summary = {"type": "compaction", "encrypted_content": "everything"}
-    replaced = [raw.message("u1"), raw.message("u2"), summary]
-    sixth = await ask("u6")
+    replaced = [raw.message("book"), raw.message("u3"), summary]
+    await ask("u3")
     await session._atomic_replace_items(replaced)
-    assert await store.rewind_before(thread, sixth, ANNA) == []
-    await store.add_thread_item(thread_id, assistant_item(thread_id, "a6"), ANNA)
-    await store.delete_thread_item(thread_id, "a6", ANNA)
+    await answer_and_delete("a3")
     assert await session.get_items() == replaced
-
-
-async def test_a_message_that_was_sent_twice_stays(store, catalog):
-    thread_id = await new_thread(store)
-    thread = await store.load_thread(thread_id, ANNA)
-    session = catalog.session(thread_id)
-    for name in ("u1", "u2"):
-        await store.add_thread_item(thread_id, user_item(thread_id, name, "Where?"), ANNA)
-    # The run of the first one stores its question before the second one's begins.
-    await session.add_items([raw.message("Where?")])
-    second = await store.load_item(thread_id, "u2", ANNA)
-    assert await store.rewind_before(thread, second, ANNA) == []
-    assert await history(catalog, thread_id) == ["Where?"]
-    # Once the history contains the first, only the second one is removed.
-    await store.add_thread_item(thread_id, user_item(thread_id, "u3", "Where?"), ANNA)
-    third = await store.load_item(thread_id, "u3", ANNA)
-    await session.add_items([raw.message("Where?")])
-    assert len(await store.rewind_before(thread, third, ANNA)) == 1
-    assert await history(catalog, thread_id) == ["Where?"]
 
 
 class PausingServer(Server):
@@ -465,16 +418,11 @@ async def test_a_retry_of_an_encrypted_answer_deletes_nothing(server, store, cat
         with pytest.raises(ValueError, match="the history is encrypted"):
             await server.call("threads.retry_after_item", thread_id=thread_id, item_id=question)
     assert await names() == ["u1", "a1", "u2", "a2"]
-    # It is not certain that the message is in the history: another run may have written.
+    # What the request has added goes, such as a sign of progress.
     await store.add_thread_item(thread_id, user_item(thread_id, "u3"), ANNA)
-    third = await store.load_item(thread_id, "u3", ANNA)
-    assert await store.rewind_before(thread, third, ANNA) == []
-    await session.add_items([raw.message("u3")])
-    assert await store.rewind_before(thread, third, ANNA) == []
-    assert (await catalog.list_items(thread_id)).items[:-1] == before.items
-    # What the request has added goes, such as an answer that a guardrail refuses.
-    await store.add_thread_item(thread_id, assistant_item(thread_id, "a3"), ANNA)
-    await store.delete_thread_item(thread_id, "a3", ANNA)
+    await store.add_thread_item(thread_id, widget(thread_id, "w3"), ANNA)
+    await store.delete_thread_item(thread_id, "w3", ANNA)
+    assert await catalog.list_items(thread_id) == before
     # So does an older item, and an answer that is not in the history.
     await asyncio.create_task(store.delete_thread_item(thread_id, "a1", ANNA))
     for item in (user_item(thread_id, "u4"), widget(thread_id, "w4")):
@@ -571,7 +519,8 @@ async def test_somebody_elses_ids(store, catalog, engine):
     theirs = calls(store, BEN, loaded, "file", item)
     assert set(theirs) == Store.__abstractmethods__
     unknown = ThreadMetadata(id="nobody", created_at=NOW)
-    missing = calls(store, BEN, unknown, "nothing", item.model_copy(update={"id": "nothing"}))
+    other = item.model_copy(update={"id": "nothing", "thread_id": "nobody"})
+    missing = calls(store, BEN, unknown, "nothing", other)
     for name, call in theirs.items():
         found = await outcome(call)
         if name.startswith("save_") and name != "save_item":
@@ -583,21 +532,18 @@ async def test_somebody_elses_ids(store, catalog, engine):
         await store.save_thread(fresh, BEN)
     with pytest.raises(NotFoundError):
         await store.save_attachment(attachment("new", thread_id=thread_id), BEN)
-    with pytest.raises(NotFoundError):
-        await store.rewind_before(loaded, item, BEN)
     with pytest.raises(SessionNotFoundError):
         await store.session(loaded, BEN).add_items([raw.message("stolen")])
     assert await store.session(loaded, BEN).get_items() == []
-    cursor = (await two_pages(store, catalog)).after
-    with pytest.raises(InvalidCursorError):
-        await store.load_threads(1, cursor, "desc", BEN)
+    await new_thread(store, title="another")
+    mine = catalog.scoped({"owner_id": "anna"})
+    cursor = (await mine.list_sessions({"chatkit": {"$exists": True}}, limit=1)).next_cursor
+    assert len((await store.load_threads(1, cursor, "desc", ANNA)).data) == 1
+    for after in (cursor, thread_id):
+        with pytest.raises(InvalidCursorError):
+            await store.load_threads(1, after, "desc", BEN)
     await catalog.delete_sessions({"title": "another"})
     assert await everything() == before
-
-
-async def two_pages(store, catalog):
-    await new_thread(store, title="another")
-    return await store.load_threads(1, None, "desc", ANNA)
 
 
 async def test_threads_and_items(store, catalog, engine):
@@ -608,6 +554,15 @@ async def test_threads_and_items(store, catalog, engine):
         await store.add_thread_item(threads[0], item, ANNA)
     page = await store.load_threads(1000, None, "desc", ANNA)
     assert {thread.id for thread in page.data} == {*threads}
+    assert {thread.created_at for thread in page.data} == {NOW}
+    for order, ids in (("desc", page.data), ("asc", page.data[::-1])):
+        found, after = [], None
+        while after is not None or not found:
+            one = await store.load_threads(1, after, order, ANNA)
+            assert (one.after is not None) == one.has_more == (len(found) < 2)
+            found += one.data
+            after = one.after
+        assert found == ids
     everything = CatalogStore(
         catalog, scope=lambda user: {"owner_id": user.user_id}, all_sessions=True
     )
@@ -626,11 +581,23 @@ async def test_threads_and_items(store, catalog, engine):
     # Ids of items are those of their thread.
     await store.add_thread_item(threads[1], user_item(threads[1], "0"), ANNA)
     assert await store.load_item(threads[0], "0", ANNA) == changed
-    for limit, order, after, error in (
-        (0, "asc", None, ValueError),
-        (1, "up", None, ValueError),
-        (1, "desc", first.after, InvalidCursorError),
+    for wrong in (
+        user_item(threads[0], "0", "again"),
+        user_item(threads[1], "fresh"),
     ):
+        before = await store.load_thread_items(threads[0], None, 100, "desc", ANNA)
+        with pytest.raises(ValueError, match=r"already has|belongs to"):
+            await store.add_thread_item(threads[0], wrong, ANNA)
+        assert await store.load_thread_items(threads[0], None, 100, "desc", ANNA) == before
+    with pytest.raises(ValueError, match="belongs to"):
+        await store.save_item(threads[0], user_item(threads[1], "0"), ANNA)
+    assert first.after == "0"
+    for after in ("gone", "\0"):
+        with pytest.raises(NotFoundError):
+            await store.load_thread_items(threads[0], after, 1, "asc", ANNA)
+        with pytest.raises(InvalidCursorError):
+            await store.load_threads(1, after, "asc", ANNA)
+    for limit, order, after, error in ((0, "asc", None, ValueError), (1, "up", None, ValueError)):
         with pytest.raises(error):
             await store.load_thread_items(threads[0], after, limit, order, ANNA)
         with pytest.raises(error):
@@ -641,14 +608,42 @@ async def test_threads_and_items(store, catalog, engine):
             store.load_thread_items(name, None, 1, "asc", ANNA),
             store.load_item(threads[0], name, ANNA),
             store.load_attachment(name, ANNA),
-            store.delete_attachment(name, ANNA),
-            store.delete_thread(name, ANNA),
         ):
             with pytest.raises(NotFoundError):
                 await call
-        bad = widget("x", "y").model_copy(update={"id": name})
+        await store.delete_attachment(name, ANNA)
+        await store.delete_thread(name, ANNA)
+        await store.delete_thread_item(threads[0], name, ANNA)
+        await store.delete_thread_item(name, "0", ANNA)
+        bad = widget(threads[0], "y").model_copy(update={"id": name})
         with pytest.raises(ValueError, match="id"):
             await store.add_thread_item(threads[0], bad, ANNA)
+
+
+async def test_a_loaded_item_equals_the_saved_one(store, catalog):
+    thread_id = await new_thread(store)
+    sent = attachment("file", metadata={"a": 1})
+    items = [
+        user_item(thread_id, "u", attachments=[sent, attachment("own", thread_id=thread_id)]),
+        assistant_item(thread_id, "a"),
+        widget(thread_id, "w"),
+        HiddenContextItem(id="h", thread_id=thread_id, created_at=NOW, content={"a": [1, None]}),
+        assistant_item(thread_id, "naive").model_copy(
+            update={"created_at": datetime(2026, 1, 2, 3, 4, 5, 678)}  # noqa: DTZ001  # as ChatKit
+        ),
+    ]
+    for item in items:
+        await store.add_thread_item(thread_id, item, ANNA)
+    assert (await store.load_thread_items(thread_id, None, 9, "asc", ANNA)).data == items
+    assert [await store.load_item(thread_id, item.id, ANNA) for item in items] == items
+    naive = ThreadMetadata(id="naive", created_at=items[-1].created_at, title="T")
+    await store.save_thread(naive, ANNA)
+    assert await store.load_thread("naive", ANNA) == naive
+    # The items of a copy name the copy, and so do the attachments that named the original.
+    copy = await catalog.scoped({"owner_id": "anna"}).fork_session(thread_id)
+    copied = await store.load_item(copy.session_id, "u", ANNA)
+    names = [copied.thread_id, *(each.thread_id for each in copied.attachments)]
+    assert names == [copy.session_id, None, copy.session_id]
 
 
 async def test_writers_at_once(store):
@@ -707,10 +702,10 @@ async def test_a_sent_attachment_belongs_to_whoever_has_the_thread(store, catalo
         for refused in (
             store.load_attachment(name, lacks),
             store.save_attachment(given, lacks),
-            store.delete_attachment(name, lacks),
         ):
             with pytest.raises(NotFoundError):
                 await refused
+        await store.delete_attachment(name, lacks)
         await store.save_attachment(given, has)
         await store.delete_attachment(name, has)
 
@@ -796,7 +791,8 @@ async def test_copies(server, store, catalog, tmp_path):
     elsewhere = SessionCatalog.from_url(f"sqlite:///{tmp_path}/other.db", create_tables=True)
     for target in (elsewhere, catalog):
         assert await target.import_sessions(records, "replace") == 3
-        other = Server(CatalogStore(target, scope=lambda user: {"owner_id": user.user_id}))
+        there = CatalogStore(target, scope=lambda user: {"owner_id": user.user_id})
+        other = Server(there, "new")
         for name, count in ((thread_id, 4), (whole, 4), (part, 2)):
             expected = [{**item, "thread_id": name} for item in items[:count]]
             assert await other.items(name, order="asc") == expected

@@ -17,6 +17,8 @@ from agents_session_metadata import SQLAlchemyMetadataSession
 from conformance import raw
 from conformance.compaction import Client
 
+pytestmark = pytest.mark.logic
+
 SUMMARY = {"type": "compaction", "id": "cmp", "encrypted_content": "a summary"}
 METADATA = {"owner_id": "u1", "tags": ["work"], "none": None}
 KEY = "a key of the tests"

@@ -10,6 +10,8 @@ from sqlalchemy import text
 from agents_session_metadata import CorruptMetadataError, SessionCatalog, SessionMetadataError
 from conformance.junk import attempt
 
+pytestmark = pytest.mark.logic
+
 BAD = ["{bad", "", " ", "nope", "NaN", "[1,]", "1 2", "'a'", "[" * 100_000]
 
 

@@ -14,6 +14,8 @@ from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects.urls import check_loop
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 
 async def elsewhere(work):
     """Runs a coroutine function in an event loop of its own."""
@@ -42,7 +44,7 @@ async def test_another_event_loop(engine, calls):
     await engine.dispose()
 
 
-@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 async def test_a_disposed_engine_belongs_to_the_next_loop(engine, calls):
     await engine.dispose()
 
@@ -55,7 +57,7 @@ async def test_a_disposed_engine_belongs_to_the_next_loop(engine, calls):
     assert await calls[1]() == []
 
 
-@pytest.mark.only_on("postgresql", "mariadb")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 async def test_engines_with_other_options_share_the_loop(engine, session):
     other = SessionCatalog(engine.execution_options(isolation_level="READ COMMITTED"))
     with pytest.raises(RuntimeError, match="another event loop"):

@@ -29,6 +29,8 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.running import agent, calls
 
+pytestmark = pytest.mark.dialect
+
 ON_SERVERS = [name for name in SHARED_DATABASES if not name.startswith("sqlite")]
 
 through_proxy = pytest.mark.parametrize(
@@ -302,21 +304,10 @@ async def test_killed_connections_during_edits(database):
 
 async def kill_others(engine) -> None:
     """End every other connection to the same database."""
-    if engine.dialect.name == "postgresql":
-        await raw.execute(
-            engine,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()",
-        )
-        return
-    found = await raw.execute(
-        engine,
-        "SELECT id FROM information_schema.processlist"
-        " WHERE db = database() AND id <> connection_id()",
-    )
-    for (connection,) in found:
+    kill = {"postgresql": "SELECT pg_terminate_backend({})", "mysql": "KILL {}"}
+    for connection in await raw.other_connections(engine):
         with contextlib.suppress(DBAPIError):  # it may have gone meanwhile
-            await raw.execute(engine, f"KILL {connection}")
+            await raw.execute(engine, kill[engine.dialect.name].format(connection))
 
 
 @pytest.mark.not_on("sqlite")

@@ -13,6 +13,8 @@ from agents_session_metadata import SessionCatalog
 from conformance import raw
 from conformance.corpus import VALUES, Corpus, filters
 
+pytestmark = pytest.mark.dialect
+
 OPERATORS_OF_ANYTHING = ("$eq", "$ne")
 RANGES = ("$gt", "$gte", "$lt", "$lte")
 

@@ -24,6 +24,8 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.running import Seconds, agent, calls, waiting_tool
 
+pytestmark = pytest.mark.dialect
+
 TURN = [raw.message("question"), raw.message("answer", "assistant")]
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "done"}
@@ -102,23 +104,6 @@ async def test_what_a_page_refuses(catalog):
     await catalog.session("chat").add_items(TURN)
     page = await catalog.list_items("chat", cursor=cursor)
     assert ([each.item for each in page.items], page.next_cursor) == (TURN, None)
-
-
-async def test_a_page_ends_early_rather_than_become_large(catalog):
-    session = catalog.session("chat")
-    large = "é" * 1_300_000  # 2.6 MB, unless it is escaped
-    for text_of_item in (large, large, "small", large, "x" * 9_000_000, "small", "small"):
-        await session.add_items([raw.message(text_of_item)])
-    history = await session.get_items()
-    for session_id, ensure_ascii in (("chat", True), ("plain", False)):
-        plain = SessionCatalog(catalog.engine, create_tables=True, ensure_ascii=ensure_ascii)
-        if session_id == "plain":
-            await plain.session("plain").add_items(history)
-        items, sizes = await all_items(plain, session_id)
-        assert [each.item for each in items] == history
-        assert sizes == ([1, 2, 1, 1, 2] if ensure_ascii else [4, 1, 2])
-    reverse, _ = await all_items(catalog, newest_first=True)
-    assert reverse == (await all_items(catalog))[0][::-1]
 
 
 async def test_pages_and_previews_within_a_scope(mine, everyone):

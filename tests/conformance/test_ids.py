@@ -10,6 +10,8 @@ from sqlalchemy import event
 from agents_session_metadata import SessionCatalog, SQLAlchemyMetadataSession
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 LOOKALIKES = [
     "chat",
     "Chat",
@@ -143,7 +145,7 @@ async def test_impossible_ids_carry_no_metadata(engine):
     assert await catalog.count_sessions() == 1
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 @pytest.mark.parametrize("length", [256, 1_000])
 async def test_history_of_ids_that_the_column_would_cut(database, length):
     # Two sessions would share one history.
@@ -155,7 +157,7 @@ async def test_history_of_ids_that_the_column_would_cut(database, length):
     assert await catalog.count_sessions() == 0
 
 
-not_cut = pytest.mark.not_on("mariadb")
+not_cut = pytest.mark.not_on("mariadb", "mysql")
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ from conformance import raw
 from conformance.test_indexes import difference
 from conformance.test_races import HEAD
 
+pytestmark = pytest.mark.dialect
+
 KEYS = ["owner_id", "tags", "status"]
 SESSIONS = [f"s{number}" for number in range(12)]
 TIMES = [f"2020-01-0{day} 00:00:00" for day in range(1, 5)]
@@ -270,7 +272,7 @@ async def test_processes_write_read_create_and_drop(shared_database):
     assert info == {"owner_id": True, "tags": True, "$updated_at": True}
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_new_sessions_do_not_wait_for_each_other(engine):
     """The server has a binary log of statements, so it locks what triggers read."""
     catalog = SessionCatalog(engine, create_tables=True)

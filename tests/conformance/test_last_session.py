@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+import pytest
 from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
 
 from agents_session_metadata import SessionCatalog, SessionLifecycle, normalize_agent
 from conformance import raw
+
+pytestmark = pytest.mark.dialect
 
 SPELLINGS = ["ai-engineer", "@ai-engineer", " @ai-engineer ", "  ai-engineer"]
 LATER = "2020-03-03 00:00:00"

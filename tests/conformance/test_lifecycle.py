@@ -22,6 +22,8 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 WORKING = ["initializing", "investigating", "planning", "approval", "executing", "validating"]
 FINAL = ["completed", "failed", "abandoned"]
 

@@ -8,6 +8,8 @@ from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents_session_metadata import SQLAlchemyMetadataSession
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 NASTY = {"a": 1, "tags": ["work", "x" * 700], "long": "y" * 60_000, "object": {"b": [1]}}
 
 
@@ -60,7 +62,7 @@ async def test_clearing_what_is_not_there(session, engine):
 
 
 # The SDK cannot create its tables on MariaDB.
-creating = pytest.param(True, marks=pytest.mark.not_on("mariadb"))
+creating = pytest.param(True, marks=pytest.mark.not_on("mariadb", "mysql"))
 
 
 @pytest.mark.parametrize("create_tables", [False, creating])

@@ -14,6 +14,8 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 
 @pytest.fixture
 def session(database):

@@ -11,6 +11,8 @@ from servers import Database
 from agents_session_metadata import SessionCatalog, SessionNotFoundError
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 
 def retitle(metadata) -> None:
     metadata["title"] = "changed"

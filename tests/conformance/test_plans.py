@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+import pytest
 from scaling import scale
 from servers import Database
 from sqlalchemy import Table, event, insert
@@ -16,6 +17,8 @@ from sqlalchemy import Table, event, insert
 from agents_session_metadata import MetadataLimits, SessionCatalog
 from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.values import encode_metadata
+
+pytestmark = pytest.mark.dialect
 
 SESSIONS = scale(20_000, 100_000)
 CHUNK = 20_000

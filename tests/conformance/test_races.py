@@ -25,6 +25,8 @@ from agents_session_metadata import (
 )
 from conformance import raw
 
+pytestmark = pytest.mark.dialect
+
 HEAD = """
 import asyncio, sys
 from agents.extensions.memory import SQLAlchemySession
@@ -293,7 +295,9 @@ async def test_callers_in_four_processes_create_one(shared_database):
     assert await catalog.count_sessions() == 1
 
 
-@pytest.mark.only_on("mariadb")  # Elsewhere the row is inserted and looked for in one statement.
+@pytest.mark.only_on(
+    "mariadb", "mysql"
+)  # Elsewhere the row is inserted and looked for in one statement.
 async def test_a_session_that_comes_and_goes_while_it_is_created(shared_database):
     engine = shared_database.engine()
     catalog = SessionCatalog(engine, create_tables=True)

@@ -9,6 +9,8 @@ import pytest
 from agents_session_metadata import ResumeDecision, ResumePolicy, SessionLifecycle, keys
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 LONG_AGO = "2020-02-02 00:00:00"
 LIMIT = timedelta(minutes=30)
 

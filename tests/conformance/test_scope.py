@@ -21,6 +21,8 @@ from agents_session_metadata import (
 from conformance import raw
 from conformance.running import agent
 
+pytestmark = pytest.mark.dialect
+
 ANYBODY = {"owner_id": {"$ne": "nobody"}}
 
 

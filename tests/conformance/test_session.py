@@ -15,8 +15,11 @@ from agents_session_metadata import (
     InvalidMetadataError,
     SessionCatalog,
     SQLAlchemyMetadataSession,
+    TablesMissingError,
 )
 from conformance import raw
+
+pytestmark = pytest.mark.dialect
 
 OLD = ("2020-01-01 00:00:00", "2020-02-02 00:00:00")
 
@@ -48,6 +51,21 @@ async def test_metadata_and_history_of_one_session(session):
     assert await session.delete_metadata() == 2
     assert await session.get_metadata() == {}
     assert await session.get_items() == [raw.message("hello")]
+
+
+async def test_a_session_without_tables_names_what_creates_them(engine):
+    session = SQLAlchemyMetadataSession("chat-1", engine=engine)
+    agent = Agent(name="a", model=ScriptedModel([[assistant_message("hi")]]))
+    for work in (
+        lambda: Runner.run(agent, "hello", session=session),
+        session.get_items,
+        session.pop_item,
+        session.clear_session,
+        lambda: session.add_items([raw.message("hello")]),
+    ):
+        with pytest.raises(TablesMissingError, match="create_tables=True") as caught:
+            await work()
+        assert caught.value.tables == ("agent_sessions", "agent_messages")
 
 
 async def test_it_is_the_sdk_class(session):

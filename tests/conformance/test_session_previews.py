@@ -16,6 +16,8 @@ from conformance import raw
 from conformance.test_history import OUTPUT, TURN
 from conformance.test_plans import _plan, _rows_read
 
+pytestmark = pytest.mark.dialect
+
 
 async def test_previews(catalog, engine):
     long = "  A question\n\n about\ttrams 😀 " + "x" * 5_000
@@ -95,11 +97,14 @@ async def test_previews_read_the_beginning_of_each_history(shared_database):
                 for at in times
             ]
             await connection.execute(insert(tables.messages), rows)
+    if shared_database.name.startswith("mysql"):  # It does so by itself, after some seconds.
+        await raw.execute(engine, "ANALYZE TABLE agent_sessions, agent_messages")
     ask = functools.partial(catalog.list_sessions, keys=[], preview=True, order_by="session_id")
     for _ in range(2):
         read = await _rows_read(shared_database, engine, ask, whole=True)
-        # Those of the page, and of each history what an incremental sort takes at a time.
-        assert read <= 20 * 50
+        # Those of the page, and of each history what an incremental sort takes at a time. At each
+        # row that MySQL searches, it looks for the last row to search.
+        assert read <= 20 * (120 if shared_database.name.startswith("mysql") else 50)
         if shared_database.kind == "sqlite":
             plan = await _plan(shared_database, engine, ask)
             assert "SEARCH beginning USING INDEX" in plan

@@ -18,6 +18,8 @@ from agents_session_metadata.doctor import diagnose
 from conformance import raw, strategies
 from conformance.test_bound_parameters import configure_new_connections
 
+pytestmark = pytest.mark.dialect
+
 COUNTERS = [
     keys.RUNS,
     keys.REQUESTS,
@@ -331,7 +333,7 @@ async def test_a_filter_that_is_not_understood(catalog):
         await catalog.statistics({"a": {"$nope": 1}})
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_a_server_that_groups_by_columns_only(database):
     """It is a default of MySQL."""
     engine = database.engine()

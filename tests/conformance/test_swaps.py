@@ -33,6 +33,8 @@ from conformance import raw
 from conformance.running import agent
 from conformance.thread_items import user_item
 
+pytestmark = pytest.mark.dialect
+
 MINE, THEIRS = ({"owner_id": owner} for owner in ("u1", "u2"))
 
 

@@ -19,6 +19,8 @@ from agents_session_metadata.core.features import Feature, features
 from conformance import raw
 from conformance.test_tables import TABLES, schema_of
 
+pytestmark = pytest.mark.dialect
+
 
 def define_notes(metadata, core, names, types):
     """A group with one table, whose rows end with their session."""

@@ -32,6 +32,8 @@ from conformance.approving import Deployer, deploys
 from conformance.compaction import Client
 from conformance.thread_items import user_item
 
+pytestmark = pytest.mark.dialect
+
 TABLES = {
     "agent_sessions",
     "agent_messages",
@@ -147,7 +149,7 @@ async def test_a_database_that_the_sdk_filled(engine, length, charset, collation
     await check_everything(session)
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_imports_where_ids_ignore_case(engine):
     await raw.create_sdk_tables(engine, collation="utf8mb4_general_ci")
     catalog = SessionCatalog(engine, create_tables=True)

@@ -201,7 +201,6 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.threads.save_item(c.target, c.item(), c.user),
     lambda c: c.threads.load_item(c.target, c.dice.choice(ITEMS), c.user),
     lambda c: c.threads.delete_thread_item(c.target, c.dice.choice(ITEMS), c.user),
-    lambda c: c.threads.rewind_before(c.thread(c.target), c.item(), c.user),
     lambda c: c.listed_threads(),
     lambda c: c.thread_items(),
     lambda c: c.pages({"$created_at": {"$lte": LONG_AGO}}),

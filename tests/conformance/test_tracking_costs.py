@@ -24,6 +24,8 @@ from conformance import raw
 from conformance.running import agent, calls
 from conformance.triggers import drop_triggers
 
+pytestmark = pytest.mark.logic
+
 PRICE = ModelPrice(input=Decimal("2.5"), output=Decimal(10))
 CHEAP = ModelPrice(input=Decimal("0.05"), output=Decimal("0.4"), cached_input=Decimal("0.005"))
 
@@ -209,19 +211,6 @@ async def test_what_others_stored_under_its_keys(session, key, value, caplog):
     assert not caplog.records
 
 
-async def test_more_names_than_a_value_holds(catalog, caplog):
-    limits = MetadataLimits(max_value_bytes=300)
-    small = SessionCatalog(catalog.engine, create_tables=True, metadata_limits=limits)
-    session = await small.create_session("small")
-    for number in range(4):
-        names = [f"a_tool_with_a_long_name_{number}_{each}" for each in range(8)]
-        tools = [function_tool(lambda: "done", name_override=name) for name in names]
-        async with SessionTracker(session) as hooks:
-            await Runner.run(agent("a", calls(*names), "done", tools=tools), "go", hooks=hooks)
-    assert (await session.get_metadata())[keys.RUNS] == 4
-    assert "the names in it are not recorded" in caplog.text
-
-
 async def test_a_name_that_cannot_be_added_up(session, catalog):
     async def work(context: object, arguments: str) -> str:
         return "done"
@@ -238,6 +227,11 @@ async def test_a_name_that_cannot_be_added_up(session, catalog):
 def test_what_is_no_price(price):
     with pytest.raises(ValueError, match="output must be a price"):
         ModelPrice(input=Decimal(1), output=price)
+
+
+def test_a_price_that_is_text():
+    with pytest.raises(TypeError, match=r"input must be a number, got '2\.5'"):
+        ModelPrice(input="2.5", output="10")
 
 
 @pytest.mark.parametrize("prices", [5, "cheap", {"model": 5}])

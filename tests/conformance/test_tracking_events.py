@@ -17,6 +17,8 @@ from fastapi.responses import StreamingResponse
 from agents_session_metadata import SessionCatalog, SessionTracker, keys
 from conformance.running import Recording, agent, calls
 
+pytestmark = pytest.mark.logic
+
 
 @function_tool
 async def look() -> str:
@@ -90,9 +92,6 @@ async def test_what_is_no_session(catalog, engine):
     for wrong in (catalog, type(plain), "chat", None, wrapped):
         with pytest.raises(TypeError, match="must be a session with metadata"):
             SessionTracker(wrong)
-    for name, value in (("model", 5), ("budget", 5.0), ("titler", "gpt-4.1")):
-        with pytest.raises(TypeError, match=f"{name} must be a"):
-            SessionTracker(plain, **{name: value})
 
 
 def application(session):

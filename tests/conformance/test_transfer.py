@@ -20,10 +20,14 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
 )
+from agents_session_metadata import catalog as catalogs
 from agents_session_metadata.chatkit import CatalogStore
+from agents_session_metadata.transfer import exports
 from conformance import corpus, raw
 from conformance.killing import run_and_kill, until_alone
 from conformance.thread_items import user_item
+
+pytestmark = pytest.mark.dialect
 
 SECOND = timedelta(seconds=1)
 
@@ -362,7 +366,9 @@ async def test_nothing_is_held_between_records(catalog):
     assert await catalog.count_sessions({"seen": True}) == 5
 
 
-async def test_what_changes_between_records(catalog):
+async def test_what_changes_between_records(catalog, monkeypatch):
+    for module in (catalogs, exports):
+        monkeypatch.setattr(module, "EXPORTED", 1)
     for number in range(4):
         await catalog.create_session(f"chat {number}", metadata={"mine": True, "number": number})
     exported = []
@@ -434,7 +440,9 @@ async def test_a_crash_in_the_middle(shared_database):
         assert await raw.count_rows(engine, "agent_messages") == arrived * 50
 
 
-@pytest.mark.only_on("sqlite", "mariadb", "postgresql-url")  # Only ICU makes such collations.
+@pytest.mark.only_on(
+    "sqlite", "mariadb", "mysql", "postgresql-url"
+)  # Only ICU makes such collations.
 async def test_a_history_under_several_spellings_of_an_id(database: Database):
     engine, kind = database.engine(), database.kind
     if kind == "postgresql":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,8 @@ from agents_session_metadata import (
     SessionNotFoundError,
 )
 from conformance import raw
+
+pytestmark = pytest.mark.dialect
 
 TABLES = [
     "agent_sessions",
@@ -171,6 +174,31 @@ async def test_triggers_of_all_events(database: Database, table):
     assert await SessionCatalog(engine, create_tables=True).count_sessions() == 0
     await add_triggers(engine, database.kind, None, table)
     await check_everything(engine)
+
+
+async def test_fifty_callers_create_one_session(shared_database: Database):
+    engine = shared_database.engine(pool_size=50)
+    mine = SessionCatalog(engine, create_tables=True).scoped({"owner_id": "me"})
+    assert await mine.count_sessions() == 0
+    await add_triggers(engine, shared_database.kind, None, None)
+
+    async def create() -> bool:
+        try:
+            await mine.create_session("created")
+        except SessionExistsError:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*[create() for _ in range(50)])) == 1
+    said = [mine.session("said").add_items([raw.message(f"{n}")]) for n in range(50)]
+    await asyncio.gather(*said)
+    contents = [item["content"] for item in await mine.session("said").get_items()]
+    assert sorted(contents, key=int) == [f"{n}" for n in range(50)]
+    found = await asyncio.gather(*[mine.get_or_create_session({"n": 1}) for _ in range(50)])
+    assert sum(created for _, created in found) == 1
+    assert len({session.session_id for session, _ in found}) == 1
+    # What creates a session gives it the values of the scope.
+    assert await mine.count_sessions() == await raw.count_rows(engine, "agent_sessions") == 3
 
 
 @pytest.mark.only_on("postgresql")  # It has such a function.

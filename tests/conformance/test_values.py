@@ -7,14 +7,23 @@ import decimal
 import enum
 import json
 import unicodedata
+import uuid
 from typing import Any
 
 import pytest
 from hypothesis import given
+from pydantic import BaseModel
 from scaling import examples
 
-from agents_session_metadata import InvalidMetadataError, SQLAlchemyMetadataSession
+from agents_session_metadata import (
+    InvalidMetadataError,
+    MetadataLimits,
+    SQLAlchemyMetadataSession,
+)
+from agents_session_metadata.values import encode_metadata
 from conformance import strategies
+
+pytestmark = pytest.mark.dialect
 
 
 def nested(depth: int) -> list[Any]:
@@ -339,3 +348,34 @@ async def test_bad_keys_are_refused(session):
             pytest.fail(f"{key!a}: {await session.set_metadata({'good': 1, key: 1})}")
         assert caught.value.key == key
     assert await session.get_metadata() == {"old": 1}
+
+
+class Size(enum.Enum):
+    LARGE = "large"
+
+
+class Order(BaseModel):
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        (datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc), "store value.isoformat()"),
+        (datetime.date(2026, 1, 1), "store value.isoformat()"),
+        (decimal.Decimal("1.5"), "store str(value)"),
+        (uuid.UUID(int=1), "store str(value)"),
+        (Size.LARGE, "store value.value"),
+        ((1, 2), "store list(value)"),
+        ({1}, "store list(value)"),
+        (Order(number=1), 'store value.model_dump(mode="json")'),
+        (b"bytes", "store a string, number, list or dict"),
+    ],
+    ids=repr,
+)
+def test_what_to_store_instead(value, hint) -> None:
+    with pytest.raises(InvalidMetadataError) as caught:
+        encode_metadata({"key": {"a": [value]}}, MetadataLimits())
+    assert str(caught.value) == (
+        f"metadata key 'key' at $.a[0]: {type(value).__name__} is not JSON; {hint}"
+    )

@@ -15,6 +15,8 @@ from conformance import raw
 
 from .browsing import client
 
+pytestmark = pytest.mark.logic
+
 NOW = datetime.now(timezone.utc).replace(hour=12, minute=0, second=0, microsecond=0)
 
 

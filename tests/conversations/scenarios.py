@@ -64,8 +64,8 @@ ITEMS: dict[str, Item] = {
         "status": "completed",
         "content": [{"type": "output_text", "text": "hi", "annotations": [], "logprobs": []}],
     },
-    "fake id": {
-        "id": "__fake_id__",
+    "refusal": {
+        "id": "msg_2",
         "type": "message",
         "role": "assistant",
         "status": "incomplete",
@@ -166,15 +166,13 @@ async def popping(session: Any) -> Any:
     return [popped, left, await session.pop_item(), await session.pop_item()]
 
 
-async def popping_repeated_ids(session: Any) -> Any:
-    await session.add_items([ITEMS["function call"], user("x"), ITEMS["function call"]])
-    return [await session.pop_item(), await session.get_items()]
-
-
-async def adding_again_what_was_read(session: Any) -> Any:
+async def adding_again_what_was_popped(session: Any) -> Any:
     await session.add_items([user("a"), ITEMS["function call"]])
-    await session.add_items(await session.get_items())
-    return [await session.get_items(), await session.pop_item(), await session.get_items()]
+    await session.add_items([await session.pop_item()])
+    await session.add_items([user("b")])
+    popped = [await session.pop_item(), await session.pop_item()]
+    await session.add_items(popped[::-1])
+    return [popped, await session.get_items(), await session.pop_item()]
 
 
 async def clearing(session: Any) -> Any:
@@ -288,8 +286,7 @@ SCENARIOS: dict[str, Scenario] = {
             batches,
             many_pages,
             popping,
-            popping_repeated_ids,
-            adding_again_what_was_read,
+            adding_again_what_was_popped,
             clearing,
             clearing_nothing,
             writers_together,

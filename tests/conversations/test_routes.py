@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import jsonschema
@@ -12,11 +13,13 @@ from fastapi import FastAPI, HTTPException
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker
+from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker, keys
 from agents_session_metadata.http import sessions_app
 
 from .scenarios import ITEMS, user
 from .serving import mounted, owner, raw_client
+
+pytestmark = pytest.mark.logic
 
 
 @pytest.fixture
@@ -187,6 +190,113 @@ async def test_who_may_write_what(catalog):
         assert response.status_code == 200
 
 
+async def test_what_describes_runs_is_hidden(catalog):
+    message = "postgresql://app:hunter2@db/chat is down"
+    metadata = {"owner_id": "u1", "title": "T", "cost": 7.5, "title_auto": "T", "status": "failed"}
+    await catalog.create_session("s", metadata={**metadata, "last_error": message, "chatkit": {}})
+    shown = {"owner_id": "u1", "title": "T", "status": "failed"}
+    async with raw_client(mounted(catalog)) as client:
+        fork = await client.post("/conversations/s/fork", json={})
+        merged = await client.post("/conversations/s", json={"metadata": {}})
+        answers = [merged, await client.get("/conversations/s"), await client.get("/conversations")]
+        assert [each.status_code for each in (fork, *answers)] == [200] * 4
+        assert answers[1].json()["metadata"] == merged.json()["metadata"] == shown
+        assert all("hunter2" not in each.text for each in (fork, *answers))
+        for key in keys.RUN_KEYS - {"status", "run"} | {"title_auto", "chatkit"}:
+            for where in ({key: 1}, {"$or": [{"a": 1}, {"$not": {key: {"$exists": True}}}]}):
+                query = {"where": json.dumps(where)}
+                for path in ("/conversations", "/metadata/title/values"):
+                    response = await client.get(path, params=query)
+                    assert (response.status_code, response.json()["error"]["param"]) == (
+                        400,
+                        "where",
+                    )
+            response = await client.get(f"/metadata/{key}/values")
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "key")
+        found = await client.get("/conversations", params={"where": '{"status": "failed"}'})
+        assert "s" in [each["id"] for each in found.json()["data"]]
+    async with raw_client(mounted(catalog, public_keys=["cost"])) as client:
+        answer = await client.get("/conversations/s")
+        assert answer.json()["metadata"] == {**shown, "cost": 7.5}
+        values = (await client.get("/metadata/cost/values")).json()["data"]
+        assert values == [{"value": 7.5, "count": 2}]
+
+
+async def test_null_clears_what_is_public_and_writable(catalog):
+    metadata = {"owner_id": "u1", "status": "failed", "cost": 1}
+    await catalog.create_session("s", metadata={**metadata, "title": "T", "tags": ["x"]})
+    async with raw_client(mounted(catalog)) as client:
+        answer = await client.post("/conversations/s", json={"metadata": {}})
+        assert answer.json()["metadata"]["title"] == "T"
+        answer = await client.post("/conversations/s", json={"metadata": None})
+        assert answer.json()["metadata"] == {"owner_id": "u1", "status": "failed"}
+    assert await catalog.get_metadata("s") == metadata
+
+
+async def test_an_append_with_a_key_takes_effect_once(catalog):
+    await catalog.create_session("s", metadata={"owner_id": "u1"})
+    await catalog.create_session("other", metadata={"owner_id": "u1"})
+    at, key = "/conversations/s/items", {"idempotency-key": "request 1"}
+    async with raw_client(mounted(catalog)) as client:
+
+        async def post(text="a", at=at, headers=key):
+            return await client.post(at, json={"items": [user(text)]}, headers=headers)
+
+        answers = await asyncio.gather(*(post() for _ in range(5)))
+        assert [each.status_code for each in answers] == [200] * 5
+        assert len({each.text for each in answers}) == 1
+        assert await catalog.session("s").get_items() == [user("a")]
+        refused = await post("b")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (422, "Idempotency-Key")
+        # A key belongs to its session, and an answer that was an error is not kept.
+        assert (await post("b", "/conversations/other/items")).status_code == 200
+        assert (await post(at="/conversations/nobody/items")).status_code == 404
+        assert (await post(headers={"idempotency-key": "x" * 256})).status_code == 400
+        fresh = {"idempotency-key": "request 2"}
+        item = {"items": [{**user("a"), "id": answers[0].json()["data"][0]["id"]}]}
+        assert (await client.post(at, json=item, headers=fresh)).status_code == 400
+        assert (await post(headers=fresh)).status_code == 200
+        # After a day, the key is new.
+        table = "agent_sessions_metadata_idempotency"
+        day = 24 * 3600 * 1_000_000
+        for age, status in ((day - 60_000_000, 422), (120_000_000, 200)):
+            await raw.execute(
+                catalog.engine, f"UPDATE {table} SET answered_at = answered_at - {age}"
+            )
+            assert (await post("b")).status_code == status
+        assert await raw.count_rows(catalog.engine, table) == 2
+        copy = await catalog.fork_session("s", "copy", metadata={"owner_id": "u1"})
+        assert (await post("c", f"/conversations/{copy.session_id}/items")).status_code == 200
+        for name in ("s", "other", "copy"):
+            await catalog.delete_session(name)
+        assert await raw.count_rows(catalog.engine, table) == 0
+
+
+async def test_an_id_that_the_conversation_has_is_refused(catalog):
+    async with raw_client(mounted(catalog, allow_roles=None)) as client:
+        made = await client.post("/conversations", json={"items": [user("a")]})
+        at = f"/conversations/{made.json()['id']}/items"
+        call = {**ITEMS["function call"], "id": "fc_7"}
+        assert (await client.post(at, json={"items": [call]})).status_code == 200
+        first = (await client.get(f"{at}?order=asc")).json()["data"][0]["id"]
+        before = (await client.get(at)).json()
+        for items in ([call], [user("b"), call], [{**user("b"), "id": first}]):
+            refused = await client.post(at, json={"items": items})
+            assert refused.status_code == 400, refused.text
+            assert refused.json()["error"]["code"] == "item_already_in_conversation"
+        for path in (at, "/conversations"):
+            refused = await client.post(path, json={"items": [{**call, "id": "fc_8"}] * 2})
+            assert refused.json()["error"]["code"] == "item_already_in_conversation"
+        assert (await client.get(at)).json() == before
+        # An item that was removed can be added again.
+        await client.delete(f"{at}/fc_7")
+        assert (await client.post(at, json={"items": [call]})).status_code == 200
+        # The text of a message is no id.
+        assert (await client.post(at, json={"items": [user("fc_9")]})).status_code == 200
+        other = {**call, "id": "fc_9"}
+        assert (await client.post(at, json={"items": [other]})).status_code == 200
+
+
 async def test_corrupt_values(catalog):
     metadata = {"owner_id": "u1", "title": "T", "n": 1, "tags": ["x"]}
     await catalog.create_session("s", metadata=metadata)
@@ -248,7 +358,6 @@ BAD = [
     ("GET", "/conversations?where=%7B%22a%22%3ANaN%7D", None, "where"),
     ("GET", "/metadata/%24x/values", None, "key"),
     ("GET", "/conversations/s/items?limit=101", None, "limit"),
-    ("GET", "/conversations/s/items?after=msg_asm0", None, "after"),
     ("POST", "/conversations", {"nope": 1}, "nope"),
     ("POST", "/conversations", {"metadata": []}, "metadata"),
     ("POST", "/conversations", {"metadata": {"$x": 1}}, "metadata.$x"),
@@ -263,6 +372,28 @@ BAD = [
     ("POST", "/conversations/s/items", {"items": [{"role": "nobody"}]}, "items[0].role"),
     ("POST", "/conversations/s/items", {"items": [{"role": "user"}]}, "items[0].content"),
     ("POST", "/conversations/s/items", {"items": [user([1])]}, "items[0].content"),
+    (
+        "POST",
+        "/conversations/s/items",
+        {"items": [user([{"type": "input_text"}])]},
+        "items[0].content",
+    ),
+    (
+        "POST",
+        "/conversations/s/items",
+        {"items": [user([{"type": "input_image"}])]},
+        "items[0].content",
+    ),
+    ("POST", "/conversations/s/items", {"items": [{**user("a"), "id": ""}]}, "items[0].id"),
+    ("POST", "/conversations/s/items", {"items": [{**user("a"), "id": "fc_1"}]}, "items[0].id"),
+    (
+        "POST",
+        "/conversations/s/items",
+        {"items": [{**user("a"), "id": "__fake_id__"}]},
+        "items[0].id",
+    ),
+    ("GET", "/conversations?where=%7B%22%24not%22%3A%7B%22last_error%22%3A1%7D%7D", None, "where"),
+    ("GET", "/metadata/last_error/values", None, "key"),
     ("POST", "/conversations/s/rewind", {"turns": True}, "turns"),
 ]
 
@@ -290,6 +421,8 @@ async def test_wrong_requests_name_the_parameter(catalog):
             ("GET", "/conversations//items", 404),
             ("GET", "/conversations/%FF", 404),
             ("GET", "/conversations/s/items/a%2Fb", 404),
+            ("GET", "/conversations/s/items?after=msg_asm0", 404),
+            ("GET", "/conversations/s/items?after=", 404),
         ):
             response = await client.request(method, path)
             assert response.status_code == status, path
@@ -356,6 +489,7 @@ def test_arguments():
     for settings in (
         {"scope": {"owner_id": "x"}},
         {"scope": owner, "allow_roles": "user"},
+        {"scope": owner, "public_keys": "cost"},
     ):
         with pytest.raises(TypeError):
             sessions_app(catalog, **settings)

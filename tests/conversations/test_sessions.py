@@ -12,6 +12,8 @@ from agents_session_metadata import SessionCatalog
 from .scenarios import SCENARIOS, canonical, user
 from .serving import mounted, openai_client, raw_client, served
 
+pytestmark = pytest.mark.logic
+
 
 @pytest.fixture
 async def catalog(shared_database):
@@ -87,13 +89,17 @@ async def test_every_method_of_the_client(catalog):
             made.id, order="asc", limit=4, include=["file_search_call.results"]
         )
         assert (len(first.data), first.has_more) == (4, True)
-        # An item's id is as good as the position that the page names.
-        for after in (first.last_id, first.data[-1].id):
-            rest = await items.list(made.id, order="asc", after=after)
-            assert [each.content[0].text for each in rest.data] == ["3", "4"]
-            assert rest.has_more is False
+        assert (first.first_id, first.last_id) == (first.data[0].id, first.data[-1].id)
+        rest = await items.list(made.id, order="asc", after=first.last_id)
+        assert [each.content[0].text for each in rest.data] == ["3", "4"]
+        assert rest.has_more is False
         again = await items.list(made.id, order="asc", after=rest.last_id)
-        assert (again.data, again.has_more) == ([], False)
+        assert (again.data, again.has_more, again.first_id, again.last_id) == (
+            [],
+            False,
+            None,
+            None,
+        )
 
         one = added.data[2]
         assert await items.retrieve(one.id, conversation_id=made.id) == one
@@ -101,6 +107,8 @@ async def test_every_method_of_the_client(catalog):
         for method in (items.retrieve, items.delete):
             with pytest.raises(openai.NotFoundError):
                 await method(one.id, conversation_id=made.id)
+        with pytest.raises(openai.NotFoundError):
+            await items.list(made.id, after=one.id)
         gone = await conversations.delete(made.id)
         assert (gone.id, gone.deleted) == (made.id, True)
         with pytest.raises(openai.NotFoundError, match="not found"):

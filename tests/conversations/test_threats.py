@@ -19,6 +19,8 @@ from . import test_routes
 from .scenarios import user
 from .serving import mounted, openai_client, raw_client, served
 
+pytestmark = pytest.mark.logic
+
 SQLITE = pytest.mark.only_on("sqlite-memory")
 """For what has nothing to do with the database."""
 JSON = {"content-type": "application/json"}
@@ -85,7 +87,7 @@ async def test_a_foreign_id_cannot_be_told_from_a_missing_one(catalog):
                 response = await client.post(f"/conversations/mine/{route}", json={"before": item})
                 assert response.status_code == 400
             response = await client.get(f"/conversations/mine/items?after={item}")
-            assert response.status_code == 400
+            assert response.status_code == 404
         for path in (
             "/conversations?preview=true",
             "/metadata/k/values",
@@ -125,22 +127,24 @@ async def test_positions_of_others(catalog):
             lists[client] = (name, conversations["last_id"], items["last_id"])
         name, conversation, item = lists[mine]
         _, their_conversation, their_item = lists[theirs]
-        for path, after in (
-            ("/conversations", their_conversation),
-            ("/conversations", item),
-            ("/conversations?order=asc", conversation),
-            ("/conversations?where=%7B%22a%22%3A1%7D", conversation),
-            (f"/conversations/{name}/items", their_item),
-            (f"/conversations/{name}/items", conversation),
-            (f"/conversations/{name}/items?order=asc", item),
-            ("/conversations/mine/items", item),
-            ("/conversations/mine/items", item[:-1]),
+        for path, after, status in (
+            ("/conversations", their_conversation, 400),
+            ("/conversations", item, 400),
+            ("/conversations?order=asc", conversation, 400),
+            ("/conversations?where=%7B%22a%22%3A1%7D", conversation, 400),
+            (f"/conversations/{name}/items", their_item, 404),
+            (f"/conversations/{name}/items", conversation, 404),
+            ("/conversations/mine/items", item, 404),
+            (f"/conversations/{name}/items", item[:-1], 404),
         ):
             response = await mine.get(f"{path}{'&' if '?' in path else '?'}after={after}")
-            assert response.status_code == 400, (path, response.text)
-            assert response.json()["error"]["param"] == "after"
-        good = await mine.get(f"/conversations/{name}/items", params={"after": item})
-        assert len(good.json()["data"]) == 1
+            assert response.status_code == status, (path, response.text)
+            if status == 400:
+                assert response.json()["error"]["param"] == "after"
+        for order in ("desc", "asc"):
+            query = {"after": item, "order": order}
+            good = await mine.get(f"/conversations/{name}/items", params=query)
+            assert len(good.json()["data"]) == (order == "desc")
 
 
 @SQLITE
@@ -273,7 +277,7 @@ async def test_errors_do_not_tell_what_happened_inside(catalog, monkeypatch, cap
         raise ZeroDivisionError("hunter2")
 
     app = mounted(catalog)
-    monkeypatch.setattr(routes, "append_items", fail)
+    monkeypatch.setattr(routes, "appending", fail)
     async with served(app) as address, openai_client(address) as client:
         with pytest.raises(openai.InternalServerError) as error:
             await client.conversations.items.create("mine", items=[user("a")])

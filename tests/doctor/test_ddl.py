@@ -22,6 +22,8 @@ from sqlalchemy import event, inspect, text
 from agents_session_metadata.core.ddl import DIALECTS, create_statements, drop_statements
 from agents_session_metadata.core.tables import table_names
 
+pytestmark = pytest.mark.dialect
+
 
 def printed(dialect, names=None):
     return [f"{statement};" for statement in create_statements(dialect, names)]
@@ -107,7 +109,7 @@ async def test_the_printed_sql_runs_twice_beside_the_tables_of_the_sdk(engine):
     assert await objects_of(engine) == made
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_the_shell_runs_the_printed_sql(engine, shared_database):
     dialect = await ddl_dialect(engine)
     await run(engine, printed(dialect))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 import pytest
 from conformance import raw
 from doctoring import explained
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import SessionCatalog, UnsupportedDialectError
+pytestmark = pytest.mark.dialect
 
 
 @pytest.mark.only_on("postgresql")
@@ -28,7 +26,7 @@ async def test_a_zone_other_than_utc_is_explained(filled, shared_database):
     await engine.dispose()
 
 
-@pytest.mark.only_on("mariadb")
+@pytest.mark.only_on("mariadb", "mysql")
 async def test_a_server_that_is_not_strict_is_a_warning(filled, shared_database):
     loose = {"init_command": "SET sql_mode = ''"}
     engine = create_async_engine(shared_database.url, connect_args=loose)
@@ -37,7 +35,7 @@ async def test_a_server_that_is_not_strict_is_a_warning(filled, shared_database)
     await engine.dispose()
 
 
-@pytest.mark.only_on("mariadb", "postgresql")
+@pytest.mark.only_on("postgresql", "mariadb", "mysql")
 async def test_foreign_keys_that_are_switched_off_are_a_warning(filled, shared_database):
     options = {
         "mysql": {"init_command": "SET foreign_key_checks = 0"},
@@ -46,15 +44,4 @@ async def test_foreign_keys_that_are_switched_off_are_a_warning(filled, shared_d
     engine = create_async_engine(shared_database.url, connect_args=options)
     [finding] = await explained(engine, "server", ["warning"])
     assert "metadata is not deleted with its session" in finding.problem
-    await engine.dispose()
-
-
-async def test_times_that_the_driver_converts_are_not_damaged(tmp_path):
-    url = f"sqlite+aiosqlite:///{tmp_path / 'chat.db'}"
-    engine = create_async_engine(url, connect_args={"detect_types": sqlite3.PARSE_DECLTYPES})
-    catalog = SessionCatalog(engine, create_tables=True)
-    await catalog.create_session("chat")
-    for work in (catalog.list_sessions, lambda: catalog.get_session("chat")):
-        with pytest.raises(UnsupportedDialectError, match="detect_types"):
-            await work()
     await engine.dispose()

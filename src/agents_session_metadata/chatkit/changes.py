@@ -90,12 +90,16 @@ def state_of(thread: ThreadMetadata) -> dict[str, Any]:
         TITLE: thread.title,
         "status": thread.status.model_dump(mode="json", exclude_none=True),
         "allowed_image_domains": None if domains is None else list(domains),
+        "created_at": thread.created_at.isoformat(),
         # As it is, not as text: what is not JSON is refused when it is stored.
         "metadata": copy.deepcopy(thread.metadata),
     }
 
 
-_DEFAULTS = state_of(ThreadMetadata(id="", created_at=datetime.fromtimestamp(0, timezone.utc)))
+_DEFAULTS = {
+    **state_of(ThreadMetadata(id="", created_at=datetime.now(timezone.utc))),
+    "created_at": None,
+}
 _STORED = _DEFAULTS.keys() - {TITLE}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 import uuid
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -19,16 +18,14 @@ from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.core.store import check_limit
 from agents_session_metadata.errors import (
-    InvalidCursorError,
     SessionExistsError,
     SessionNotFoundError,
 )
 from agents_session_metadata.keys import CHATKIT, TITLE
-from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.session import SQLAlchemyMetadataSession
-from agents_session_metadata.text import quoted
+from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.transfer.retention import check_age, moment_before
-from agents_session_metadata.types import ItemInfo, JSONValue, Metadata, SessionInfo
+from agents_session_metadata.types import JSONValue, Metadata, SessionInfo
 
 from . import transactions
 from .changes import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
@@ -117,7 +114,8 @@ class CatalogStore(Store[TContext]):
         """A thread by its id.
 
         Returns:
-            The thread. `created_at` is that of the session, in UTC.
+            The thread. For a session that ChatKit did not create, `created_at` is that of the
+            session, in UTC.
 
         Raises:
             NotFoundError: If there is no such session.
@@ -174,33 +172,31 @@ class CatalogStore(Store[TContext]):
     ) -> Page[ThreadMetadata]:
         """A page of at most `limit` threads, up to 100, by their last activity.
 
-        `after` is that of the previous page, for the same order and scope. With the order `desc`,
-        the newest activity comes first.
+        `after` is the id of the last thread of the previous page, or a cursor of
+        `SessionCatalog.list_sessions`. With the order `desc`, the newest activity comes first.
 
         Raises:
-            InvalidCursorError: If `after` is damaged or belongs to another question.
+            InvalidCursorError: If `after` is neither a thread in the scope nor such a cursor.
             ValueError: If `limit` is less than 1, or `order` is neither of the two.
         """
         catalog = self._within(context)
+        by = "-updated_at" if _is_descending(order) else "updated_at"
+        cursor = None
+        if after is not None:
+            cursor = await catalog._cursor_after(after, self._where, by) or after
         page = await catalog.list_sessions(
             self._where,
-            order_by="-updated_at" if _is_descending(order) else "updated_at",
+            order_by=by,
             limit=_checked(limit),
-            cursor=after,
+            cursor=cursor,
             keys=[TITLE, CHATKIT],
             on_corrupt=_leave_out,
         )
-        threads = [self._thread(info) for info in page.sessions]
-        return Page(data=threads, has_more=page.next_cursor is not None, after=page.next_cursor)
+        return _page([self._thread(info) for info in page.sessions], page.next_cursor is not None)
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
-        """Delete a thread: its items, attachments, history and metadata.
-
-        Raises:
-            NotFoundError: If there is no such session.
-        """
-        if not await self._within(context).delete_session(thread_id):
-            raise _missing("thread", thread_id)
+        """Delete a thread, if it exists: its items, attachments, history and metadata."""
+        await self._within(context).delete_session(thread_id)
 
     # ---- items ----
 
@@ -209,45 +205,37 @@ class CatalogStore(Store[TContext]):
     ) -> Page[ThreadItem]:
         """A page of at most `limit` items of a thread, up to 100, in the order of their addition.
 
-        `after` is that of the previous page, for the same thread, order and scope. With the order
-        `desc`, the newest come first.
+        `after` is the id of the last item of the previous page. With the order `desc`, the newest
+        come first.
 
         Raises:
-            InvalidCursorError: If `after` is damaged or belongs to another question.
-            NotFoundError: If there is no such thread.
+            NotFoundError: If there is no such thread, or it has no item `after`.
             ValueError: If `limit` is less than 1, or `order` is neither of the two.
         """
         store = self._within(context)._store
         most, descending = _checked(limit), _is_descending(order)
-        question = ["thread items", thread_id, order, store.scope.condition.encoded()]
-        position = None if after is None else _position(after, question)
-        found = None
-        if id_problem(thread_id) is None:
-            found = await transactions.read_items(
-                store, thread_id, position, most + 1, descending=descending
-            )
+        found = await transactions.read_items(
+            store, thread_id, after, most + 1, descending=descending
+        )
         if found is None:
             raise _missing("thread", thread_id)
-        page: Page[Any] = Page(data=[_item(thread_id, each.data) for each in found[:most]])
-        if len(found) > most:
-            page.has_more = True
-            page.after = seal(str(found[most - 1].position).encode(), question)
-        return page
+        return _page([_item(thread_id, each.data) for each in found[:most]], len(found) > most)
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
         """Append an item to a thread, which becomes the most recently active one.
 
-        An item with the same id is replaced where it stands. Models that are not called by OpenAI's
-        Responses API give all items the id `__fake_id__`: the store gives each of them a new one.
+        Models that are not called by OpenAI's Responses API give all items the id `__fake_id__`:
+        the store gives each of them a new one.
 
         Raises:
             NotFoundError: If there is no such thread.
-            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
+            ValueError: If the item's id exists, is empty, too long, or not UTF-8 without NUL, or if
+                the item names another thread.
         """
         if item.id == FAKE_RESPONSES_ID:
             # A copy: ChatKit's server still has to find the item by its id.
             item = item.model_copy(update={"id": _new_id("message")})
-        await self._write_item(thread_id, item, context, activity=True)
+        await self._write_item(thread_id, item, context, adds=True)
         self._own_items.add(thread_id, item.id)
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
@@ -255,9 +243,10 @@ class CatalogStore(Store[TContext]):
 
         Raises:
             NotFoundError: If there is no such thread.
-            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL.
+            ValueError: If the item's id is empty, too long, or not UTF-8 without NUL, or if the
+                item names another thread.
         """
-        await self._write_item(thread_id, item, context, activity=False)
+        await self._write_item(thread_id, item, context, adds=False)
 
     async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
         """One item of a thread.
@@ -265,79 +254,36 @@ class CatalogStore(Store[TContext]):
         Raises:
             NotFoundError: If there is no such thread or item.
         """
-        store = self._within(context)._store
-        found = None
-        if id_problem(thread_id) is None and id_problem(item_id) is None:
-            found = await transactions.read_item(store, thread_id, item_id)
+        found = await transactions.read_item(self._within(context)._store, thread_id, item_id)
         if found is None:
             raise _missing("item", item_id)
         self._own_items.add(thread_id, item_id)
         return cast("ThreadItem", _item(thread_id, found.data))
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Delete an item of a thread, if the thread has it.
+        """Delete an item of a thread, if it exists.
 
         When all items that answer the thread's last user message are deleted, as in a retry, the
         Agents SDK session is rewound to before that message. The history then contains neither the
         message nor its answer, nor items that other programs have added since. Deleting an item
-        that the same request has added or loaded by its id, such as a progress item or a widget,
-        does not rewind the session while a run goes on, nor does deleting a user message.
+        that the same request has added or loaded by its id does not rewind the session, unless the
+        item ends an answer, nor does deleting a user message.
 
         A retry deletes the newest item first. If the session cannot be rewound, because a run is
         paused or the answer in the history is encrypted, the newest item can only be deleted by a
-        request that has added it or loaded it by its id, and the session is not rewound. So a retry
-        is refused before anything is deleted.
+        request that has added it or loaded it by its id. So a retry is refused before anything is
+        deleted.
 
         Raises:
-            NotFoundError: If there is no such thread.
-            SessionPausedError: If a run waits, and the item is the newest one, of an earlier
+            SessionPausedError: If a run is paused, and the item is the newest one, of an earlier
                 request.
             ValueError: If the answer in the history is encrypted, and the item is the newest one,
                 of an earlier request. Or if rewinding would separate items that belong together.
         """
         store = self._within(context)._store
-        if id_problem(thread_id) is not None:
-            raise _missing("thread", thread_id)
-        if id_problem(item_id) is not None:
-            item_id = " "  # Nobody has it; the thread is looked for all the same.
         is_own = self._own_items.has(thread_id, item_id)
-        try:
-            await transactions.delete_item(store, thread_id, item_id, is_own=is_own)
-        except SessionNotFoundError:
-            raise _missing("thread", thread_id) from None
-
-    async def rewind_before(
-        self, thread: ThreadMetadata, item: ThreadItem, context: TContext
-    ) -> list[ItemInfo]:
-        """Remove what the Agents SDK session has stored since a user message was added.
-
-        Call it at the beginning of `respond`: if an answer failed before it had an item, ChatKit's
-        retry deletes nothing that answers the user message, but the history already contains the
-        message. It does nothing if the thread has an item after the message, or if it is not
-        certain where the message is in the history: after compaction, if its text there is another
-        one, if the same message was sent twice in a row, or if the history is encrypted.
-
-        Args:
-            thread: The thread.
-            item: The user message.
-            context: The request context.
-
-        Returns:
-            The items that were removed from the history, oldest first.
-
-        Raises:
-            NotFoundError: If there is no such thread, or it has no such user message.
-            SessionPausedError: If a run waits, and its history would have to be cut.
-            ValueError: If an earlier part of the history is encrypted, or if the cut would separate
-                items that belong together.
-        """
-        store = self._within(context)._store
-        if id_problem(thread.id) is not None or id_problem(item.id) is not None:
-            raise _missing("item", item.id)
-        try:
-            return await transactions.rewind_before(store, thread.id, item.id)
-        except LookupError:
-            raise _missing("item", item.id) from None
+        if await transactions.delete_item(store, thread_id, item_id, is_own=is_own):
+            self._own_items.begin(thread_id)
 
     # ---- attachments ----
 
@@ -371,24 +317,14 @@ class CatalogStore(Store[TContext]):
         Raises:
             NotFoundError: If there is none in the scope.
         """
-        store, found = self._within(context)._store, None
-        if id_problem(attachment_id) is None:
-            found = await transactions.read_attachment(store, attachment_id)
+        found = await transactions.read_attachment(self._within(context)._store, attachment_id)
         if found is None:
             raise _missing("attachment", attachment_id)
         return cast("Attachment", _ATTACHMENT.validate_json(found))
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
-        """Delete the record of an attachment.
-
-        Raises:
-            NotFoundError: If there is none in the scope.
-        """
-        store, deleted = self._within(context)._store, False
-        if id_problem(attachment_id) is None:
-            deleted = await transactions.delete_attachment(store, attachment_id)
-        if not deleted:
-            raise _missing("attachment", attachment_id)
+        """Delete the record of an attachment, if it exists in the scope."""
+        await transactions.delete_attachment(self._within(context)._store, attachment_id)
 
     async def purge_attachments(self, *, older_than: timedelta) -> list[Attachment]:
         """Delete the records of attachments that were never sent with a message.
@@ -432,17 +368,19 @@ class CatalogStore(Store[TContext]):
         return thread
 
     async def _write_item(
-        self, thread_id: str, item: ThreadItem, context: TContext, *, activity: bool
+        self, thread_id: str, item: ThreadItem, context: TContext, *, adds: bool
     ) -> None:
         store = self._within(context)._store
         if id_problem(thread_id) is not None:
             raise _missing("thread", thread_id)
         _check_id("item", item.id)
+        if item.thread_id != thread_id:
+            raise ValueError(
+                f"the item belongs to thread {quoted(item.thread_id)}, not {quoted(thread_id)}"
+            )
         data = _stored_text(item)
         try:
-            await transactions.write_item(
-                store, thread_id, item.id, item.type, data, activity=activity
-            )
+            await transactions.write_item(store, thread_id, item.id, item.type, data, adds=adds)
         except SessionNotFoundError:
             raise _missing("thread", thread_id) from None
 
@@ -450,18 +388,14 @@ class CatalogStore(Store[TContext]):
 def _item(thread_id: str, data: str) -> Any:
     """Sets the thread's id, because the items of a copied thread have that of the original."""
     fields = json.loads(data)
-    fields["thread_id"] = thread_id
-    for attachment in fields.get("attachments") or ():
-        attachment["thread_id"] = thread_id
+    for part in (*(fields.get("attachments") or ()), fields):
+        if part.get("thread_id") == fields["thread_id"]:
+            part["thread_id"] = thread_id
     return _ITEM.validate_python(fields)
 
 
-def _position(cursor: str, question: list[Any]) -> int:
-    body = unseal(cursor, question)
-    # No position has more digits.
-    if not re.fullmatch(rb"[0-9]{1,18}", body):
-        raise InvalidCursorError
-    return int(body)
+def _page(data: list[Any], has_more: bool) -> Page[Any]:
+    return Page(data=data, has_more=has_more, after=data[-1].id if has_more else None)
 
 
 def _leave_out(_: Exception) -> None:
@@ -489,7 +423,7 @@ def _new_id(kind: StoreItemType) -> str:
 
 
 def _missing(kind: str, name: str) -> NotFoundError:
-    return NotFoundError(f"{kind} {quoted(name)} does not exist")
+    return NotFoundError(f"{kind.capitalize()} {escaped(name)} not found")
 
 
 def _check_id(kind: str, name: str) -> None:

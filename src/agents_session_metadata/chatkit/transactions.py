@@ -8,20 +8,22 @@ from the history.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.text import quoted
 from agents_session_metadata.threads.rows import USER_MESSAGE, Attachment, ThreadItem, ThreadRows
 from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.types import ItemInfo
@@ -29,12 +31,16 @@ from agents_session_metadata.values import search_key
 
 T = TypeVar("T")
 
-_ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context", USER_MESSAGE})
+ENDS = frozenset({"assistant_message", "end_of_turn", "sdk_hidden_context"})
 """Kinds of items that are added when an answer has ended, or was interrupted."""
 _PURGED_AT_ONCE = 500
 
 
-async def _read(store: ScopedStore, work: Callable[[Connection, Queries], T]) -> T:
+async def _read(
+    store: ScopedStore, work: Callable[[Connection, Queries], T | None], *ids: str
+) -> T | None:
+    if any(id_problem(each) is not None for each in ids):
+        return None
     await store.database.ensure(THREADS)
     return await store.database.read(work)
 
@@ -45,22 +51,29 @@ async def _write(store: ScopedStore, work: Callable[[Connection, Queries], T]) -
 
 
 async def read_items(
-    store: ScopedStore, session_id: str, after: int | None, limit: int, *, descending: bool
+    store: ScopedStore, session_id: str, after: str | None, limit: int, *, descending: bool
 ) -> list[ThreadItem] | None:
-    """Returns None if there is no such session."""
+    """Returns the items after the one with the id `after`; None if that or the session is gone."""
+    rows = ThreadRows(store.database)
 
     def read(connection: Connection, queries: Queries) -> list[ThreadItem] | None:
-        found = ThreadRows(store.database).read_page(
+        restrict, position = partial(store.question, queries), None
+        if after is not None:
+            last = rows.read_item(connection, session_id, after, restrict)
+            if last is None:
+                return None
+            position = last.position
+        found = rows.read_page(
             connection,
             session_id,
-            after=after,
+            after=position,
             limit=limit,
             descending=descending,
-            restrict=partial(store.question, queries),
+            restrict=restrict,
         )
         return found if found or _exists(store, connection, queries, session_id) else None
 
-    return await _read(store, read)
+    return await _read(store, read, session_id, *([] if after is None else [after]))
 
 
 async def read_item(store: ScopedStore, session_id: str, item_id: str) -> ThreadItem | None:
@@ -69,161 +82,108 @@ async def read_item(store: ScopedStore, session_id: str, item_id: str) -> Thread
             connection, session_id, item_id, partial(store.question, queries)
         )
 
-    return await _read(store, read)
+    return await _read(store, read, session_id, item_id)
 
 
 async def write_item(
-    store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, activity: bool
+    store: ScopedStore, session_id: str, item_id: str, kind: str, data: str, *, adds: bool
 ) -> None:
     """Appends an item to a thread, or replaces the one with its id.
 
-    With `activity`, the session becomes the most recently active one.
+    With `adds`, the id must be free, and the session becomes the most recently active one.
     """
+    rows = ThreadRows(store.database)
 
     def write(connection: Connection, _: Queries) -> None:
         _lock(store, connection, session_id)
-        ThreadRows(store.database).put_item(connection, session_id, item_id, kind, data)
-        if activity:
+        if rows.read_item(connection, session_id, item_id) is None:
+            rows.append_item(connection, session_id, item_id, kind, data)
+        elif adds:
+            raise ValueError(f"the thread already has an item {quoted(item_id)}; use save_item")
+        else:
+            rows.replace_item(connection, session_id, item_id, kind, data)
+        if adds:
             store.rows.touch(connection, session_id)
 
     await _write(store, write)
 
 
-async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_own: bool) -> None:
+async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_own: bool) -> bool:
     """Deletes an item, and rewinds the history if that removes an answer.
 
-    The last item of an answer that is deleted takes the answer, and the message that it answers,
-    out of the history. An application can also remove a sign of progress while an agent runs. So it
-    takes an item that ends an answer, which can have been deleted before the others, or an answer
-    in the history that was written elsewhere.
+    `is_own` means that the same request has added the item or loaded it by its id, as it does with
+    a sign of progress while an agent runs. A retry has not: it deletes the items of an answer one
+    by one, the newest first, and the last of them takes the answer, and the message that it
+    answers, out of the history. If the history cannot be rewound, the first is refused, so that
+    all stay.
 
-    A retry deletes items one by one, the newest first. If the history cannot be rewound, because a
-    run waits or works or the answer is encrypted, the first of them is refused, so that all stay.
-
-    `is_own` means that the same request has added the item or loaded it by its id. A retry has not.
+    Returns True if the item ended an answer, so that what is deleted next belongs to the answer.
     """
+    if id_problem(session_id) is not None or id_problem(item_id) is not None:
+        return False
     rows = ThreadRows(store.database)
 
-    def run(connection: Connection, queries: Queries) -> None:
-        _lock(store, connection, session_id)
+    def run(connection: Connection, queries: Queries) -> bool:
+        if not store.lock(connection, session_id):
+            return False
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
-            return
+            return False
         held = hold(store.database, connection, session_id)
+        asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
         newest = rows.read_newest(connection, session_id)
         if not is_own and newest is not None and newest.position == item.position:
             if held is not None:
                 raise held
-            asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
             if asked is not None:
                 end = asked.history_end or 0
                 check_not_encrypted(_history(store, connection, session_id, after=end))
         rows.delete_item(connection, session_id, item_id)
-        question = rows.read_newest(connection, session_id, USER_MESSAGE)
-        if question is None or question.position > item.position:
-            return
-        ended = bool(question.reopened) or item.kind in _ENDS
+        ended = item.kind in ENDS
+        # Nothing that answers the message before a user message was deleted with it. And a paused
+        # run needs its history.
+        if asked is None or held is not None or item.kind == USER_MESSAGE or (is_own and not ended):
+            return ended
         newest = rows.read_newest(connection, session_id)
-        if newest is not None and newest.position > question.position:
-            if ended and not question.reopened:
-                rows.set_reopened(connection, session_id, question.item_id, reopened=True)
-            return
-        if held is not None or item.kind == USER_MESSAGE:
-            # A run needs its history. And nothing that answers the message before a user
-            # message was deleted; see `rewind_before`.
-            return
-        history = _history(store, connection, session_id)
-        first = _find(question, history, guess=True)
-        if first is None or not (ended or (not is_own and _has_answer(history, first))):
-            return
-        rewinding(store, session_id, Cut(before=first))(connection, queries)
-        rows.set_reopened(connection, session_id, question.item_id, reopened=False)
-
-    await _write(store, run)
-
-
-async def rewind_before(store: ScopedStore, session_id: str, item_id: str) -> list[ItemInfo]:
-    """Removes a user message, and the items after it, from the history.
-
-    It removes nothing if the thread has an item after the message, or if it is not certain where
-    the message is. After the same message twice in a row, as from a double click, it can be that
-    only the first of them is in the history, with an answer on its way. In an encrypted history the
-    place is never certain: another run can have added the items behind its end.
-    """
-    rows = ThreadRows(store.database)
-
-    def run(connection: Connection, queries: Queries) -> list[ItemInfo]:
-        _lock(store, connection, session_id)
-        question = rows.read_item(connection, session_id, item_id)
-        if question is None or question.kind != USER_MESSAGE:
-            raise LookupError(item_id)
-        newest = rows.read_newest(connection, session_id)
-        if newest is not None and newest.position > question.position:
-            return []
-        previous = rows.read_newest(connection, session_id, USER_MESSAGE, question.position)
-        if previous is not None and _are_alike(previous, question):
-            return []
-        first = _find(question, _history(store, connection, session_id))
-        if first is None:
-            return []
-        return rewinding(store, session_id, Cut(before=first))(connection, queries)
+        if newest is not None and newest.position == asked.position:
+            first = _message_of(asked, _history(store, connection, session_id))
+            if first is not None:
+                rewinding(store, session_id, Cut(before=first))(connection, queries)
+        return ended
 
     return await _write(store, run)
 
 
-def _are_alike(one: ThreadItem, other: ThreadItem) -> bool:
-    """True if a message of the history could be either of two user messages."""
-    return one.history_end == other.history_end and _asked(one) == _asked(other)
+def _message_of(question: ThreadItem, history: list[ItemInfo]) -> int | None:
+    """Returns the item of the history that a user message is.
 
-
-def _find(question: ThreadItem, history: list[ItemInfo], *, guess: bool = False) -> int | None:
-    """Returns the item of the history that a user message is; None if that is not certain.
-
-    With `guess`, it is the last message since then if none has the text of the question, because an
-    application can pass another text to the agent.
+    It is the newest one since then with the same text, or the newest one, because an application
+    can pass another text to the agent.
     """
     end = question.history_end
-    if end is None or end not in (0, *(each.item_id for each in history)):
-        # The history was replaced since, by compaction for example.
-        if not guess:
-            return None
-        end = 0
+    if end not in [each.item_id for each in history]:
+        end = 0  # There was none, or the history was replaced since, by compaction for example.
     # Others may have written meanwhile, in another tab or by another program.
     since = [each for each in history if each.item_id > end and is_user_message(each.item)]
-    text = _asked(question)
-    asked = [each for each in since if _text(_field(each.item, "content")) == text]
-    if not (asked or (guess and since)):
+    text = _text(json.loads(question.data).get("content"))
+    asked = [each for each in since if _text(each.item.get("content")) == text] or since
+    if not asked:
         return None
-    first = (asked or since)[-1].item_id
-    later = (_field(each.item, "type") for each in history if each.item_id > first)
+    first = asked[-1].item_id
+    later: Iterator[Any] = (each.item for each in history if each.item_id > first)
     # A summary stands for everything before it.
-    return None if "compaction" in later else first
+    is_replaced = any(isinstance(item, dict) and item.get("type") == "compaction" for item in later)
+    return None if is_replaced else first
 
 
-def _asked(question: ThreadItem) -> str | None:
-    return _text(json.loads(question.data).get("content"))
-
-
-def _text(content: object) -> str | None:
+def _text(content: object) -> str:
     if isinstance(content, str):
         return content
-    texts: list[str] = [
+    return "".join(
         f"@{part['text']}" if part.get("type") == "input_tag" else part["text"]
         for part in (content if isinstance(content, list) else ())
         if isinstance(part, dict) and isinstance(part.get("text"), str)
-    ]
-    return "".join(texts) if texts else None
-
-
-def _has_answer(history: list[ItemInfo], first: int) -> bool:
-    return any(
-        each.item_id >= first and _field(each.item, "role") == "assistant" for each in history
     )
-
-
-def _field(item: object, name: str) -> object:
-    # Whatever is stored may be there.
-    return item.get(name) if isinstance(item, dict) else None
 
 
 def _history(
@@ -275,20 +235,20 @@ async def read_attachment(store: ScopedStore, attachment_id: str) -> str | None:
         found = ThreadRows(store.database).read_attachment(connection, attachment_id)
         return found.data if found and _admits(store, connection, queries, found) else None
 
-    return await _read(store, read)
+    return await _read(store, read, attachment_id)
 
 
-async def delete_attachment(store: ScopedStore, attachment_id: str) -> bool:
+async def delete_attachment(store: ScopedStore, attachment_id: str) -> None:
+    if id_problem(attachment_id) is not None:
+        return
     rows = ThreadRows(store.database)
 
-    def write(connection: Connection, queries: Queries) -> bool:
+    def write(connection: Connection, queries: Queries) -> None:
         found = rows.read_attachment(connection, attachment_id, lock=True)
-        if found is None or not _admits(store, connection, queries, found):
-            return False
-        rows.delete_attachments(connection, [attachment_id])
-        return True
+        if found is not None and _admits(store, connection, queries, found):
+            rows.delete_attachments(connection, [attachment_id])
 
-    return await _write(store, write)
+    await _write(store, write)
 
 
 async def purge_attachments(store: ScopedStore, before: datetime | None) -> list[str]:

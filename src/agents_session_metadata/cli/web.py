@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agents_session_metadata.errors import install_advice
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
 _HOST = "127.0.0.1"
 
 
-@command("web", "web --demo", panel="Database", shared=SERVER)
+@command("web", "web", panel="Database", shared=SERVER)
 @takes(
-    flag("--demo", help="Show generated sessions in a temporary database."),
     flag("--allow-write", help="Add forms to edit, fork, rewind, delete, approve and reject."),
     option("--by", metavar="NAME", help="Who approves and rejects; stored with each decision."),
     option(
@@ -33,7 +31,7 @@ _HOST = "127.0.0.1"
         help="The port to listen on. 0 selects a free port.",
     ),
 )
-async def web(place: Place, *, demo: bool, allow_write: bool, by: str | None, port: int) -> None:
+async def web(place: Place, *, allow_write: bool, by: str | None, port: int) -> None:
     """Show sessions in a browser.
 
     The pages are served on 127.0.0.1 only. They are read-only unless --allow-write is given, and
@@ -49,35 +47,15 @@ async def web(place: Place, *, demo: bool, allow_write: bool, by: str | None, po
         raise Failure(message) from None
     if by is not None and not allow_write:
         usage("--by requires --allow-write")
-    with _place(place, demo=demo) as shown:
-        async with shown.open(pool_pre_ping=True) as (catalog, wait):
-            if demo:
-                from agents_session_metadata.web.demo import fill
-
-                say("writing sessions into a temporary database")
-                await wait(fill(catalog))
-            # Start only if the database answers.
-            await wait(catalog.list_sessions(limit=1, keys=[]))
-            with _listening(port) as listener:
-                app = browser_app(
-                    catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=by
-                )
-                say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
-                await wait.without_limit(serve(app, listener))
-
-
-@contextmanager
-def _place(place: Place, *, demo: bool) -> Iterator[Place]:
-    if not demo:
-        yield place
-        return
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
-    if place.scope:
-        usage("pass --demo or --scope, not both")
-    with TemporaryDirectory(prefix="agent-sessions-") as folder:
-        yield replace(place, url=f"sqlite:///{Path(folder) / 'demo.db'}", create_tables=True)
+    async with place.open(pool_pre_ping=True) as (catalog, wait):
+        # Start only if the database answers.
+        await wait(catalog.list_sessions(limit=1, keys=[]))
+        with _listening(port) as listener:
+            app = browser_app(
+                catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=by
+            )
+            say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
+            await wait.without_limit(serve(app, listener))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import logging
 import random
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,9 +29,10 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
+from .definitions import CORE
 from .features import features
 from .schema import create_missing, existing_names, lost_sessions, missing_names
-from .tables import CORE, SessionTables, TableNames, query_tables
+from .tables import SessionTables, TableNames, query_tables
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -56,14 +57,11 @@ RECONNECT_DELAYS = (0.1, 0.5, 2.0)
 
 
 _abandoned: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
-"""Tasks that `settle` waits for although their caller was cancelled."""
+"""Tasks that `settle` waits for although their caller was cancelled: they are not retried."""
 
 
 async def settle(awaitable: Awaitable[T]) -> T:
-    """Waits for the outcome even if the caller is cancelled, and then raises the cancellation.
-
-    If it waits for `Database.retry`, that makes no further attempt.
-    """
+    """Waits for the outcome even if the caller is cancelled, and then raises the cancellation."""
     task = asyncio.ensure_future(awaitable)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -172,7 +170,6 @@ class Database(Generic[Q]):
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What features remember of this database, by their names."""
         return self._state.notes
 
     async def retry(
@@ -216,19 +213,32 @@ class Database(Generic[Q]):
 
     def has_tables(self, connection: Connection, group: str) -> bool:
         """Returns whether all tables of a group exist; those seen once are not looked for again."""
-        names = {table.name for table in self.tables.group(group).tables}
-        if not (self.is_prepared and names <= self._state.existing):
+        return bool(self.having_tables(connection, [group]))
+
+    def having_tables(self, connection: Connection, groups: Iterable[str]) -> set[str]:
+        """Returns the groups of which all tables exist."""
+        names = {
+            group: {table.name for table in self.tables.group(group).tables} for group in groups
+        }
+        if not (self.is_prepared and set().union(*names.values()) <= self._state.existing):
             self._state.existing = existing_names(connection, self.tables)
-        return names <= self._state.existing
+        return {group for group in names if names[group] <= self._state.existing}
 
     def look(self, work: Callable[[Connection], T]) -> Awaitable[T]:
-        """Runs work that only reads, and that does not require the tables."""
         operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
         return self.retry(operation, prepare=False)
 
+    async def check_history(self, error: DBAPIError) -> None:
+        """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
+        if error.connection_invalidated or self.dialect.is_transient(error):
+            return
+        existing = await self.look(lambda connection: existing_names(connection, self.tables))
+        missing = [each for each in self.names[:2] if each not in existing]
+        if missing:
+            raise TablesMissingError(missing) from error
+
     @property
     def is_prepared(self) -> bool:
-        """True if this process has seen all core tables."""
         return self._is_ready(CORE)
 
     def _is_ready(self, group: str) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sqlalchemy import Dialect as SADialect
-from sqlalchemy import Table
-from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
+from sqlalchemy.schema import DropTable, ExecutableDDLElement
 
 from agents_session_metadata.dialects import DIALECTS as DIALECTS  # noqa: PLC0414  # re-exported
 from agents_session_metadata.dialects import dialect_of, offline
-from agents_session_metadata.dialects._dialect import Dialect
 
 from .definitions import dropping
-from .schema import CreateWithIndexes
+from .schema import table_elements
 from .tables import SessionTables, TableNames, create_tables, table_names
 
 
@@ -28,20 +27,6 @@ def create_statements(dialect: str, names: TableNames | None = None) -> list[str
         if ways.uses_triggers:
             elements += group.triggers
     return [as_text(element, sa_dialect) for element in elements]
-
-
-def table_elements(
-    table: Table, ways: Dialect, *, if_not_exists: bool = False
-) -> list[ExecutableDDLElement]:
-    if not ways.index_if_not_exists:
-        return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
-    return [
-        CreateTable(table, if_not_exists=if_not_exists),
-        *(
-            CreateIndex(index, if_not_exists=if_not_exists)
-            for index in sorted(table.indexes, key=lambda index: str(index.name))
-        ),
-    ]
 
 
 def drop_statements(
@@ -63,12 +48,8 @@ def drop_statements(
 
 
 def as_text(element: Any, sa_dialect: SADialect, **options: Any) -> str:
-    lines = str(element.compile(dialect=sa_dialect, **options)).strip().splitlines()
-    stripped = (line.lstrip("\t") for line in lines)
-    return "\n".join(
-        " " * 4 * (len(line) - len(bare)) + bare.rstrip()
-        for line, bare in zip(lines, stripped, strict=True)
-    )
+    text = str(element.compile(dialect=sa_dialect, **options)).strip()
+    return re.sub(r" +\n", "\n", text).expandtabs(4)
 
 
 def _tables(names: TableNames | None) -> SessionTables:

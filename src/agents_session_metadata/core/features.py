@@ -6,6 +6,7 @@ folder, the rest works as if nobody had used the feature.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,15 +15,46 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, MetaData
+from sqlalchemy import ColumnElement, Connection, MetaData
 
 from .definitions import ColumnTypes, TableGroup, derived_name
 
 if TYPE_CHECKING:
     from .database import Database
 
-FOLDERS = ("indexes", "runs", "usage", "threads")
+FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency")
 """In the order in which their tables are created."""
+
+
+class IndexKind(ABC):
+    """What an index consists of. Each method is a part of one transaction."""
+
+    group: str | None = None
+    """A group of tables that it needs besides those of indexes."""
+    rows: tuple[ColumnElement[Any], ColumnElement[bool]]
+    """The column by which its rows are deleted in steps, and the condition for its rows."""
+
+    def keep_out(self, connection: Connection) -> bool:  # noqa: ARG002  # for subclasses
+        """Keeps writers out until the transaction ends, in which the index is then created.
+
+        Returns False if they cannot be kept out: then it is created in steps.
+        """
+        return False
+
+    @abstractmethod
+    def prepare(self, connection: Connection) -> None:
+        """Creates what maintains the index from now on, if it is missing."""
+
+    @abstractmethod
+    def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
+        """Adds missing rows, from where the step before ended.
+
+        Returns how much it has read, and where it ended; None if there is no more.
+        """
+
+    def fill_at_once(self, connection: Connection) -> int:
+        """Fills the index while writers are kept out, and returns how much it has read."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -49,6 +81,7 @@ class Feature:
         load: Inserts parts that `parse` returned, by the id of a new session.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.
+        indexes: Its kinds of indexes, each after the key with which it is created.
     """
 
     name: str
@@ -65,6 +98,7 @@ class Feature:
     load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
     learn: Callable[[Database[Any], Connection], object] | None = None
     reader: Callable[[Database[Any], Connection, Any], Any] | None = None
+    indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()
 
     def names(self, metadata_table: str) -> tuple[str, ...]:
         return tuple(derived_name(metadata_table, suffix) for suffix in self.suffixes)
@@ -80,13 +114,12 @@ def features() -> tuple[Feature, ...]:
 
 
 def in_use(database: Database[Any], connection: Connection) -> Iterator[Feature]:
-    for feature in features():
-        if database.has_tables(connection, feature.name):
-            yield feature
+    # One look, for all that nobody has used yet.
+    used = database.having_tables(connection, [feature.name for feature in features()])
+    yield from (feature for feature in features() if feature.name in used)
 
 
 def hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
-    """Returns why the history of a session must not change now."""
     for feature in in_use(database, connection):
         problem = feature.hold and feature.hold(database, connection, session_id)
         if problem:

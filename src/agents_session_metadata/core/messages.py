@@ -96,13 +96,11 @@ def _end(connection: Connection, tables: SessionTables, session_id: str, end: An
 
 
 def in_order(messages: FromClause, *, newest_first: bool = False) -> list[ColumnElement[Any]]:
-    """Returns the columns by which histories are ordered, here and in the SDK."""
     columns = messages.c.created_at, messages.c.id
     return [column.desc() if newest_first else column.asc() for column in columns]
 
 
 def is_before(messages: Table, dialect: Dialect, item_id: int) -> ColumnElement[bool]:
-    """Holds for the items that come before an item of the same history."""
     one = messages.alias("one")
     time = dialect.stored_time.of(messages.c.created_at)
     limit = select(dialect.stored_time.of(one.c.created_at)).where(one.c.id == item_id)
@@ -139,7 +137,7 @@ class ItemPosition(NamedTuple):
     item_id: int
 
 
-def read_positions(
+def read_page(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
@@ -149,14 +147,14 @@ def read_positions(
     limit: int,
     newest_first: bool,
     restrict: Restriction,
-) -> list[tuple[ItemPosition, int]]:
-    """Returns the positions of items in order, each with the length of its text in bytes."""
+) -> list[tuple[ItemInfo, ItemPosition]]:
+    """Returns items in order; unreadable ones are `UNREADABLE`."""
     messages = tables.messages
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
-    # The index of session and time has this order: texts of other rows are not read.
     statement: Any = (
-        select(time, messages.c.id, dialect.byte_length(messages.c.message_data))
+        _selected(messages, dialect)
+        .add_columns(time)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
@@ -171,14 +169,14 @@ def read_positions(
         )
         reaches = dialect.reaches(messages.c.created_at, descending=newest_first)
         statement = statement.where(reaches, *beyond)
-        parameters |= {
-            "after_item": after.item_id,
-            "after_time": after.time,
-        }
+        parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
     statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
-    found: Any = connection.execute(statement, {**parameters, **more})
-    return [(ItemPosition(str(at), item_id), length) for at, item_id, length in found]
+    rows: Any = connection.execute(statement, {**parameters, **more})
+    return [
+        (ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id))
+        for item_id, created_at, text, at in rows
+    ]
 
 
 def read_position(
@@ -200,27 +198,20 @@ def read_position(
     return None if row is None else ItemPosition(str(row[0]), item_id)
 
 
-def read_items(
+def find_items(
     connection: Connection,
     tables: SessionTables,
     dialect: Dialect,
     session_id: str,
-    items: Sequence[int],
+    condition: ColumnElement[bool],
     restrict: Restriction = everywhere,
 ) -> list[ItemInfo]:
-    """Returns items in the given order of their ids; unreadable ones are `UNREADABLE`."""
-    if not items:
-        return []
+    """Returns the readable items for which a condition holds, newest first."""
     messages = tables.messages
-    statement: Any = _selected(messages, dialect).where(
-        messages.c.session_id == bindparam("of_session"),
-        messages.c.id.in_(bindparam("items", expanding=True)),
-    )
-    statement, parameters = restrict(statement, messages.c.session_id)
-    parameters |= {"of_session": session_id, "items": list(items)}
-    rows = connection.execute(statement, parameters)
-    found = {each.item_id: each for each in _items(rows)}
-    return [found[item_id] for item_id in items if item_id in found]
+    statement = _selected(messages, dialect).where(messages.c.session_id == session_id, condition)
+    statement = statement.order_by(*in_order(messages, newest_first=True))
+    rows = connection.execute(*restrict(statement, messages.c.session_id))
+    return [each for each in _items(rows) if each.item is not UNREADABLE]
 
 
 def _selected(messages: Table, dialect: Dialect) -> Any:

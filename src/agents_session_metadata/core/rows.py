@@ -31,7 +31,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
-from .messages import delete_histories, delete_messages
+from .messages import delete_histories
 from .tables import SessionTables, element_rows
 
 _REPLACED = ("value", "search_key", "search_rest")
@@ -99,7 +99,6 @@ class Rows:
     # ---- reading ----
 
     def reading(self, keys: Sequence[str] | None = None) -> Statement:
-        """Returns a SELECT of keys and JSON texts; its parameter is `of_session`."""
         statement = self._statements.read
         if keys is not None and len(keys) <= _MANY_KEYS:
             statement = statement.where(self._tables.metadata.c.key.in_(keys))
@@ -107,7 +106,6 @@ class Rows:
 
     @property
     def looking(self) -> Statement:
-        """Returns a SELECT of the session's id; its parameter is `of_session`."""
         return self._statements.exists
 
     def search_keys(
@@ -175,7 +173,6 @@ class Rows:
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        """Deletes metadata that an earlier session with this id has left."""
         read: Any = self._statements.locks.read_leftovers
         if connection.scalar(read, {"of_session": session_id}):
             self._delete_leftovers(connection, session_id)
@@ -191,20 +188,19 @@ class Rows:
         stored = claim.stored
         if self._statements.upsert_reading is not None:
             statement, names = self._statements.upsert_reading
-            rows = _rows_of(session_id, encoded)
+            rows = rows_of(session_id, encoded)
             given: dict[str, Any] = {f"given_{name}": [row[name] for row in rows] for name in names}
             found: Any = connection.execute(statement, {"of_session": session_id, **given})
             stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
         if self._statements.upsert_reading is None:
-            connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+            connection.execute(self._statements.upsert, rows_of(session_id, encoded))
         self._write_elements(connection, session_id, encoded, lists)
 
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
     ) -> None:
-        """Upserts keys of a session that was locked without reading them."""
         claim = self.claim(connection, session_id, self.before_upsert, create=False)
         self.upsert(connection, session_id, encoded, claim or Claim(False, {}))
 
@@ -225,7 +221,7 @@ class Rows:
         """Upserts values. `lists` contains those keys that may have rows of elements."""
         if not encoded:
             return
-        connection.execute(self._statements.upsert, _rows_of(session_id, encoded))
+        connection.execute(self._statements.upsert, rows_of(session_id, encoded))
         self._write_elements(connection, session_id, encoded, lists)
 
     def _write_elements(
@@ -254,7 +250,6 @@ class Rows:
             connection.execute(self._statements.insert_items, rows)
 
     def touch(self, connection: Connection, session_id: str) -> None:
-        """Makes the session the most recently active one."""
         connection.execute(self._statements.touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
@@ -267,15 +262,12 @@ class Rows:
         delete_histories(connection, self._tables, self._dialect, [session_id])
         connection.execute(self._statements.delete_session, {"of_session": session_id})
 
-    def delete_history(self, connection: Connection, session_id: str) -> None:
-        delete_messages(connection, self._tables, session_id)
-
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):
             connection.execute(delete(table).where(table.c.session_id == session_id))
 
 
-def _rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
+def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:
     return [
         {
             "session_id": session_id,
@@ -340,7 +332,6 @@ def check_id_type(session_id: object) -> None:
 
 
 def id_problem(session_id: str) -> str | None:
-    """Returns why a session id cannot have metadata, or None if it can."""
     check_id_type(session_id)
     if not 1 <= len(session_id) <= ID_LENGTH:
         return f"must have between 1 and {ID_LENGTH} characters, got {len(session_id)}"

@@ -10,18 +10,10 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects._dialect import Dialect
 
-from .tables import (
-    CORE,
-    CREATE_TYPES,
-    ColumnTypes,
-    CreateTrigger,
-    SessionTables,
-    TableGroup,
-    TableNames,
-    build_tables,
-    create_tables,
-)
+from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup
+from .tables import SessionTables, TableNames, build_tables, create_tables
 
 
 def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
@@ -63,22 +55,26 @@ def create_missing(
     dialect.begin_ddl(connection)
     wanted = tables.group(group)
     for table in wanted.tables:
-        if table.name in existing:
-            continue
-        if not dialect.transactional_ddl:
-            connection.execute(CreateWithIndexes(table, if_not_exists=True))
-            continue
-        connection.execute(CreateTable(table, if_not_exists=True))
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index, if_not_exists=True))
+        if table.name not in existing:
+            for element in table_elements(table, dialect, if_not_exists=True):
+                connection.execute(element)
     if dialect.uses_triggers:
         for trigger in wanted.triggers:
             if not _exists(trigger, existing):
                 connection.execute(trigger)
 
 
+def table_elements(
+    table: Table, dialect: Dialect, *, if_not_exists: bool = False
+) -> list[CreateTable | CreateIndex]:
+    if not dialect.transactional_ddl:
+        return [CreateWithIndexes(table, if_not_exists=if_not_exists)]
+    indexes = sorted(table.indexes, key=lambda index: str(index.name))
+    create = [CreateIndex(index, if_not_exists=if_not_exists) for index in indexes]
+    return [CreateTable(table, if_not_exists=if_not_exists), *create]
+
+
 def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
-    """Returns the types for tables that refer to an existing sessions table."""
     dialect = dialect_of(connection.dialect)
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)

@@ -24,8 +24,8 @@ from agents_session_metadata.values import (
 )
 
 from .database import Database
+from .definitions import CORE
 from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
-from .tables import CORE
 
 Q = TypeVar("Q")
 
@@ -157,7 +157,6 @@ class SessionStore(Generic[Q]):
         )
 
     async def delete_metadata(self, session_id: str, keys: Iterable[str] | None = None) -> int:
-        """Returns how many of the keys were stored."""
         wanted = storable_keys(keys)
         self.check_written({}, wanted or ())
         if id_problem(session_id) is not None or wanted == []:
@@ -186,7 +185,6 @@ class SessionStore(Generic[Q]):
         )
 
     async def delete(self, session_id: str) -> bool:
-        """Returns whether the session existed."""
         return await self.database.write(
             lambda connection, _: self.delete_locked(connection, session_id)
         )
@@ -223,7 +221,6 @@ class SessionStore(Generic[Q]):
         return False
 
     def delete_locked(self, connection: Connection, session_id: str) -> bool:
-        """Locks the session first. Returns whether it existed."""
         if not self.lock(connection, session_id):
             return False
         self.rows.delete_session(connection, session_id)
@@ -316,20 +313,12 @@ class SessionStore(Generic[Q]):
 
 
 def _check_result(result: object, metadata: Metadata) -> None:
-    """Rejects a new mapping that a function returned instead of changing its argument."""
-    if isinstance(result, Mapping) and not _is_part(result, metadata):
+    is_new = not any(result is each for each in (metadata, *metadata.values()))
+    if isinstance(result, Mapping) and is_new:
         raise TypeError(
             "the function given to edit_metadata changed nothing and returned a new mapping, which "
             "is ignored; change the dict that it is given in place"
         )
-
-
-def _is_part(wanted: object, value: object) -> bool:
-    if value is wanted:
-        return True
-    if isinstance(value, Mapping):
-        return any(_is_part(wanted, item) for item in value.values())
-    return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
 
 
 def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:

@@ -42,35 +42,18 @@ from .definitions import (
     QUERY_TYPES,
     ColumnTypes,
     CreateTrigger,
-    DropTrigger,
     TableGroup,
-    TableNames,
-    derived_name,
-    dropping,
     ending_with_session,
     session_link,
     table_options,
 )
+from .definitions import (
+    TableNames as TableNames,  # noqa: PLC0414  # re-exported
+)
+from .definitions import (
+    derived_name as derived_name,  # noqa: PLC0414  # re-exported
+)
 from .features import features
-
-__all__ = [
-    "CORE",
-    "CREATE_TYPES",
-    "QUERY_TYPES",
-    "ColumnTypes",
-    "CreateTrigger",
-    "DropTrigger",
-    "SessionTables",
-    "TableGroup",
-    "TableNames",
-    "build_tables",
-    "create_tables",
-    "derived_name",
-    "element_rows",
-    "query_tables",
-    "session_tables",
-    "table_names",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,15 +248,10 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     tables = _with_groups(metadata, names, (sessions, messages, rows, elements), types)
     wanted: Any = _is_wanted
     for group in tables.groups:
-        for drop in group.cleanup:
-            exists: Any = _exists
-            event.listen(metadata, "before_drop", drop.execute_if(callable_=exists, state=drop))
         for trigger in group.triggers:
             # After all tables, not after one: on an upgrade the sessions table is there already.
             create = trigger.execute_if(callable_=wanted, state=trigger)
             event.listen(metadata, "after_create", create)
-            for drop in dropping(trigger):
-                event.listen(metadata, "before_drop", drop.execute_if(callable_=wanted))
     return tables
 
 
@@ -293,19 +271,10 @@ def _with_groups(
     return SessionTables(sessions, messages, rows, elements, groups=(core, *others))
 
 
-def _exists(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:
-    """Skips dropping a missing trigger if the driver would log a warning."""
-    dialect = dialect_of(bind.dialect)
-    if not isinstance(bind, Connection) or not dialect.warns_of_missing:
-        return True
-    return state.name in dialect.existing_triggers(bind, state.table)
-
-
-def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any = None, **__: Any) -> bool:
-    """`state` is the trigger to create, or None for a DROP."""
+def _is_wanted(_ddl: Any, _target: Any, bind: Any, *_: Any, state: Any, **__: Any) -> bool:
     if not dialect_of(bind.dialect).uses_triggers:
         return False
-    if state is None or not isinstance(bind, Connection):
+    if not isinstance(bind, Connection):
         return True
     # A partial create_all must not attach a trigger to a table that is not there.
     exists, schema = inspect(bind).has_table, bind.schema_for_object(state.table)

@@ -61,7 +61,6 @@ class Dialect:
     """The isolation level of write transactions, if setting it requires no extra statement."""
     usual_isolation: ClassVar[str]
     """The isolation level of transactions on an engine that commits each statement."""
-    refuses_nul: ClassVar[bool] = False
     bounded_ids: ClassVar[bool] = False
     """The sessions table truncates or rejects ids of more than 255 characters."""
     single_writer: ClassVar[bool] = False
@@ -78,9 +77,6 @@ class Dialect:
     """Longer lists may be bound in another way."""
     sorted_bytes: ClassVar[int] = 2**31
     """The number of leading bytes of a binary value that ORDER BY compares."""
-    warns_of_missing: ClassVar[bool] = False
-    """`DROP … IF EXISTS` raises a warning if there is nothing to drop."""
-    index_if_not_exists: ClassVar[bool] = True
     creation_race_codes: ClassVar[frozenset[object]] = frozenset()
     """Error codes for a CREATE that failed because another process ran the same one first."""
     transient_codes: ClassVar[frozenset[object]] = frozenset()
@@ -101,7 +97,6 @@ class Dialect:
         return self.error_code(error) in self.creation_race_codes
 
     def advice(self, error: DBAPIError) -> str:
-        """Returns advice about an error in a write, if the error itself contains none."""
         return ""
 
     def commits_each(self, connection: Connection) -> bool:
@@ -159,9 +154,6 @@ class Dialect:
     def by_code_point(self, column: ColumnElement[str], *, native: bool) -> ColumnElement[str]:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
-
-    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
-        return func.octet_length(column)
 
     def literal(self, text: str) -> str:
         """Returns one line of SQL that does not depend on settings of server and client."""

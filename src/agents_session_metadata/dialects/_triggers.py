@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sqlalchemy import Connection
-
-_PART = re.compile(r"""'(?:[^']|'')*'|"[^"]*"|`[^`]*`|[^'"`]+""")
-"""A literal, a quoted name, or what is between them."""
 
 
 class RowTrigger(NamedTuple):
@@ -34,19 +30,6 @@ def as_typed(connection: Connection, statements: Iterable[str]) -> tuple[str, ..
     return tuple(each % () if is_doubled else each for each in statements)
 
 
-def has_body(create: Iterable[str], stored: str) -> bool:
-    """`stored` is the part of the CREATE statements that the database has stored."""
-    return bool(stored) and normal(stored) in normal("".join(create))
-
-
-def normal(statement: str) -> str:
-    """Removes spaces and quotation marks, and changes to upper case, except in literals."""
-    return _PART.sub(
-        lambda part: part[0] if part[0][0] == "'" else re.sub(r'[\s"`]', "", part[0]).upper(),
-        statement,
-    )
-
-
 class TriggerSQL:
     """The SQL of triggers on one database. This class has that of SQLite."""
 
@@ -67,8 +50,11 @@ class TriggerSQL:
         """NULL differs from all other values, but not from NULL."""
         return f"{one} IS NOT {other}"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        """Empty if a row with the same primary key has to be deleted first."""
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        """The end of an INSERT that replaces a row with the same primary key by these values.
+
+        Empty if such a row has to be deleted first.
+        """
         return ""
 
     def create(self, trigger: RowTrigger) -> list[str]:
@@ -85,10 +71,6 @@ class TriggerSQL:
     def drop(self, schema: str, name: str, table: str) -> str:
         return f"DROP TRIGGER IF EXISTS {schema}{name}"
 
-    def drop_from(self, schema: str, name: str, table: str) -> str:
-        """Like `drop`, but also works if triggers of other tables run the same function."""
-        return self.drop(schema, name, table)
-
 
 class MySQLTriggerSQL(TriggerSQL):
     enforces_foreign_keys = True
@@ -98,10 +80,9 @@ class MySQLTriggerSQL(TriggerSQL):
     def time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        return (
-            f" ON DUPLICATE KEY UPDATE {', '.join(f'{each} = VALUES({each})' for each in columns)}"
-        )
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        new = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return f" ON DUPLICATE KEY UPDATE {new}"
 
     def differ(self, one: str, other: str) -> str:
         return f"NOT ({one} <=> {other})"
@@ -122,8 +103,8 @@ class PostgreSQLTriggerSQL(TriggerSQL):
     enforces_foreign_keys = True
     locks_session = " FOR SHARE OF s"
 
-    def replacing(self, key: Sequence[str], columns: Sequence[str]) -> str:
-        new = ", ".join(f"{each} = EXCLUDED.{each}" for each in columns)
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        new = ", ".join(f"{name} = EXCLUDED.{name}" for name in values)
         return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {new}"
 
     def differ(self, one: str, other: str) -> str:
@@ -152,9 +133,6 @@ class PostgreSQLTriggerSQL(TriggerSQL):
         # The trigger of a table that was moved to another schema runs a function that was not.
         trigger = f"DROP TRIGGER IF EXISTS {name} ON {table}"
         return f"DO {_quoted_block(trigger, f'DROP FUNCTION IF EXISTS {schema}{name}() CASCADE')}"
-
-    def drop_from(self, schema: str, name: str, table: str) -> str:
-        return f"DROP TRIGGER IF EXISTS {name} ON {table}"
 
 
 def _quoted_block(*statements: str) -> str:

@@ -24,7 +24,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     exists,
     func,
     insert,
@@ -47,7 +46,6 @@ from ._locks import ROUNDS, Found, Locks, Reader
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, Impl, SDKTime
 
-_CREATED = "@agents_session_created"
 _ZONE = "@agents_session_zone"
 _CHECKED = "agents_session_metadata.checked"
 """The key in `Connection.info` of a connection whose settings were checked."""
@@ -76,52 +74,45 @@ class _MySQLLocks(Locks):
         super().__init__(sessions, metadata, elements)
         self._elements = elements
         self._insert = insert(sessions).values(session_id=bindparam("of_session"))
-        # A variable of the connection, set in both cases. The driver's last insert id and row
-        # count also reflect the effects of triggers.
-        of_session: BindParameter[str] = bindparam("of_session")
-        same = sessions.c.session_id
-        created, was_there = (text(f"{_CREATED} := {number}") for number in (1, 0))
-        self._upsert = (
-            mysql.insert(sessions)
-            .values(session_id=func.IF(created, of_session, of_session))
-            .on_duplicate_key_update(session_id=func.IF(was_there, same, same))
-        )
-        self._upsert_and_read = self._upsert.returning(text(_CREATED))
-        self._read_created: Any = select(text(_CREATED))
 
     def or_create(self, connection: Connection, session_id: str) -> bool:
-        returns = connection.dialect.insert_returning  # MariaDB, not MySQL
-        upsert: Any = self._upsert_and_read if returns else self._upsert
-        result = connection.execute(upsert, {"of_session": session_id})
-        created = result.scalar() if returns else None
-        # If a connection has not used the variable, MariaDB returns NULL, with a binary log text.
-        if not isinstance(created, int):
-            created = connection.execute(self._read_created).scalar()
-        return bool(created == 1)
+        is_first = not connection.in_transaction()
+        if self.existing(connection, session_id):
+            return False
+        if is_first:
+            connection.rollback()
+        return self._create_row(connection, session_id)
 
     def create(
         self, connection: Connection, session_id: str, has_leftovers: bool | None = None
     ) -> bool | None:
-        parameters, is_first = {"of_session": session_id}, not connection.in_transaction()
+        if not self._create_row(connection, session_id):
+            return None
+        if has_leftovers is None:
+            found = connection.execute(self.read_leftovers, {"of_session": session_id})
+            return bool(found.scalar())
+        return has_leftovers
+
+    def _create_row(self, connection: Connection, session_id: str) -> bool:
+        """Returns False, and locks the row, if it exists."""
+        is_first = not connection.in_transaction()
         for attempt in range(ROUNDS):
             try:
-                connection.execute(self._insert, parameters)
+                connection.execute(self._insert, {"of_session": session_id})
                 break
             except IntegrityError:
                 # After waiting for the other row, this transaction shares a lock on it with others.
                 if is_first:
                     connection.rollback()
                 if self.existing(connection, session_id):
-                    return None
+                    return False
                 # Deleted in the meantime; or a duplicate in another key, for example one that a
                 # trigger writes.
                 if is_first:
                     connection.rollback()
                 if attempt == ROUNDS - 1:
                     raise
-        if has_leftovers is None:
-            return bool(connection.execute(self.read_leftovers, parameters).scalar())
-        return has_leftovers
+        return True
 
     def reader(self, column: ColumnElement[Any]) -> Reader:
         # A locking read returns each row as it is once the lock is held. The metadata is locked
@@ -200,8 +191,6 @@ class MySQL(Dialect):
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
-    warns_of_missing = True
-    index_if_not_exists = False
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
     transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
@@ -222,11 +211,13 @@ class MySQL(Dialect):
         return "if this record is large, increase max_allowed_packet on the server"
 
     def insert_missing(self, table: Table, *, selected: bool = False) -> Any:
-        # IGNORE would also hide other errors, and a driver logs a warning for each row. The table
-        # is named only if the columns of a SELECT need to be told apart: drivers that combine rows
-        # leave each % of its name doubled.
-        same = {each.name: each if selected else column(each.name) for each in table.primary_key}
-        return mysql.insert(table).on_duplicate_key_update(same)
+        # IGNORE would also hide other errors, and a driver logs a warning for each row. Where the
+        # values are given, the table is not named: drivers that combine rows leave each % of its
+        # name doubled.
+        statement = mysql.insert(table)
+        same = table.primary_key.columns if selected else statement.inserted
+        keys = [each.name for each in table.primary_key]
+        return statement.on_duplicate_key_update({name: same[name] for name in keys})
 
     def upsert(self, table: Table, replaced: Sequence[str]) -> Insert:
         statement = mysql.insert(table)
@@ -432,4 +423,8 @@ class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL fu
 def _compile_json_table(element: Any, compiler: Any, **kwargs: Any) -> str:
     columns = "entry JSON PATH '$'"
     document = compiler.process(element.clauses, **kwargs)
+    if not getattr(compiler.dialect, "is_mariadb", False):
+        # MySQL takes a number above the range of floats for invalid JSON. No count is that large.
+        smaller = f"REGEXP_REPLACE({document}, '[0-9]{{309,}}', '1e99')"
+        document = f"IF(JSON_VALID({document}), {document}, {smaller})"
     return f"JSON_TABLE({document}, '$[*]' COLUMNS ({columns}))"

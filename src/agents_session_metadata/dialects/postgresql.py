@@ -75,10 +75,7 @@ class _StoredTime(SDKTime):
     cache_ok: bool | None = True
 
     def to_database(self, value: str) -> datetime:
-        time = datetime.fromisoformat(value)
-        if time.utcoffset() is not None:
-            raise ValueError(value)
-        return time
+        return datetime.fromisoformat(value)
 
 
 def _in_utc(moment: datetime | None) -> datetime | None:
@@ -102,7 +99,6 @@ class PostgreSQL(Dialect):
     locks: ClassVar[type[Locks]] = _PostgreSQLLocks
     stored_time: ClassVar[SDKTime] = _StoredTime()
     moment: ClassVar[SDKTime] = _Moment()
-    refuses_nul = True
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
     autocommit_reads = True

@@ -35,7 +35,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
 
-from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Triples, qualified
@@ -83,8 +82,6 @@ class _SQLiteLocks(Locks):
 
 @lru_cache(maxsize=4096)
 def _moment_of(text: str | None) -> datetime | None:
-    if isinstance(text, datetime):
-        raise UnsupportedDialectError("sqlite", "the driver's option detect_types")
     return None if text is None else datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
 
 
@@ -93,10 +90,6 @@ class _StoredTime(SDKTime):
 
     impl: Impl = String
     cache_ok: bool | None = True
-
-    def to_database(self, value: str) -> str:
-        value.encode()
-        return value
 
 
 class _Moment(SDKTime):
@@ -183,9 +176,6 @@ class SQLite(Dialect):
             spans.append([start, len(value)])
             start += len(value)
         return {name: json.dumps(spans), f"{name}_data": b"".join(values)}
-
-    def byte_length(self, column: ColumnElement[str]) -> ColumnElement[int]:
-        return func.length(cast(column, LargeBinary))
 
     def literal(self, text: str) -> str:
         if escaped(text) == text:

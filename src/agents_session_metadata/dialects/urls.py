@@ -86,21 +86,20 @@ def may_be_same(one: URL, other: URL) -> bool:
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:
     """Enlarges the page cache on SQLite. Names the extra to install if the driver is missing.
 
-    Raises `ModuleNotFoundError` if the driver is missing, or `ValueError` if it has no asyncio.
+    Raises `UnsupportedDialectError` for another database, `ModuleNotFoundError` if the driver is
+    missing, or `ValueError` if it has no asyncio.
     """
     parsed = with_driver(url)
     backend, _, driver = parsed.drivername.partition("+")
     default = DRIVERS.get("sqlite" if backend == "sqlite3" else backend)
+    if default is None:
+        raise UnsupportedDialectError(backend)
     try:
         engine = create_async_engine(parsed, **(engine_kwargs or {}))
     except (ModuleNotFoundError, NoSuchModuleError, InvalidRequestError) as error:
         if driver in EXTRAS and isinstance(error, ModuleNotFoundError):
-            if (error.name or "").partition(".")[0] != driver:
-                raise  # Something that the driver needs.
             problem = f"the driver {driver} is not installed; {install_advice(EXTRAS[driver])}"
             raise ModuleNotFoundError(problem, name=driver) from None
-        if default is None:
-            raise
         advice = install_advice(EXTRAS[default.partition("+")[2]])
         raise ValueError(
             f"{parsed.drivername} is not an installed asyncio driver; use {default}, and {advice}"
@@ -118,19 +117,15 @@ def _enlarge_cache(connection: Any, _record: object) -> None:
 
 
 def check_engine(engine: object) -> None:
-    """Rejects an object that is not an async engine, or has one connection for all calls.
+    """Rejects an engine that has one connection for all calls, unless it is for SQLite in memory.
 
-    SQLite in memory has one, which the SDK and this package take turns to use. On other databases,
-    concurrent calls would mix up their transactions.
+    There, the SDK and this package take turns. Elsewhere, calls would mix up their transactions.
     """
-    if isinstance(engine, AsyncEngine):
-        if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
-            raise UnsupportedDialectError(engine.dialect.name, "poolclass=StaticPool")
-        return
-    advice = "make it with create_async_engine"
-    if isinstance(engine, (str, URL)):
-        advice = "use from_url for a URL"
-    raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+    if not isinstance(engine, AsyncEngine):
+        advice = "make it with create_async_engine; for a URL, use from_url"
+        raise TypeError(f"engine must be an AsyncEngine, got {type(engine).__name__}; {advice}")
+    if isinstance(engine.pool, StaticPool) and engine.dialect.name != "sqlite":
+        raise UnsupportedDialectError(engine.dialect.name, "poolclass=StaticPool")
 
 
 _loops: weakref.WeakKeyDictionary[Pool, weakref.ref[asyncio.AbstractEventLoop]] = (

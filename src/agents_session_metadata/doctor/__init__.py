@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TypeAlias
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError, NotSupportedError, SAWarning
+from sqlalchemy.exc import DBAPIError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
@@ -55,11 +55,7 @@ async def diagnose(engine: AsyncEngine, names: TableNames | None = None) -> list
             dialect.check_connection(connection)
             return [*_examine(Inspection(connection, names or table_names()))]
 
-    try:
-        return await greenlet_spawn(examine)
-    except NotSupportedError:
-        # asyncpg prepared a statement before the tables were altered, and has dropped it now.
-        return await greenlet_spawn(examine)
+    return await greenlet_spawn(examine)
 
 
 def _examine(inspection: Inspection) -> Iterator[Finding]:
@@ -74,8 +70,6 @@ def _examine(inspection: Inspection) -> Iterator[Finding]:
 def _checked(inspection: Inspection, check: Check) -> Iterator[Finding]:
     try:
         yield from check(inspection)
-    except NotSupportedError:
-        raise
     except DBAPIError as error:
         # Such as a comparison of columns whose types do not fit each other.
         inspection.connection.rollback()
@@ -88,11 +82,5 @@ def _versions(connection: Connection) -> Iterator[str]:
     number = ".".join(map(str, dialect.server_version_info or ()))
     yield f"{PRODUCTS[connected_name(dialect)]} {number}"
     driver = dialect.driver.removesuffix("_async")
-    yield from map(_installed, (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata"))
-
-
-def _installed(package: str) -> str:
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return package
+    for package in (driver, "SQLAlchemy", "openai-agents", "agents-session-metadata"):
+        yield f"{package} {version(package)}"

@@ -61,14 +61,12 @@ def _rewrite(
             if not stored.is_wrong:
                 continue
             written += 1
-            if not stored.has_search:
-                new = {"search_key": stored.search.indexed, "search_rest": stored.search.rest}
-                own = rows.c.session_id == session_id, rows.c.key == stored.key
-                connection.execute(update(rows).where(*own).values(new))
-            if not stored.has_elements:
-                own = elements.c.session_id == session_id, elements.c.key == stored.key
-                connection.execute(delete(elements).where(*own))
-                parts = [*element_rows(session_id, stored.key, stored.elements)]
-                if parts:
-                    connection.execute(insert(elements), parts)
+            new = {"search_key": stored.search.indexed, "search_rest": stored.search.rest}
+            own = rows.c.session_id == session_id, rows.c.key == stored.key
+            connection.execute(update(rows).where(*own).values(new))
+            own = elements.c.session_id == session_id, elements.c.key == stored.key
+            connection.execute(delete(elements).where(*own))
+            parts = [*element_rows(session_id, stored.key, stored.elements)]
+            if parts:
+                connection.execute(insert(elements), parts)
     return written, skipped

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select, type_coerce
-from sqlalchemy.types import NullType
+from sqlalchemy import Connection, and_, bindparam, exists, func, or_, select
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.text import quoted
@@ -22,7 +20,6 @@ from .structure import Inspection
 
 BATCH = 200
 
-_EXAMPLES = 3
 _REWRITE = "agent-sessions doctor --rewrite-search-keys rewrites them from the stored values"
 
 
@@ -59,8 +56,15 @@ class Stored(NamedTuple):
     has_elements: bool
 
     @property
+    def problems(self) -> list[str]:
+        if not self.is_json:
+            return ["values"]
+        correct = {"search keys": self.has_search, "elements": self.has_elements}
+        return [name for name, is_correct in correct.items() if not is_correct]
+
+    @property
     def is_wrong(self) -> bool:
-        return self.is_json and not (self.has_search and self.has_elements)
+        return self.is_json and bool(self.problems)
 
 
 class StoredValues:
@@ -70,15 +74,15 @@ class StoredValues:
         self._select: Any = select(
             *self._own,
             rows.c.value,
-            type_coerce(rows.c.search_key, NullType()),
-            type_coerce(rows.c.search_rest, NullType()),
+            rows.c.search_key,
+            rows.c.search_rest,
         )
         # MariaDB compares BETWEEN by the collation of the parameters.
         self._elements: Any = select(
             elements.c.session_id,
             elements.c.key,
-            type_coerce(elements.c.search_key, NullType()),
-            type_coerce(elements.c.search_rest, NullType()),
+            elements.c.search_key,
+            elements.c.search_rest,
         ).where(
             elements.c.session_id >= bindparam("first"), elements.c.session_id <= bindparam("last")
         )
@@ -104,7 +108,7 @@ class StoredValues:
             elements: Any = connection.execute(self._elements, ends)
             for own_id, key, *search in elements:
                 if (own_id, key) in parts:
-                    parts[own_id, key][tuple(map(_as_bytes, search))] += 1
+                    parts[own_id, key][tuple(search)] += 1
         return [_judge(row, parts[row[0], row[1]]) for row in found]
 
 
@@ -114,30 +118,15 @@ def _judge(row: Any, parts: Counter[Any]) -> Stored:
         wanted, elements = search_key(decode_value(stored)), decode_elements(stored)
     except ValueError:
         return Stored(own_id, key, False, SearchKey(b"", b""), (), False, False)
-    has_search = tuple(map(_as_bytes, search)) == wanted
+    has_search = tuple(search) == wanted
     return Stored(own_id, key, True, wanted, elements, has_search, parts == Counter(elements))
 
 
-def _as_bytes(stored: Any) -> bytes | None:
-    return bytes(stored) if isinstance(stored, (bytes, bytearray, memoryview)) else None
-
-
-@dataclass
-class _Tally:
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, stored: Stored) -> None:
-        self.count += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(f"{quoted(stored.key)} of session {quoted(stored.session_id)}")
-
-    def counted(self, one: str, many: str) -> str:
-        return f"1 {one}" if self.count == 1 else f"{self.count} {many}"
-
-    def __str__(self) -> str:
-        more = self.count - len(self.examples)
-        return ", ".join(self.examples) + (f" and {more} more" if more else "")
+_PROBLEMS = {
+    "values": ("values that are not valid JSON", "set the keys again, or delete them"),
+    "search keys": ("values with another search key, so filters are wrong", _REWRITE),
+    "elements": ("values with other list elements, so $contains is wrong", _REWRITE),
+}
 
 
 def check_values(inspection: Inspection) -> Iterator[Finding]:
@@ -145,25 +134,16 @@ def check_values(inspection: Inspection) -> Iterator[Finding]:
     if not inspection.complete.issuperset({tables.metadata.name, tables.elements.name}):
         return
     values, last = StoredValues(tables), None
-    broken, searched, listed = _Tally(), _Tally(), _Tally()
+    counts: Counter[str] = Counter()
+    first: dict[str, Stored] = {}
     while batch := values.batch(inspection.connection, last):
         last = batch[-1]
         for stored in batch:
-            if not stored.is_json:
-                broken.add(stored)
-                continue
-            if not stored.has_search:
-                searched.add(stored)
-            if not stored.has_elements:
-                listed.add(stored)
-    if broken.count:
-        problem = f"{broken.counted('value is', 'values are')} not valid JSON: {broken}"
-        yield Finding("error", "values", f"{problem}; set the keys again, or delete them")
-    if searched.count:
-        problem = searched.counted("search key does", "search keys do")
-        problem += f" not match the value, so filters are wrong: {searched}"
-        yield Finding("error", "search keys", f"{problem}; {_REWRITE}")
-    if listed.count:
-        problem = listed.counted("value has", "values have")
-        problem += " other list elements than the elements table, so $contains and count_values"
-        yield Finding("error", "elements", f"{problem} are wrong: {listed}; {_REWRITE}")
+            for name in stored.problems:
+                counts[name] += 1
+                first.setdefault(name, stored)
+    for name, (what, advice) in _PROBLEMS.items():
+        if name in first:
+            one = f"{quoted(first[name].key)} of session {quoted(first[name].session_id)}"
+            problem = f"{what}: {counts[name]}, such as {one}; {advice}"
+            yield Finding("error", name, problem)

@@ -19,11 +19,10 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
-from agents_session_metadata.core.ddl import as_text, table_elements
-from agents_session_metadata.core.schema import existing_names, types_beside
+from agents_session_metadata.core.ddl import as_text
+from agents_session_metadata.core.definitions import CORE, CREATE_TYPES
+from agents_session_metadata.core.schema import existing_names, table_elements, types_beside
 from agents_session_metadata.core.tables import (
-    CORE,
-    CREATE_TYPES,
     SessionTables,
     TableNames,
     build_tables,
@@ -100,7 +99,6 @@ def check_tables(inspection: Inspection) -> Iterator[Finding]:
             yield from missing
             continue
         inspection.complete.add(table.name)
-        yield from _primary_key(inspection, table)
         yield from _foreign_keys(inspection, table)
         yield from _indexes(inspection, table)
 
@@ -137,34 +135,22 @@ def _missing_columns(inspection: Inspection, table: Table) -> Iterator[Finding]:
             )
 
 
-def _primary_key(inspection: Inspection, table: Table) -> Iterator[Finding]:
-    found = inspection.inspector.get_pk_constraint(table.name, inspection.schema)
-    columns = table.primary_key.columns.keys()
-    if found["constrained_columns"] != columns:
-        problem = f"the primary key of {table.name} is not ({', '.join(columns)})"
-        yield Finding("error", "indexes", f"{problem}: change it by a migration")
-
-
 def _foreign_keys(inspection: Inspection, table: Table) -> Iterator[Finding]:
-    found = inspection.inspector.get_foreign_keys(table.name, inspection.schema)
+    found = [
+        (each["constrained_columns"], each["referred_table"].lower())
+        for each in inspection.inspector.get_foreign_keys(table.name, inspection.schema)
+    ]
     for constraint in sorted(table.foreign_key_constraints, key=str):
         parent = constraint.referred_table.name
-        rules = [
-            each["options"].get("ondelete") or "NO ACTION"
-            for each in found
-            if each["constrained_columns"] == constraint.column_keys
-            and each["referred_table"].lower() == parent.lower()
-        ]
-        name = f"the foreign key of {table.name} to {parent}"
-        if not rules and inspection.dialect.uses_triggers:
-            yield Finding("warning", "foreign keys", f"{name} is missing: triggers do its work")
-        elif not rules:
+        if (constraint.column_keys, parent.lower()) in found:
+            continue
+        problem = f"the foreign key of {table.name} to {parent} is missing"
+        if inspection.dialect.uses_triggers:
+            yield Finding("warning", "foreign keys", f"{problem}: triggers do its work")
+        else:
             statement = inspection.sql(AddConstraint(constraint))
-            problem = f"{name} is missing: once every row has its parent, add it by a migration"
-            yield Finding("error", "foreign keys", f"{problem}, as {statement}")
-        elif constraint.ondelete not in rules and not inspection.dialect.uses_triggers:
-            problem = f"{name} has ON DELETE {rules[0]}, not {constraint.ondelete}"
-            yield Finding("error", "foreign keys", f"{problem}: replace it by a migration")
+            problem += ": once every row has its parent, add it by a migration, as"
+            yield Finding("error", "foreign keys", f"{problem} {statement}")
 
 
 def _indexes(inspection: Inspection, table: Table) -> Iterator[Finding]:

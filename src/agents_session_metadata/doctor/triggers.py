@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from agents_session_metadata.core.tables import DropTrigger
+from agents_session_metadata.core.definitions import DropTrigger
 from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.indexes.triggers import activity_triggers
@@ -20,17 +20,9 @@ def check_triggers(inspection: Inspection) -> Iterator[Finding]:
     dialect = inspection.dialect
     existing = _existing(inspection)
     for group in inspection.expected.groups:
-        triggers = group.triggers if dialect.uses_triggers else ()
-        if not any(table in inspection.wanted for table in group.tables):
-            names = [each.name for each in (*triggers, *group.cleanup) if each.name in existing]
-            if names:
-                problem = (
-                    f"triggers write to tables that do not exist: {', '.join(names)}. Drop them:"
-                    " agent-sessions ddl --drop prints the statements"
-                )
-                yield Finding("error", "triggers", problem)
+        if not dialect.uses_triggers or group.tables[0] not in inspection.wanted:
             continue
-        for trigger in triggers:
+        for trigger in group.triggers:
             former = [name for name in trigger.former_names if name in existing]
             elements: list[Any] = [DropTrigger(trigger.table, name) for name in former]
             if trigger.name not in existing:

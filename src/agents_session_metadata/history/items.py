@@ -9,12 +9,12 @@ last item; the question is `["items", session id, newest first, scope]`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, or_
 
 from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
@@ -23,54 +23,44 @@ from agents_session_metadata.core.messages import (
     Restriction,
     delete_messages,
     everywhere,
-    in_order,
+    find_items,
     newest_id,
     read_history,
-    read_items,
+    read_page,
     read_position,
-    read_positions,
 )
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
-from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.errors import (
-    InvalidCursorError,
-    SessionExistsError,
-    SessionNotFoundError,
-)
+from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
 from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
 from agents_session_metadata.values import is_text
 
-PAGE_BYTES = 8 * 2**20
-"""The maximum size of a page of items, unless it has only one item."""
-_AT_ONCE = 10
-"""Rows that a search reads at a time."""
-
-
 # ---- pages ----
 
 
-async def read_page(
+async def list_items(
     store: ScopedStore, session_id: str, *, limit: int, cursor: str | None, newest_first: bool
 ) -> ItemPage:
-    """Ends a page early if it would exceed `PAGE_BYTES`."""
     check_id_type(session_id)
     after = None
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
-        after = _decode(cursor, question, store.database.dialect)
+        after = ItemPosition(*json.loads(unseal(cursor, question)))
     if not is_text(session_id):
         return ItemPage([], None)
-    items, last = await store.database.read(
+
+    found = await store.database.read(
         lambda connection, queries: _read_page(
             store, connection, queries, session_id, after, limit, newest_first=newest_first
         )
     )
-    if last is None:
-        return ItemPage(items, None)
-    return ItemPage(items, item_cursor(store, session_id, last, newest_first=newest_first))
+    next_cursor = None
+    if len(found) > limit:
+        end = found[limit - 1][1]
+        next_cursor = item_cursor(store, session_id, end, newest_first=newest_first)
+    return ItemPage([item for item, _ in found[:limit]], next_cursor)
 
 
 def _read_page(
@@ -82,34 +72,25 @@ def _read_page(
     limit: int,
     *,
     newest_first: bool,
-) -> tuple[list[ItemInfo], ItemPosition | None]:
-    """Returns the items, and the position where the page ends unless it is the last one."""
-    where = connection, store.database.tables, store.database.dialect, session_id
-    restrict = partial(store.question, queries)
-    found: list[ItemInfo] = []
-    positions: dict[int, ItemPosition] = {}
-    size = 0
-    while len(found) <= limit:
-        # One readable item more than asked for tells whether there is a next page.
-        asked = limit + 1 - len(found)
-        rows = read_positions(
-            *where, after=after, limit=asked, newest_first=newest_first, restrict=restrict
+) -> list[tuple[ItemInfo, ItemPosition]]:
+    """Reads one readable item more than asked for, which tells whether there is a next page."""
+    last, found = after, list[tuple[ItemInfo, ItemPosition]]()
+    while asked := limit + 1 - len(found):
+        rows = read_page(
+            connection,
+            store.database.tables,
+            store.database.dialect,
+            session_id,
+            after=last,
+            limit=asked,
+            newest_first=newest_first,
+            restrict=partial(store.question, queries),
         )
-        wanted: list[int] = []
-        for position, length in rows:
-            size += length
-            if size > PAGE_BYTES and (found or wanted):
-                break
-            wanted.append(position.item_id)
-            positions[position.item_id] = after = position
-        items = read_items(*where, wanted, restrict)
-        found += [each for each in items if each.item is not UNREADABLE]
-        if len(wanted) < len(rows):
-            return found, after
+        found += [each for each in rows if each[0].item is not UNREADABLE]
         if len(rows) < asked:
             break
-    last = positions[found[limit - 1].item_id] if len(found) > limit else None
-    return found[:limit], last
+        last = rows[-1][1]
+    return found
 
 
 async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
@@ -134,17 +115,6 @@ def item_cursor(
     return seal(body, _question(store, session_id, newest_first=newest_first))
 
 
-def _decode(cursor: str, question: list[Any], dialect: Dialect) -> ItemPosition:
-    try:
-        time, item_id = json.loads(unseal(cursor, question))
-        if not isinstance(time, str) or type(item_id) is not int or abs(item_id) >= 2**63:
-            raise InvalidCursorError
-        dialect.stored_time.to_database(time)
-    except (ValueError, TypeError, ArithmeticError, RecursionError):
-        raise InvalidCursorError from None
-    return ItemPosition(time, item_id)
-
-
 def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> list[Any]:
     return ["items", session_id, newest_first, store.scope.condition.encoded()]
 
@@ -154,14 +124,44 @@ def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> lis
 
 @dataclass(frozen=True)
 class Wanted:
-    """An item to find. If several match, it is the newest one.
+    """Items to find. If several match, it is the newest one.
 
-    Only rows whose stored text contains `text` are read, unless `item_id` is known.
+    Only the rows in `items`, and those whose stored text contains one of `texts`, are read.
     """
 
     matches: Callable[[ItemInfo], bool]
-    item_id: int | None = None
-    text: str = ""
+    items: tuple[int, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+class ItemExistsError(ValueError):
+    """The history already contains an item that a request adds."""
+
+    def __init__(self, info: ItemInfo) -> None:
+        super().__init__(f"the history already contains item {info.item_id}")
+        self.info: ItemInfo = info
+
+
+async def read_after(
+    store: ScopedStore, session_id: str, wanted: Wanted, *, limit: int, newest_first: bool
+) -> tuple[list[ItemInfo], bool] | None:
+    """Returns the items after an item, and whether there are more; None if it does not exist."""
+
+    def read(connection: Connection, queries: Queries) -> tuple[list[ItemInfo], bool] | None:
+        where = connection, store.database.tables, store.database.dialect, session_id
+        restrict = partial(store.question, queries)
+        info = _find(store, connection, session_id, wanted, restrict)
+        after = read_position(*where, info.item_id, restrict) if info else None
+        if after is None:
+            return None
+        found = _read_page(
+            store, connection, queries, session_id, after, limit, newest_first=newest_first
+        )
+        return [item for item, _ in found[:limit]], len(found) > limit
+
+    if id_problem(session_id) is not None:
+        return None
+    return await store.database.read(read)
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
@@ -170,11 +170,7 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
         return None
     return await store.database.read(
         lambda connection, queries: _find(
-            store,
-            connection,
-            session_id,
-            wanted,
-            partial(store.question, queries),
+            store, connection, session_id, wanted, partial(store.question, queries)
         )
     )
 
@@ -197,22 +193,28 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
     return await database.write(delete)
 
 
-async def append_items(store: ScopedStore, session_id: str, texts: Sequence[str]) -> list[ItemInfo]:
-    """Returns the items as they are stored. The session must exist, and no run may hold it."""
-    if id_problem(session_id) is not None:
-        raise SessionNotFoundError(session_id)
+def appending(
+    store: ScopedStore, session_id: str, texts: Sequence[str], known: Wanted | None = None
+) -> Callable[[Connection, Any], list[ItemInfo]]:
+    """Returns work that appends items and returns them as stored. The session must exist.
+
+    It raises `ItemExistsError` if the history has an item that `known` finds.
+    """
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
-        if not store.lock(connection, session_id):
+        if id_problem(session_id) is not None or not store.lock(connection, session_id):
             raise SessionNotFoundError(session_id)
         prepare_change(store.database, connection, session_id)
+        found = known and _find(store, connection, session_id, known, everywhere)
+        if found:
+            raise ItemExistsError(found)
         if not texts:
             return []
         items = _insert(store, connection, session_id, texts)
         store.rows.touch(connection, session_id)
         return items
 
-    return await store.database.write(append)
+    return append
 
 
 async def create_with_items(
@@ -247,36 +249,12 @@ def _find(
     wanted: Wanted,
     restrict: Restriction,
 ) -> ItemInfo | None:
-    where = connection, store.database.tables, store.database.dialect, session_id
-    for ids in _candidates(store, connection, session_id, wanted, restrict):
-        for info in read_items(*where, ids, restrict):
-            if info.item is not UNREADABLE and wanted.matches(info):
-                return info
-    return None
-
-
-def _candidates(
-    store: ScopedStore,
-    connection: Connection,
-    session_id: str,
-    wanted: Wanted,
-    restrict: Restriction,
-) -> Iterator[Sequence[int]]:
-    """Yields batches of the ids of rows that can match, newest first."""
-    if wanted.item_id is not None:
-        yield [wanted.item_id]
-        return
-    messages = store.database.tables.messages
-    text = store.database.dialect.by_code_point(messages.c.message_data, native=False)
-    statement: Any = (
-        select(messages.c.id)
-        .where(
-            messages.c.session_id == bindparam("of_session"),
-            text.contains(wanted.text, autoescape=True),
-        )
-        .order_by(*in_order(messages, newest_first=True))
+    tables, dialect = store.database.tables, store.database.dialect
+    messages = tables.messages
+    text = dialect.by_code_point(messages.c.message_data, native=False)
+    condition = or_(
+        messages.c.id.in_(wanted.items),
+        *(text.contains(each, autoescape=True) for each in wanted.texts),
     )
-    statement, parameters = restrict(statement, messages.c.session_id)
-    found = connection.scalars(statement, {**parameters, "of_session": session_id}).all()
-    for start in range(0, len(found), _AT_ONCE):
-        yield found[start : start + _AT_ONCE]
+    found = find_items(connection, tables, dialect, session_id, condition, restrict)
+    return next(filter(wanted.matches, found), None)

@@ -16,8 +16,8 @@ from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     delete_messages,
+    find_items,
     read_history,
-    read_items,
 )
 from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.errors import SessionChangedError, SessionNotFoundError
@@ -131,8 +131,8 @@ def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
 
 def is_item_encrypted(store: ScopedStore, connection: Connection, session: str, item: int) -> bool:
     """Must be called while the session is locked."""
-    where = connection, store.database.tables, store.database.dialect
-    found = read_items(*where, session, [item])
+    tables, dialect = store.database.tables, store.database.dialect
+    found = find_items(connection, tables, dialect, session, tables.messages.c.id == item)
     return any(_is_encrypted(each.item) for each in found)
 
 

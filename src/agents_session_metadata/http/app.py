@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote_to_bytes
 
@@ -22,7 +22,7 @@ from agents_session_metadata.errors import InvalidFilterError
 
 from .openapi import document
 from .requests import APIError, answer_to, read_body, read_query
-from .routes import ROUTES, Call, Route
+from .routes import HIDDEN, ROUTES, Call, Route
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
@@ -33,6 +33,7 @@ def sessions_app(
     *,
     scope: GetScope | None,
     allow_roles: Collection[str] | None = ("user",),
+    public_keys: Collection[str] = (),
     max_body: int = MAX_BODY,
     body_timeout: float = BODY_TIMEOUT,
 ) -> ASGIApp:
@@ -50,6 +51,9 @@ def sessions_app(
         allow_roles: The roles of messages that a client can append. Other items, such as tool calls
             and their outputs, are refused. `None` allows every item. Use it only for trusted
             clients, such as the SDK's `OpenAIConversationsSession` on a server.
+        public_keys: Metadata keys that clients see, count and filter by, although they belong to
+            those that are hidden: what the tracker, the lifecycle, runs, titles and ChatKit store,
+            such as `cost`. `last_error` can contain internals of the server.
         max_body: The maximum size of a body in bytes. The response to a larger body is 413.
         body_timeout: The number of seconds in which a body must arrive. Otherwise, the response is
             408.
@@ -62,19 +66,22 @@ def sessions_app(
         ValueError: If `max_body` or `body_timeout` is not positive.
     """
     check_arguments(catalog, scope)
-    if isinstance(allow_roles, str):
-        raise TypeError(f"allow_roles must be a list of roles, not the string {allow_roles!r}")
+    for name, given in (("allow_roles", allow_roles), ("public_keys", public_keys)):
+        if isinstance(given, str):
+            raise TypeError(f"{name} must be a list, not the string {given!r}")
     if max_body < 1 or body_timeout <= 0:
         raise ValueError("max_body and body_timeout must be positive")
     roles = None if allow_roles is None else frozenset(allow_roles)
+    hidden = HIDDEN - frozenset(public_keys)
     description = _dump(document(ROUTES))
-    return _SessionsApp(catalog, scope, roles, max_body, body_timeout, description)
+    return _SessionsApp(catalog, scope, hidden, roles, max_body, body_timeout, description)
 
 
 @dataclass(frozen=True)
 class _SessionsApp:
     catalog: SessionCatalog
     get_scope: GetScope | None
+    hidden: frozenset[str]
     allow_roles: frozenset[str] | None
     max_body: int
     body_timeout: float
@@ -101,7 +108,8 @@ class _SessionsApp:
             if route.body is not None:
                 most, timeout = self.max_body, self.body_timeout
                 body = await read_body(request, route.body, most=most, timeout=timeout)
-            call = Call(catalog, self.allow_roles, path, query, body)
+            key = request.headers.get("idempotency-key")
+            call = Call(catalog, self.hidden, self.allow_roles, path, query, body, key)
             return _json(_dump(await route.run(call)))
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
             problem = answer_to(error)
@@ -129,9 +137,6 @@ def _segments(scope: Scope) -> list[str]:
         mounted = mount.split("/")
         if segments[: len(mounted)] == mounted:
             return segments[len(mounted) :]
-    if scope["path"].startswith(f"{root}/"):
-        # The mount point contains an encoded slash: which part of the path is ours is not certain.
-        raise _no_route()
     return segments[1:]
 
 
@@ -163,22 +168,11 @@ def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = No
 
 def _dump(answer: Any) -> bytes:
     """Returns valid JSON in UTF-8, even for stored NaN, infinities and lone surrogates."""
+    dump = partial(json.dumps, separators=(",", ":"))
     try:
-        text = json.dumps(answer, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # NaN or an infinity, which Python writes and reads
-        text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"))
-    try:
-        return text.encode()
-    except UnicodeEncodeError:  # lone surrogates
-        return json.dumps(json.loads(text), separators=(",", ":")).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return dump(answer, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        return dump(json.loads(dump(answer), parse_constant=lambda _: None)).encode()
 
 
 GetScope: TypeAlias = (

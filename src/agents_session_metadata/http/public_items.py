@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from agents_session_metadata.history.items import Wanted
 from agents_session_metadata.types import ItemInfo
@@ -69,9 +69,10 @@ _HAVE_STATUS: Final = frozenset(
 )
 """Types whose items have a status in every response of the API."""
 
+_FAKE: Final = "__fake_id__"
+"""The SDK gives it to the items of models that have no ids."""
 _MADE = re.compile(r"[a-z]+_asm([0-9]{1,18})")
 _KEPT = re.compile(r"[A-Za-z0-9_-]{1,255}")
-_FAKE: Final = "__fake_id__"
 
 
 def item_type(item: object) -> str:
@@ -84,6 +85,14 @@ def item_type(item: object) -> str:
     return "message" if isinstance(item.get("role"), str) else UNKNOWN
 
 
+def keeps_id(item: Mapping[str, Any]) -> bool:
+    """True if a new item has no id, or one that OpenAI accepts for its type, if that is known."""
+    given = item.get("id")
+    if item_type(item) not in _PREFIXES:
+        return given is None or bool(given and isinstance(given, str))
+    return given is None or _is_openai_id(given, item)
+
+
 def public_id(info: ItemInfo) -> str:
     """Returns the id of an item over HTTP.
 
@@ -91,29 +100,33 @@ def public_id(info: ItemInfo) -> str:
     stored id that looks like one of ours is not kept either: it would mean another row.
     """
     item: object = info.item
-    prefixes = _PREFIXES.get(item_type(item), _OTHER)
     stored = item.get("id") if isinstance(item, Mapping) else None
-    if (
-        isinstance(stored, str)
-        and stored.startswith(prefixes)
-        and stored != _FAKE
-        and _KEPT.fullmatch(stored)
-        and not _MADE.fullmatch(stored)
-    ):
+    if _is_openai_id(stored, item) and not _MADE.fullmatch(stored):
         return stored
-    return f"{prefixes[0]}asm{info.item_id}"
+    return f"{_prefixes(item)[0]}asm{info.item_id}"
 
 
-def wanted_item(item_id: str) -> Wanted | None:
-    """Returns a search for an item by its id over HTTP; None if no item can have the id."""
+def _is_openai_id(found: object, item: object) -> TypeGuard[str]:
+    return (
+        isinstance(found, str)
+        and found.startswith(_prefixes(item))
+        and found != _FAKE
+        and _KEPT.fullmatch(found) is not None
+    )
 
-    def matches(info: ItemInfo) -> bool:
-        return public_id(info) == item_id
 
-    made = _MADE.fullmatch(item_id)
-    if made:
-        return Wanted(matches, item_id=int(made[1]))
-    return Wanted(matches, text=item_id) if _KEPT.fullmatch(item_id) else None
+def _prefixes(item: object) -> tuple[str, ...]:
+    return _PREFIXES.get(item_type(item), _OTHER)
+
+
+def wanted_items(*ids: str) -> Wanted:
+    """Returns a search for items by their ids over HTTP."""
+    made = [found for each in ids if (found := _MADE.fullmatch(each))]
+    return Wanted(
+        lambda info: public_id(info) in ids,
+        items=tuple(int(each[1]) for each in made),
+        texts=tuple(each for each in ids if _KEPT.fullmatch(each) and not _MADE.fullmatch(each)),
+    )
 
 
 def shown_item(info: ItemInfo) -> dict[str, Any]:

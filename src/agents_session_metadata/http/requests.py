@@ -26,17 +26,21 @@ from agents_session_metadata.errors import (
     ScopeError,
     SessionBusyError,
     SessionChangedError,
-    SessionExistsError,
     SessionNotFoundError,
     SessionPausedError,
 )
+from agents_session_metadata.history.items import ItemExistsError
+from agents_session_metadata.idempotency.feature import KeyReusedError
 from agents_session_metadata.text import quoted, strict_json
+
+from .public_items import public_id
 
 MOST_ITEMS: Final = 20
 """Items per request, as in OpenAI's API."""
 LONGEST_PAGE: Final = 100
 LONGEST_SEARCH: Final = 2_000
 """Characters of a search query."""
+REPEATED: Final = "item_already_in_conversation"
 _LONGEST_FILTER: Final = 32_768
 _DEEPEST: Final = 100
 
@@ -77,6 +81,9 @@ Include = Annotated[
     Field(description="Accepted and not required: responses contain all stored fields."),
 ]
 After = Annotated[str | None, Field(description="The `last_id` of the previous page.")]
+AfterItem = Annotated[
+    str | None, Field(description="The id of an item: the `last_id` of the previous page.")
+]
 Limit = Annotated[int, Field(ge=1, le=LONGEST_PAGE, description="The maximum number of results.")]
 Order = Annotated[Literal["asc", "desc"], Field(description="desc: newest first.")]
 Filter = Annotated[
@@ -102,7 +109,7 @@ class NewConversation(_Body):
 
 
 class ChangedConversation(_Body):
-    """Merge metadata."""
+    """Merge metadata. null removes all that is public and can be written."""
 
     metadata: Metadata | None
 
@@ -139,7 +146,7 @@ class Included(_Query):
 
 
 class ListItems(Included):
-    after: After = None
+    after: AfterItem = None
     limit: Limit = 20
     order: Order = "desc"
 
@@ -174,12 +181,7 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
         raise APIError(415, "The content type must be application/json.", code="content_type")
     if request.headers.get("content-encoding", "identity") != "identity":
         raise APIError(415, "The body must not be compressed.", code="content_encoding")
-    try:
-        body = await asyncio.wait_for(_bytes(request, most), timeout)
-    except asyncio.TimeoutError:
-        headers = {"Connection": "close"}
-        message = "The body did not arrive in time."
-        raise APIError(408, message, code="timeout", headers=headers) from None
+    body = await read_bytes(request, most, timeout)
     try:
         value = strict_json(body.decode(), duplicates=True)
     except ValueError as error:
@@ -190,29 +192,32 @@ async def read_body(request: Request, model: type[M], *, most: int, timeout: flo
     return _validated(model, value)
 
 
-async def _bytes(request: Request, most: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    parts: list[bytes] = []
-    announced = int(declared[:20]) if declared.isascii() and declared.isdigit() else 0
-    size = 0
+async def read_bytes(request: Request, most: int, timeout: float) -> bytes:
+    """Raises 413 for a body of more than `most` bytes, and 408 if it takes too long."""
+    close = {"Connection": "close"}
     try:
-        async for part in request.stream():
-            size += len(part)
-            if max(size, announced) <= most:
-                parts.append(part)
-            elif size > 2 * most:
-                # Up to here it is read and dropped: many clients look at no answer before they
-                # have sent everything.
-                break
-            else:
-                parts.clear()
+        body = await asyncio.wait_for(_bytes(request, most), timeout)
+    except asyncio.TimeoutError:
+        message = "The body did not arrive in time."
+        raise APIError(408, message, code="timeout", headers=close) from None
     except ClientDisconnect:
         raise invalid("The body is incomplete.") from None
-    if max(size, announced) > most:
-        headers = {"Connection": "close"}
-        message = f"The body is larger than {most} bytes."
-        raise APIError(413, message, code="too_large", headers=headers)
-    return b"".join(parts)
+    if body is None:
+        message = f"The body is larger than {most:,} bytes."
+        raise APIError(413, message, code="too_large", headers=close)
+    return body
+
+
+async def _bytes(request: Request, most: int) -> bytes | None:
+    """Reads and drops twice the maximum: many clients see no answer before all is sent."""
+    body, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > 2 * most:
+            return None
+        if size <= most:
+            body += part
+    return bytes(body) if size <= most else None
 
 
 def read_query(request: Request, model: type[M]) -> M:
@@ -287,6 +292,11 @@ def conversation_not_found(session_id: str) -> APIError:
     return _not_found(f"Conversation with id {quoted(session_id)} not found.")
 
 
+def changed() -> APIError:
+    message = "The conversation has changed: `expect_last` is not its newest item."
+    return APIError(409, message, param="expect_last", code="conversation_changed")
+
+
 def item_not_found(item_id: str) -> APIError:
     return _not_found(f"Item with id {quoted(item_id)} not found.")
 
@@ -316,36 +326,46 @@ def answer_to(error: Exception) -> APIError:
 
 
 def _known(error: Exception) -> APIError | None:
-    if isinstance(error, SessionNotFoundError):
-        return conversation_not_found(error.session_id)
-    if isinstance(error, ScopeError):
-        return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
-    if isinstance(error, InvalidFilterError):
-        return invalid(str(error), "key" if error.path == "key" else "where")
-    if isinstance(error, InvalidCursorError):
-        message = "`after` is invalid, or belongs to another list, order or filter."
-        return invalid(message, "after")
-    if isinstance(error, CorruptMetadataError):
-        # OpenAI's clients repeat every 5xx by themselves.
-        headers = {"x-should-retry": "false"}
-        param = f"metadata.{error.key}"
-        return APIError(500, str(error), param=param, code="corrupt_metadata", headers=headers)
-    if isinstance(error, MetadataLimitError):
-        return APIError(422, str(error), param=f"metadata.{error.key}", code=error.limit)
-    if isinstance(error, InvalidMetadataError):
-        return invalid(str(error), f"metadata.{error.key}")
-    if isinstance(error, SessionChangedError):
-        message = "The conversation has changed: `expect_last` is not its newest item."
-        return APIError(409, message, param="expect_last", code="conversation_changed")
-    if isinstance(error, SessionPausedError):
-        message = "A run of the conversation waits for approvals."
-        return APIError(409, message, code="conversation_paused")
-    if isinstance(error, SessionBusyError):
-        message = "A run of the conversation works or is interrupted."
-        return APIError(409, message, code="conversation_busy")
-    if isinstance(error, SessionExistsError):
-        return APIError(409, "A conversation with this id already exists.", code="exists")
-    return None
+    match error:
+        case SessionNotFoundError():
+            return conversation_not_found(error.session_id)
+        case ItemExistsError():
+            message = f"The conversation already has the item {public_id(error.info)}."
+            return APIError(400, message, param="items", code=REPEATED)
+        case KeyReusedError():
+            message = "The key was used for a request with another body."
+            return APIError(422, message, param="Idempotency-Key", code="idempotency_key_reused")
+        case ScopeError():
+            return APIError(403, str(error), param=f"metadata.{error.key}", code="read_only")
+        case InvalidFilterError():
+            return invalid(str(error), "key" if error.path == "key" else "where")
+        case InvalidCursorError():
+            return invalid(
+                "`after` is invalid, or belongs to another list, order or filter.", "after"
+            )
+        case CorruptMetadataError():
+            # OpenAI's clients repeat every 5xx by themselves.
+            return APIError(
+                500,
+                str(error),
+                param=f"metadata.{error.key}",
+                code="corrupt_metadata",
+                headers={"x-should-retry": "false"},
+            )
+        case MetadataLimitError():
+            return APIError(422, str(error), param=f"metadata.{error.key}", code=error.limit)
+        case InvalidMetadataError():
+            return invalid(str(error), f"metadata.{error.key}")
+        case SessionChangedError():
+            return changed()
+        case SessionPausedError():
+            message = "A run of the conversation waits for approvals."
+            return APIError(409, message, code="conversation_paused")
+        case SessionBusyError():
+            message = "A run of the conversation works or is interrupted."
+            return APIError(409, message, code="conversation_busy")
+        case _:
+            return None
 
 
 def _is_unavailable(error: Exception) -> bool:

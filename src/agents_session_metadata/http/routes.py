@@ -5,100 +5,78 @@ The first line of a handler's docstring is its summary in the OpenAPI document.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from pydantic import BaseModel
+from sqlalchemy import Connection
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import (
-    CorruptMetadataError,
-    InvalidCursorError,
-    TablesMissingError,
-)
+from agents_session_metadata.errors import CorruptMetadataError, TablesMissingError
 from agents_session_metadata.history.items import (
-    append_items,
+    Wanted,
+    appending,
     create_with_items,
     delete_item,
     find_item,
-    find_position,
-    item_cursor,
+    read_after,
 )
+from agents_session_metadata.idempotency.feature import once
+from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 
 from . import requests
-from .public_items import item_type, shown_item, wanted_item
-from .requests import APIError, conversation_not_found, invalid, item_not_found
+from .public_items import item_type, keeps_id, shown_item, wanted_items
+from .requests import APIError, changed, conversation_not_found, invalid, item_not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
 Answer: TypeAlias = "dict[str, Any]"
 
-READ_ONLY: Final = frozenset(
-    {
-        # what SessionLifecycle writes
-        keys.AGENT,
-        keys.PURPOSE,
-        keys.STATUS,
-        keys.PHASE,
-        keys.SUMMARY,
-        keys.OUTCOME,
-        keys.PHASE_HISTORY,
-        keys.ERROR_COUNT,
-        keys.LAST_ERROR,
-        keys.STARTED_AT,
-        keys.FINISHED_AT,
-        keys.DURATION_MS,
-        keys.TOUCHED_AT,
-        keys.RESUMES,
-        # what SessionTracker writes
-        keys.RUNS,
-        keys.REQUESTS,
-        keys.INPUT_TOKENS,
-        keys.OUTPUT_TOKENS,
-        keys.TOTAL_TOKENS,
-        keys.RUN_MS,
-        keys.COST,
-        keys.AGENTS,
-        keys.TOOL_CALLS,
-        keys.INVOCATIONS,
-        keys.TRACE_IDS,
-        # what SessionTitler writes
-        keys.TITLE_AUTO,
-        # what ChatKit's store writes
-        keys.CHATKIT,
-        # what a fork writes
-        keys.FORKED_FROM,
-        keys.FORKED_BEFORE,
-    }
+HIDDEN: Final = keys.RUN_KEYS - {keys.STATUS, "run"} | {keys.TITLE_AUTO, keys.CHATKIT}
+"""Metadata keys that no client sees or filters by, unless the application makes them public."""
+READ_ONLY: Final = (
+    keys.RUN_KEYS | HIDDEN | {keys.AGENT, keys.PURPOSE, keys.FORKED_FROM, keys.FORKED_BEFORE}
 )
 """Metadata keys that no client may write, besides those of the scope."""
 
 _COUNTED: Final = 1000
 """The number of newest matching sessions whose values are counted."""
 _ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
+_CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
+    "input_text": ("text",),
+    "output_text": ("text",),
+    "refusal": ("refusal",),
+    "input_image": ("image_url", "file_id"),
+    "input_file": ("file_data", "file_id", "file_url"),
+    "input_audio": ("input_audio",),
+}
+"""The fields of a content part by type; it must have one of them."""
 
 
 @dataclass(frozen=True)
 class Call:
     """A request that has been checked. `catalog` is restricted to its scope.
 
-    `allow_roles` are the roles of messages that can be appended; None allows every item.
+    `hidden` are the keys of metadata that the client does not see, `allow_roles` the roles of
+    messages that it can append; None allows every item. `key` is its `Idempotency-Key`.
     """
 
     catalog: SessionCatalog
+    hidden: frozenset[str]
     allow_roles: frozenset[str] | None
     path: Mapping[str, str]
     query: Any
     body: Any
+    key: str | None = None
 
     @property
     def session_id(self) -> str:
@@ -112,24 +90,32 @@ class Call:
         info = await self.catalog.get_session(name, on_corrupt=_log_corrupt)
         if info is None:
             raise conversation_not_found(name)
-        return _shown(info)
+        return self._shown(info)
 
     async def create_conversation(self) -> Answer:
         """Create a conversation, its metadata and items in one transaction."""
         metadata = _without_nulls(_writable(self.body.metadata))
         name = f"conv_{secrets.token_hex(24)}"
-        texts = self._texts(self.body.items or [])
+        texts, _ = self._texts(self.body.items or [])
         await create_with_items(self.catalog._store, name, metadata, texts)
         return await self.conversation(name)
 
     async def change_conversation(self) -> Answer:
-        """Merge metadata; null removes a key."""
-        changes = _writable(self.body.metadata)
-        removed = [key for key, value in changes.items() if value is None]
-        await self._require()
+        """Merge metadata; null removes a key, and null in place of an object all of them."""
+        corrupt: list[str] = []
+        info = await self.catalog.get_session(
+            self.session_id, on_corrupt=lambda error: corrupt.append(error.key)
+        )
+        if info is None:
+            raise conversation_not_found(self.session_id)
         problem = id_problem(self.session_id)
         if problem is not None:
             raise APIError(400, f"The conversation cannot have metadata: its id {problem}.")
+        changes = self.body.metadata
+        if changes is None:
+            kept = self.hidden | READ_ONLY | self.catalog._store.scope.values.keys()
+            changes = dict.fromkeys({*info.metadata, *corrupt} - kept)
+        removed = [key for key, value in _writable(changes).items() if value is None]
         await self.catalog._store.merge_metadata(self.session_id, _without_nulls(changes), removed)
         return await self.conversation()
 
@@ -143,7 +129,7 @@ class Call:
         """A page of conversations, ordered by activity."""
         query: requests.ListConversations = self.query
         page = await self.catalog.list_sessions(
-            query.where,
+            self._where(),
             order_by="-updated_at" if query.order == "desc" else "updated_at",
             limit=query.limit,
             cursor=query.after,
@@ -151,16 +137,18 @@ class Call:
             on_corrupt=_log_corrupt,
         )
         data = [
-            {**_shown(info), **({"preview": info.preview} if query.preview else {})}
+            {**self._shown(info), **({"preview": info.preview} if query.preview else {})}
             for info in page.sessions
         ]
-        return _list(data, page.next_cursor)
+        return _list(data, page.next_cursor, has_more=page.next_cursor is not None)
 
     async def count_values(self) -> Answer:
         """How many conversations have each value of a key, among the newest that match."""
         query: requests.CountValues = self.query
         key = self.path["key"]
-        newest = await self.catalog.list_sessions(query.where, limit=_COUNTED, keys=[])
+        if key in self.hidden:
+            raise invalid(f"`{key}` is not public.", "key")
+        newest = await self.catalog.list_sessions(self._where(), limit=_COUNTED, keys=[])
         ids = [info.session_id for info in newest.sessions]
         counted = {"$session_id": {"$in": ids}}
         found = await self.catalog.count_values(key, counted, limit=query.limit + 1)
@@ -196,13 +184,13 @@ class Call:
         except ValueError as error:
             raise _impossible_cut(error) from error
         shown = [shown_item(info) for info in removed[: requests.LONGEST_PAGE]]
-        return _list(shown, None, has_more=len(removed) > len(shown))
+        return _list(shown, has_more=len(removed) > len(shown))
 
     async def search(self) -> Answer:
         """Messages and titles that contain all words of a query, the newest first."""
         query: requests.Search = self.query
         try:
-            await self.catalog.search(query.q, query.where, limit=query.limit, cursor=query.after)
+            await self.catalog.search(query.q, self._where(), limit=query.limit, cursor=query.after)
         except TablesMissingError as error:
             # OpenAI's clients repeat every 5xx by themselves.
             headers = {"x-should-retry": "false"}
@@ -213,23 +201,39 @@ class Call:
     async def list_items(self) -> Answer:
         """A page of items."""
         query: requests.ListItems = self.query
-        newest_first = query.order == "desc"
-        ask = partial(
-            self.catalog.list_items, self.session_id, limit=query.limit, newest_first=newest_first
-        )
-        try:
-            page = await ask(cursor=query.after)
-        except InvalidCursorError:
-            page = await ask(cursor=await self._cursor(newest_first=newest_first))
-        if not page.items:
+        order: Any = {"limit": query.limit, "newest_first": query.order == "desc"}
+        if query.after is None:
+            page = await self.catalog.list_items(self.session_id, **order)
+            items, has_more = page.items, page.next_cursor is not None
+        else:
+            wanted = wanted_items(query.after)
+            found = await read_after(self.catalog._store, self.session_id, wanted, **order)
+            if found is None:
+                await self._require()
+                raise item_not_found(query.after)
+            items, has_more = found
+        if not items:
             await self._require()
-        return _list([shown_item(info) for info in page.items], page.next_cursor)
+        return _list([shown_item(info) for info in items], has_more=has_more)
 
     async def create_items(self) -> Answer:
         """Append items in one transaction."""
-        texts = self._texts(self.body.items)
-        added = await append_items(self.catalog._store, self.session_id, texts)
-        return _list([shown_item(info) for info in added], None)
+        store = self.catalog._store
+        texts, known = self._texts(self.body.items)
+        append = appending(store, self.session_id, texts, known)
+
+        def work(connection: Connection, queries: Any) -> str:
+            added = append(connection, queries)
+            return json.dumps(_list([shown_item(info) for info in added]))
+
+        if self.key is None:
+            answer = await store.database.write(work)
+        elif id_problem(self.key) is not None:
+            raise invalid(f"The key {id_problem(self.key)}.", "Idempotency-Key")
+        else:
+            sent = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+            answer = await once(store, self.session_id, self.key, sent, work)
+        return cast("Answer", json.loads(answer))
 
     async def item(self) -> Answer:
         """One item."""
@@ -240,10 +244,8 @@ class Call:
 
     async def delete_item(self) -> Answer:
         """Delete one item."""
-        wanted = wanted_item(self.path["item_id"])
-        if wanted is None:
-            await self._require()
-        if not (wanted and await delete_item(self.catalog._store, self.session_id, wanted)):
+        wanted = wanted_items(self.path["item_id"])
+        if not await delete_item(self.catalog._store, self.session_id, wanted):
             raise item_not_found(self.path["item_id"])
         return await self.conversation()
 
@@ -255,11 +257,9 @@ class Call:
 
     async def _find(self, item_id: str) -> ItemInfo | None:
         """Returns None if the conversation exists without the item."""
-        wanted = wanted_item(item_id)
-        info = wanted and await find_item(self.catalog._store, self.session_id, wanted)
-        if not info:
+        info = await find_item(self.catalog._store, self.session_id, wanted_items(item_id))
+        if info is None:
             await self._require()
-            return None
         return info
 
     async def _row(self, name: Literal["before", "expect_last"]) -> int | None:
@@ -271,43 +271,60 @@ class Call:
             return info.item_id
         if name == "before":
             raise invalid("`before` is not an item of this conversation.", "before")
-        message = "The conversation has changed: `expect_last` is not its newest item."
-        raise APIError(409, message, param=name, code="conversation_changed")
+        raise changed()
 
-    async def _cursor(self, *, newest_first: bool) -> str:
-        """Returns the cursor of the page after the item with the id `after`."""
-        store, position = self.catalog._store, None
-        wanted = wanted_item(self.query.after or "")
-        info = wanted and await find_item(store, self.session_id, wanted)
-        if info:
-            position = await find_position(store, self.session_id, info.item_id)
-        if position is None:
-            await self._require()
-            raise InvalidCursorError
-        return item_cursor(store, self.session_id, position, newest_first=newest_first)
+    def _shown(self, info: SessionInfo) -> Answer:
+        metadata = {key: info.metadata[key] for key in info.metadata if key not in self.hidden}
+        return {
+            "id": info.session_id,
+            "object": "conversation",
+            "created_at": int(info.created_at.timestamp()),
+            "updated_at": int(info.updated_at.timestamp()),
+            "metadata": metadata,
+        }
 
-    def _texts(self, items: Sequence[dict[str, Any]]) -> list[str]:
+    def _where(self) -> Any:
+        """Returns the filter of the query, which must not tell what a hidden key contains."""
+        parse_filter(self.query.where)
+        parts = [self.query.where or {}]
+        while parts:
+            for key, operand in parts.pop().items():
+                if key in self.hidden:
+                    raise invalid(f"`{key}` is not public.", "where")
+                if key in ("$and", "$or", "$not"):
+                    parts += operand if isinstance(operand, list) else [operand]
+        return self.query.where
+
+    def _texts(self, items: Sequence[dict[str, Any]]) -> tuple[list[str], Wanted | None]:
+        """Returns the texts of new items, and a search for stored ones with their ids."""
         ascii_only: bool = self.catalog._session_arguments["ensure_ascii"]
-        texts = []
+        texts, ids = [], []
         for index, item in enumerate(items):
-            self._check(item, f"items[{index}]")
+            param = f"items[{index}]"
+            self._check(item, param)
             text = json.dumps(item, ensure_ascii=ascii_only, separators=(",", ":"))
             if not is_text(text):
-                raise invalid("The item contains lone surrogates.", f"items[{index}]")
+                raise invalid("The item contains lone surrogates.", param)
             texts.append(text)
-        return texts
+            if item.get("id") in ids:
+                message = f"{param}.id: another item has the same id."
+                raise APIError(400, message, param=f"{param}.id", code=requests.REPEATED)
+            ids += [item["id"]] if item.get("id") else []
+        return texts, wanted_items(*ids) if ids else None
 
     def _check(self, item: dict[str, Any], param: str) -> None:
         kind, role, content = item_type(item), item.get("role"), item.get("content")
         if not isinstance(item.get("type", kind), str) or kind in ("unknown", "item_reference"):
             raise invalid(f"{param}: must have a `type` or a `role`.", f"{param}.type")
+        if not keeps_id(item):
+            raise invalid(f"{param}.id: is not an id of a {kind} item.", f"{param}.id")
         if kind == "message":
             if not isinstance(role, str) or role not in _ROLES:
                 names = ", ".join(sorted(_ROLES))
                 raise invalid(f"{param}.role: must be one of {names}.", f"{param}.role")
             has_parts = isinstance(content, list) and all(map(_is_part, content))
             if not (isinstance(content, str) or has_parts):
-                message = f"{param}.content: must be a string or a list of objects with a `type`."
+                message = f"{param}.content: must be a string or a list of parts with content."
                 raise invalid(message, f"{param}.content")
         if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
             names = ", ".join(sorted(self.allow_roles)) or "none"
@@ -374,24 +391,14 @@ ROUTES: Final = (
 )
 
 
-def _shown(info: SessionInfo) -> Answer:
-    return {
-        "id": info.session_id,
-        "object": "conversation",
-        "created_at": int(info.created_at.timestamp()),
-        "updated_at": int(info.updated_at.timestamp()),
-        "metadata": info.metadata,
-    }
-
-
-def _list(data: list[Answer], cursor: str | None, *, has_more: bool = False) -> Answer:
-    """`cursor` is that of the next page."""
+def _list(data: list[Answer], last_id: str | None = None, *, has_more: bool = False) -> Answer:
+    """`last_id` is what the next page begins after, if that is not the last id."""
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"] if data else "",
-        "last_id": cursor or (data[-1]["id"] if data else ""),
-        "has_more": has_more or cursor is not None,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": last_id or (data[-1]["id"] if data else None),
+        "has_more": has_more,
     }
 
 
@@ -408,7 +415,10 @@ def _without_nulls(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_part(part: object) -> bool:
-    return isinstance(part, dict) and isinstance(part.get("type"), str)
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        return False
+    fields = _CONTENT.get(part["type"])
+    return fields is None or any(part.get(name) is not None for name in fields)
 
 
 def _impossible_cut(error: ValueError) -> Exception:

@@ -1,4 +1,4 @@
-"""The tables of the activity index.
+"""The tables of indexes, and what this process knows of them.
 
 | table | one row |
 |---|---|
@@ -8,20 +8,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    Column,
-    Connection,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    literal_column,
-    select,
-    update,
-)
+from sqlalchemy import Column, Connection, Index, Integer, MetaData, Table, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
@@ -32,8 +21,6 @@ from agents_session_metadata.core.definitions import (
     session_link,
     table_options,
 )
-from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._dialect import Dialect, Statement
 
 from .triggers import cleanup
 
@@ -41,28 +28,33 @@ ACTIVITY = "activity"
 
 FILLING, COMPLETE, DROPPING = 0, 1, 2
 """Triggers maintain an index in the first two states; only a complete one is used."""
-ENTRY_COLUMNS = ("session_id", "key", "position", "of_list", "search_key", "updated_at")
-"""The columns of an entry, in the order in which statements select them."""
 
 
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
+    if names[0] not in metadata.tables:
+        _define(metadata, core, names, types)
+    indexes, entries = (metadata.tables[name] for name in names)
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
+
+
+def _define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> None:
     indexes_name, entries_name = names
-    if entries_name in metadata.tables:
-        return _group(core, *(metadata.tables[name] for name in names))
     options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
-    indexes = Table(
+    Table(
         indexes_name,
         metadata,
         Column("key", types.key, primary_key=True),
         # FILLING, COMPLETE or DROPPING.
         Column("state", Integer, nullable=False),
-        # Of whoever has changed the state last.
+        # Of whoever has begun to create or to drop it.
         Column("token", types.key, nullable=False),
         **options,
     )
-    entries = Table(
+    Table(
         entries_name,
         metadata,
         Column("session_id", types.own_id, primary_key=True),
@@ -86,59 +78,16 @@ def define(
         ),
         **options,
     )
-    return _group(core, indexes, entries)
 
 
-def _group(core: TableGroup, indexes: Table, entries: Table) -> TableGroup:
-    drops = cleanup(core.tables, entries)
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=drops)
-
-
-def expected_entries(core: Sequence[Table], dialect: Dialect, key: str) -> Iterator[Statement]:
-    """Returns SELECT statements for the entries that the index should have."""
-    sessions, _, values, elements = core
-    time = dialect.stored_time.of(sessions.c.updated_at)
-    of_rows: list[tuple[Table, Any, str]] = [
-        (values, literal_column("-1"), "0"),
-        (elements, elements.c.position, "1"),
-    ]
-    for rows, position, of_list in of_rows:
-        joined = sessions.join(rows, rows.c.session_id == sessions.c.session_id)
-        columns = [
-            sessions.c.session_id,
-            rows.c.key,
-            position,
-            literal_column(of_list),
-            rows.c.search_key,
-            time,
-        ]
-        yield select(*_labeled(columns)).select_from(joined).where(rows.c.key == key)
-
-
-def _labeled(columns: Sequence[Any]) -> list[Any]:
-    return [column.label(name) for column, name in zip(columns, ENTRY_COLUMNS, strict=True)]
-
-
-def lock_state(connection: Connection, states: Table, key: str, *, shared: bool = False) -> Any:
-    """Returns None if there is no row. With `shared`, triggers can still read the row."""
-    own = states.c.key == key
-    # The update is the lock on SQLite, where a read takes none.
-    if not shared or dialect_of(connection.dialect).single_writer:
-        connection.execute(update(states).where(own).values(token=states.c.token))
-    locked = select(states).where(own).with_for_update(read=shared)
-    return connection.execute(locked).one_or_none()
-
-
-def learn(database: Database[Any], connection: Connection) -> frozenset[str]:
+def learn(database: Database[Any], connection: Connection) -> None:
     """Reads which indexes are complete; the tables must exist."""
     indexes = database.tables.group(ACTIVITY)["_indexes"]
     complete = select(indexes.c.key).where(indexes.c.state == COMPLETE)
-    keys = database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
-    return keys
+    database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
 
 
-def look(database: Database[Any], connection: Connection) -> frozenset[str]:
+def look(database: Database[Any], connection: Connection) -> None:
     """Looks for indexes that another process may have created or dropped."""
     if database.has_tables(connection, ACTIVITY):
-        return learn(database, connection)
-    return frozenset()
+        learn(database, connection)

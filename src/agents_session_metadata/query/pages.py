@@ -97,11 +97,8 @@ class Reader:
         """
         return None
 
-    def ids(self, condition: Condition, limit: int | None, *, existing: bool = True) -> list[str]:
-        """Reads ids, most recently active first.
-
-        With `existing=False`, an index may return ids of sessions that do not exist.
-        """
+    def ids(self, condition: Condition, limit: int | None) -> list[str]:
+        """Reads ids, most recently active first."""
         return list(self.connection.scalars(*self.queries.find(condition, limit)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
@@ -61,10 +61,12 @@ def _of_first_rows(messages: Table, dialect: Dialect, sessions: FromClause) -> C
 
 
 def _in_order(messages: FromClause, sessions: FromClause) -> Any:
+    # MySQL reads the index in order only if the order names all of its columns.
+    order = messages.c.session_id, messages.c.created_at, messages.c.id
     return (
         select(messages.c.id, messages.c.created_at, messages.c.message_data)
         .where(messages.c.session_id == sessions.c.session_id)
-        .order_by(messages.c.created_at, messages.c.id)
+        .order_by(*order)
         .correlate(sessions)
     )
 
@@ -81,56 +83,28 @@ def _number(value: int) -> Any:
     return literal_column(str(value))
 
 
+_TEXT = re.compile(r'"(?:content|text)":\s*"((?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*)')
+"""The text of a message, in its JSON text."""
+
+
 def preview_of(head: str) -> str | None:
     """`head` is the beginning of the JSON text. Returns None if the message has no text."""
-    try:
-        item = json.loads(head if len(head) < HEAD else completed(head))
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(item, dict) or item.get("role", "user") != "user":
-        return None
-    collapsed = " ".join(" ".join(_texts(item.get("content"))).split())[:LENGTH].rstrip()
+    texts: Iterable[str] = (json.loads(f'"{text}"', strict=False) for text in _TEXT.findall(head))
+    if len(head) < HEAD:
+        try:
+            item = json.loads(head)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(item, dict) or item.get("role") != "user":
+            return None
+        texts = texts_of(item.get("content"))
+    collapsed = " ".join(" ".join(texts).split())[:LENGTH].rstrip()
     # It may hold half of a character, cut or stored so.
     return utf8_text(collapsed) or None
 
 
-def _texts(content: object) -> Iterator[str]:
+def texts_of(content: object) -> Iterator[str]:
     for part in content if isinstance(content, list) else [content]:
         text = part.get("text") if isinstance(part, dict) else part
         if isinstance(text, str):
             yield text
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
-_LITERAL = re.compile(r"[^\s\"{}\[\],:]+")
-
-
-def completed(text: str) -> str:
-    """Completes JSON text that may have been cut anywhere, so that it can be parsed.
-
-    Text that is not JSON remains invalid.
-    """
-    closing: list[str] = []
-    position = end = 0  # After `end` comes what is left out: a key without its value, for example.
-    is_key = False
-    while position < len(text):
-        each = text[position]
-        match = (_STRING if each == '"' else _LITERAL).match(text, position)
-        position = match.end() if match else position + 1
-        if each == '"':
-            if text[position : position + 1] != '"':
-                kept = text[:end] if is_key else f'{text[:position]}"'
-                return kept + "".join(reversed(closing))
-            position += 1
-            end = end if is_key else position
-        elif each in "{[":
-            closing.append("}" if each == "{" else "]")
-            end, is_key = position, each == "{"
-        elif each in "}]":
-            del closing[-1:]
-            end = position
-        elif each in ",:":
-            is_key = each == "," and closing[-1:] == ["}"]
-        elif match and position < len(text):
-            end = position
-    return text[:end] + "".join(reversed(closing))

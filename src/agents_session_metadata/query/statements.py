@@ -98,8 +98,7 @@ class Builder:
         return statement.limit(limit_of_call()) if limited else statement
 
     def count(self) -> Statement:
-        """Reads the sessions table, because rows of metadata can lack a session."""
-        return self.source(sessions=True).select(func.count())
+        return self.source().select(func.count())
 
     def ids(self, *, walk: bool) -> Statement:
         source = self.source(walk=walk)

@@ -6,7 +6,7 @@ of rows in records, because a copy has other ids.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
@@ -50,18 +50,16 @@ def as_counts(items: list[ThreadItem], history: Sequence[int]) -> list[ThreadIte
         # Without a row before it, the history was replaced: it is not known where it ended.
         return before if before or not end else None
 
-    return [
-        item if item.history_end is None else item._replace(history_end=count(item.history_end))
-        for item in items
-    ]
+    return _with_ends(items, count)
 
 
 def with_ids(items: list[ThreadItem], history: Sequence[int]) -> list[ThreadItem]:
     """Converts `history_end` from a number of rows to the id of the last row."""
+    ids = [0, *history]
+    return _with_ends(items, lambda count: ids[min(count, len(history))])
 
-    def end(count: int) -> int:
-        return history[min(count, len(history)) - 1] if count and history else 0
 
+def _with_ends(items: list[ThreadItem], end: Callable[[int], int | None]) -> list[ThreadItem]:
     return [
         item if item.history_end is None else item._replace(history_end=end(item.history_end))
         for item in items
@@ -73,8 +71,6 @@ def read_threads(
 ) -> dict[str, list[ThreadItem]]:
     """Returns items whose `history_end` is a number of rows of the history."""
     rows = ThreadRows(database)
-    if not ids:
-        return {}
     return {
         session_id: as_counts(items, rows.message_ids(connection, session_id))
         for session_id, items in rows.read_threads(connection, ids).items()

@@ -8,24 +8,23 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import invalid_record
+from agents_session_metadata.types import MAX_KEY_LENGTH
 
 from .rows import ThreadItem
+
+Name = Annotated[str, Field(min_length=1, max_length=MAX_KEY_LENGTH, pattern=r"^[^\x00]*$")]
 
 
 class ThreadRecord(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    item_id: str
-    kind: str
+    item_id: Name
+    kind: Name
     item: dict[str, Any]
     history_end: Annotated[int, Field(ge=0)] | None = None
 
     def stored(self, position: int, path: str) -> ThreadItem:
-        for name, text in (("item_id", self.item_id), ("kind", self.kind)):
-            if id_problem(text) is not None:
-                raise invalid_record(f"{path}.{name}", f"{id_problem(text)}")
         try:
             data = json.dumps(self.item, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError):

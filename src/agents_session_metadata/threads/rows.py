@@ -26,15 +26,13 @@ from agents_session_metadata.text import quoted
 from .tables import THREADS
 
 USER_MESSAGE = "user_message"
-_AT_ONCE = 500
 
 
 class ThreadItem(NamedTuple):
     """One item of a thread. Its id is unique within the session.
 
-    Positions grow, and may have gaps. `history_end` and `reopened` belong to user messages:
-    `history_end` is the newest id of the history when the message was added, 0 if there was none,
-    or None if it is unknown. `reopened` is true if an item that ended an answer to it was deleted.
+    Positions grow, and may have gaps. `history_end` belongs to user messages: the newest id of the
+    history when the message was added, 0 if there was none, or None if it is unknown.
     """
 
     item_id: str
@@ -42,7 +40,6 @@ class ThreadItem(NamedTuple):
     kind: str
     data: str
     history_end: int | None
-    reopened: int = 0
 
 
 class Attachment(NamedTuple):
@@ -109,15 +106,9 @@ class ThreadRows:
         found = _items(connection.execute(self._dialect.locking(statement)))
         return found[0] if found else None
 
-    def put_item(
+    def append_item(
         self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
     ) -> None:
-        """Appends an item, or replaces the item with its id at the same position."""
-        items = self._items
-        if self.read_item(connection, session_id, item_id) is not None:
-            own = self._item(session_id, item_id)
-            connection.execute(update(items).where(own).values(kind=kind, data=data))
-            return
         newest = self.read_newest(connection, session_id)
         position = 1 if newest is None else newest.position + 1
         end = None
@@ -126,15 +117,14 @@ class ThreadRows:
         item = ThreadItem(item_id, position, kind, data, end)
         self.insert_items(connection, session_id, [item])
 
+    def replace_item(
+        self, connection: Connection, session_id: str, item_id: str, kind: str, data: str
+    ) -> None:
+        own = self._item(session_id, item_id)
+        connection.execute(update(self._items).where(own).values(kind=kind, data=data))
+
     def delete_item(self, connection: Connection, session_id: str, item_id: str) -> None:
         connection.execute(delete(self._items).where(self._item(session_id, item_id)))
-
-    def set_reopened(
-        self, connection: Connection, session_id: str, item_id: str, *, reopened: bool
-    ) -> None:
-        """Records whether an item that ended an answer to a user message was deleted."""
-        own = self._item(session_id, item_id)
-        connection.execute(update(self._items).where(own).values(reopened=int(reopened)))
 
     def read_threads(
         self, connection: Connection, ids: Sequence[str]
@@ -156,8 +146,8 @@ class ThreadRows:
         self, connection: Connection, session_id: str, items: Iterable[ThreadItem]
     ) -> None:
         rows = [{"session_id": session_id, **item._asdict()} for item in items]
-        for start in range(0, len(rows), _AT_ONCE):
-            connection.execute(insert(self._items), rows[start : start + _AT_ONCE])
+        if rows:
+            connection.execute(insert(self._items), rows)
 
     def message_ids(self, connection: Connection, session_id: str) -> list[int]:
         messages = self._tables.messages
@@ -187,7 +177,6 @@ class ThreadRows:
         raise lost_race(f"attachment {quoted(attachment.attachment_id)}")
 
     def update_attachment(self, connection: Connection, attachment: Attachment) -> None:
-        """The attachment must be locked. Only its session and its text are written."""
         table = self._attachments
         own = table.c.attachment_id == attachment.attachment_id
         values = {"session_id": attachment.session_id, "data": attachment.data}

@@ -15,7 +15,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Index,
-    Integer,
     MetaData,
     Table,
     UniqueConstraint,
@@ -39,47 +38,42 @@ def define(
 ) -> TableGroup:
     items_name, attachments_name = names
     sessions = core.tables[0]
-    items, attachments = (metadata.tables.get(name) for name in names)
-    if items is None:
-        items = Table(
-            items_name,
-            metadata,
-            Column("session_id", types.own_id, primary_key=True),
-            Column("item_id", types.key, primary_key=True),
-            # Grows with every item that is added to the session.
-            Column("position", BigInteger, nullable=False),
-            Column("kind", types.key, nullable=False),
-            Column("data", types.text, nullable=False),
-            # Of a user message: the newest row of the history when it was added, or 0.
-            Column("history_end", BigInteger, nullable=True),
-            # Of a user message: whether an item that ends an answer to it was deleted, 0 or 1.
-            Column("reopened", Integer, nullable=False),
-            session_link(items_name, sessions),
-            Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
-            **table_options(types),
-        )
-    if attachments is None:
-        attachments = Table(
-            attachments_name,
-            metadata,
-            Column("attachment_id", types.key, primary_key=True),
-            # NULL until the attachment belongs to a session.
-            Column("session_id", types.own_id, nullable=True),
-            # The values that a session of its owner has, as a JSON object.
-            Column("owner", types.text, nullable=False),
-            Column("data", types.text, nullable=False),
-            Column(
-                "created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False
-            ),
-            session_link(attachments_name, sessions),
-            # For the foreign key. A migration that drops indexes first leaves a constraint alone.
-            UniqueConstraint(
-                "session_id",
-                "attachment_id",
-                name=derived_name(attachments_name, "_session_key"),
-            ),
-            **table_options(types),
-        )
+    items = Table(
+        items_name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("item_id", types.key, primary_key=True),
+        # Grows with every item that is added to the session.
+        Column("position", BigInteger, nullable=False),
+        Column("kind", types.key, nullable=False),
+        Column("data", types.text, nullable=False),
+        # Of a user message: the newest row of the history when it was added, or 0.
+        Column("history_end", BigInteger, nullable=True),
+        session_link(items_name, sessions),
+        Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
+        **table_options(types),
+        keep_existing=True,
+    )
+    attachments = Table(
+        attachments_name,
+        metadata,
+        Column("attachment_id", types.key, primary_key=True),
+        # NULL until the attachment belongs to a session.
+        Column("session_id", types.own_id, nullable=True),
+        # The values that a session of its owner has, as a JSON object.
+        Column("owner", types.text, nullable=False),
+        Column("data", types.text, nullable=False),
+        Column("created_at", TIMESTAMP(), server_default=text("CURRENT_TIMESTAMP"), nullable=False),
+        session_link(attachments_name, sessions),
+        # For the foreign key. A migration that drops indexes first leaves a constraint alone.
+        UniqueConstraint(
+            "session_id",
+            "attachment_id",
+            name=derived_name(attachments_name, "_session_key"),
+        ),
+        **table_options(types),
+        keep_existing=True,
+    )
     triggers = (
         ending_with_session(sessions, items),
         ending_with_session(sessions, attachments),

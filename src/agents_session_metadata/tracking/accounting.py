@@ -17,7 +17,6 @@ from agents.usage import Usage
 from agents_session_metadata.types import JSONValue
 from agents_session_metadata.usage.ledger import UsageEntry
 from agents_session_metadata.usage.prices import (
-    TOO_MUCH,
     ModelPrice,
     Prices,
     Tokens,
@@ -28,6 +27,7 @@ from agents_session_metadata.usage.prices import (
 
 _NOTHING = Tokens()
 _COST_DECIMALS = Decimal("1e-12")
+_TOO_MUCH = 10**12
 
 
 @dataclass
@@ -114,12 +114,10 @@ class Accounts:
         return len(self), total
 
     def count_all(self) -> None:
-        """Counts usage that was not reported to hooks."""
         for run in self._runs.values():
             self._count_rest(run)
 
     def take(self) -> list[UsageEntry]:
-        """Returns the usage that was counted since the last call."""
         self.count_all()
         taken, self._pending = self._pending, {}
         return [
@@ -160,13 +158,9 @@ class Accounts:
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
-    """Adds as decimals.
-
-    A stored cost that is not a number counts as 0. One that is too large, or NaN, is returned
-    unchanged.
-    """
+    """Adds as decimals. What is no number counts as 0; one that is too large stays as it is."""
     before = stored if isinstance(stored, (int, float)) and not isinstance(stored, bool) else 0
-    if not abs(before) < TOO_MUCH:
+    if abs(before) >= _TOO_MUCH:
         return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
 

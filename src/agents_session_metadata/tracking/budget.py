@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -51,7 +52,7 @@ class Budget:
             counts everything.
 
     Raises:
-        TypeError: If `cost` is not a number, or `tokens` not an integer.
+        TypeError: If a limit is not a number.
         ValueError: If there is neither, one is negative or not finite, or `per` or `window` is
             unknown.
     """
@@ -64,17 +65,10 @@ class Budget:
     def __post_init__(self) -> None:
         if self.cost is None and self.tokens is None:
             raise ValueError("a budget needs cost or tokens")
-        number = isinstance(self.cost, (int, float, Decimal)) and not isinstance(self.cost, bool)
-        if self.cost is not None:
-            if not number:
-                raise TypeError(f"cost must be a number, got {quoted(self.cost)}")
-            if not Decimal(self.cost).is_finite() or self.cost < 0:
-                raise ValueError(f"cost must be finite and not negative, got {self.cost}")
-        if self.tokens is not None:
-            if type(self.tokens) is not int:
-                raise TypeError(f"tokens must be an integer, got {quoted(self.tokens)}")
-            if self.tokens < 0:
-                raise ValueError(f"tokens must not be negative, got {self.tokens}")
+        for name in ("cost", "tokens"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 <= limit < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {limit}")
         if self.per not in get_args(Per):
             raise ValueError(f"per must be 'session' or 'owner_id', got {quoted(self.per)}")
         if self.window is not None and self.window not in get_args(Window):

@@ -14,6 +14,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.messages import oldest_id
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.lifecycle import store_of
+from agents_session_metadata.query.previews import texts_of
 from agents_session_metadata.types import Metadata
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -56,8 +57,6 @@ class SessionTitler:
     def __init__(
         self, model: str | Model | None = None, *, instructions: str = INSTRUCTIONS
     ) -> None:
-        if model is not None and not isinstance(model, (str, Model)):
-            raise TypeError(f"model must be a name or a Model, got {type(model).__name__}")
         self._agent: Agent[Any] = Agent(name="titler", instructions=instructions, model=model)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -151,14 +150,10 @@ def _first_turn(items: list[Any]) -> str | None:
 
 
 def _text_of(content: object) -> str:
-    parts: list[Any] = [content] if isinstance(content, str) else []
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "\n".join(part for part in parts if isinstance(part, str)).strip()[:_LONGEST_TEXT]
+    return "\n".join(texts_of(content)).strip()[:_LONGEST_TEXT]
 
 
 def _title_of(output: object) -> str:
-    """Removes line breaks, enclosing quotation marks and characters that cannot be stored."""
     text = str(output).encode(errors="ignore").decode().replace("\x00", "")
     text = " ".join(text.split()).strip(_QUOTES + " ")
     return text if len(text) <= LONGEST_TITLE else f"{text[: LONGEST_TITLE - 1].rstrip()}…"

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,12 +17,8 @@ from sqlalchemy import Connection
 
 from agents_session_metadata import keys
 from agents_session_metadata.core.database import settle
-from agents_session_metadata.errors import (
-    MetadataLimitError,
-    SessionMetadataError,
-    TablesMissingError,
-)
-from agents_session_metadata.lifecycle import Forwarding, count_of, edit_keeping, store_of
+from agents_session_metadata.errors import SessionMetadataError, TablesMissingError
+from agents_session_metadata.lifecycle import HISTORY_LENGTH, Forwarding, count_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
@@ -100,8 +95,8 @@ class SessionTracker(RunHooks[Any]):
         budget: Refuses model calls when it is used up. The usage is then written before each call.
 
     Raises:
-        TypeError: If `session` is not a session with metadata (a `SessionCatalog`, for example), a
-            price is not a `ModelPrice`, or another argument has the wrong type.
+        TypeError: If `session` is not a session with metadata (a `SessionCatalog`, for example), or
+            a price is not a `ModelPrice`.
     """
 
     def __init__(
@@ -117,13 +112,6 @@ class SessionTracker(RunHooks[Any]):
     ) -> None:
         _check_session(session)
         check_prices(prices)
-        for name, value, kind in (
-            ("titler", titler, SessionTitler),
-            ("model", model, str),
-            ("budget", budget, Budget),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise TypeError(f"{name} must be a {kind.__name__}, got {type(value).__name__}")
         self.session = session
         self._store = store_of(session)
         if budget is not None and self._store is None:
@@ -262,7 +250,7 @@ class SessionTracker(RunHooks[Any]):
     async def _check_budget(self, budget: Budget, agent: Any) -> None:
         """Writes the usage so far before the check, so that other runs count it."""
         assert self._store is not None  # noqa: S101  # the constructor has checked it
-        await settle(self._flush(self._store))
+        await settle(self._flush())
         unpriced = dict(self._accounts.unpriced)
         model = self._accounts.model_of(agent)
         if self._accounts.price_of(model) is None:
@@ -270,7 +258,7 @@ class SessionTracker(RunHooks[Any]):
         await self._read_owner()
         await check_budget(budget, self._store, self.session.session_id, self._owner, unpriced)
 
-    async def _flush(self, store: ScopedStore) -> None:
+    async def _flush(self) -> None:
         """Writes the counted usage to the ledger; keeps it for later if it was not written.
 
         If the commit fails, the usage may have been written. It is then dropped, lest it count
@@ -280,9 +268,8 @@ class SessionTracker(RunHooks[Any]):
         if not entries:
             return
         try:
-            await store.database.ensure(USAGE)
-            await self._edit_with(
-                store, entries, self._owner, lambda _: added.clear(), lambda: added.append(True)
+            await self._edit(
+                entries, self._owner, lambda _: added.clear(), lambda: added.append(True)
             )
         except BaseException:
             if not added:
@@ -299,20 +286,7 @@ class SessionTracker(RunHooks[Any]):
         self._reset()
         stored: Metadata | None = None
         try:
-            edit, missing = await self._with_ledger(entries, owner)
-            try:
-                stored = await edit_keeping(edit, keys.INVOCATIONS, change)
-            except MetadataLimitError as full:
-                of_names = full.key in (keys.AGENTS, keys.TOOL_CALLS, keys.TRACE_IDS)
-                if not of_names or full.limit != "max_value_bytes":
-                    raise
-                # The totals, and a failure, count all the same.
-                logger.warning("%s: the names in it are not recorded", full)
-                by_number = partial(change, by_name=False)
-                stored = await edit_keeping(edit, keys.INVOCATIONS, by_number)
-            if missing is not None and USAGE not in _warned:
-                _warned.add(USAGE)
-                logger.warning("usage is not recorded: %s", missing)
+            stored = await self._edit(entries, owner, change)
         except Exception as error:
             logger.warning("what a run did could not be recorded", exc_info=True)
             lost = isinstance(error, SessionMetadataError)
@@ -321,7 +295,7 @@ class SessionTracker(RunHooks[Any]):
         if self._titler is not None and answered and not failures and stored is not None:
             self._titler.start(self.session, stored)
 
-    def _change(self) -> Callable[..., None]:
+    def _change(self) -> Callable[[Metadata], None]:
         runs, used = self._accounts.totals()
         self._accounts.count_all()
         cost, failures = self._accounts.cost, self._failures
@@ -336,24 +310,21 @@ class SessionTracker(RunHooks[Any]):
         calls = [(call.identity, call.tool, self._milliseconds_of(call)) for call in self._calls]
         agents, trace_ids = list(self._agents), list(self._trace_ids)
 
-        def change(stored: Metadata, kept: int, *, by_name: bool = True) -> None:
+        def change(stored: Metadata) -> None:
             for key, number in added.items():
                 stored[key] = count_of(stored, key) + number
             if self._prices is not None:
                 stored[keys.COST] = added_cost(stored.get(keys.COST), cost)
-            if by_name:
-                known = _list_of(stored, keys.AGENTS)
-                stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
-            if trace_ids and by_name:
-                before = [
-                    each for each in _list_of(stored, keys.TRACE_IDS) if each not in trace_ids
-                ]
-                stored[keys.TRACE_IDS] = [*before, *trace_ids][-MOST_TRACE_IDS:]
-            if calls and by_name:
-                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
+            known = _list_of(stored, keys.AGENTS)
+            stored[keys.AGENTS] = [*known, *(each for each in agents if each not in known)]
+            if trace_ids:
+                before = _list_of(stored, keys.TRACE_IDS)
+                newest = [*(each for each in before if each not in trace_ids), *trace_ids]
+                stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
+                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
                 newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
-                stored[keys.INVOCATIONS] = newest[-kept:]
+                stored[keys.INVOCATIONS] = newest[-HISTORY_LENGTH:]
             if failures:
                 stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
                 stored[keys.LAST_ERROR] = failures[-1]
@@ -361,31 +332,25 @@ class SessionTracker(RunHooks[Any]):
 
         return change
 
-    async def _with_ledger(
-        self, entries: list[UsageEntry], owner: JSONValue
-    ) -> tuple[Any, TablesMissingError | None]:
-        """Returns an `edit_metadata` that adds to the ledger in the same transaction.
-
-        If the ledger is missing, returns the session's own and the error.
-        """
-        store = self._store
-        if store is None or not entries:
-            return self.session.edit_metadata, None
-        try:
-            await store.database.ensure(USAGE)
-        except TablesMissingError as missing:
-            return self.session.edit_metadata, missing
-        return partial(self._edit_with, store, entries, owner), None
-
-    async def _edit_with(
+    async def _edit(
         self,
-        store: ScopedStore,
         entries: list[UsageEntry],
         owner: JSONValue,
         change: Callable[[Metadata], object],
         added: Callable[[], object] = lambda: None,
     ) -> Metadata:
-        session_id = self.session.session_id
+        """Edits the metadata and adds to the ledger, unless that is missing, in one transaction."""
+        store, session_id = self._store, self.session.session_id
+        if store is None or not entries:
+            return await self.session.edit_metadata(change)
+        try:
+            await store.database.ensure(USAGE)
+        except TablesMissingError as missing:
+            stored = await self.session.edit_metadata(change)
+            if USAGE not in _warned:
+                _warned.add(USAGE)
+                logger.warning("usage is not recorded: %s", missing)
+            return stored
 
         def add(connection: Connection, metadata: Metadata) -> None:
             payer = metadata.get(keys.OWNER_ID) if owner is None else owner
@@ -398,13 +363,11 @@ class SessionTracker(RunHooks[Any]):
     async def _write_ledger(
         self, store: ScopedStore, entries: list[UsageEntry], owner: JSONValue
     ) -> None:
-        """Writes only the ledger, after the metadata could not be written."""
         if owner is None:
             owner = store.scope.values.get(keys.OWNER_ID)
         try:
-            await store.database.ensure(USAGE)
             try:
-                await self._edit_with(store, entries, owner, lambda _: None)
+                await self._edit(entries, owner, lambda _: None)
             except SessionMetadataError:  # The session has ended, or is not what it was.
                 await store.database.write(
                     lambda connection, _: _add(connection, store, entries, None, owner)

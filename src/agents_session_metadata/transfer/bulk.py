@@ -9,8 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, delete, literal_column, select
+from sqlalchemy import Connection, delete, select
 
+from agents_session_metadata.core.rows import rows_of
 from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.values import EncodedValue
@@ -30,7 +31,6 @@ class NewSession:
 
     @property
     def size(self) -> int:
-        """The approximate number of characters."""
         return (
             sum(len(text) for _, text in self.items)
             + sum(len(value.text) for value in self.metadata.values())
@@ -64,17 +64,7 @@ def insert_sessions(
     dialect.insert_rows(connection, tables.sessions, own)
     ids = [each.session_id for each in new]
     _delete_leftovers(connection, tables, dialect, ids)
-    metadata = [
-        {
-            "session_id": each.session_id,
-            "key": key,
-            "value": value.text,
-            "search_key": value.search.indexed,
-            "search_rest": value.search.rest,
-        }
-        for each in new
-        for key, value in each.metadata.items()
-    ]
+    metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]
     dialect.insert_rows(connection, tables.metadata, metadata)
     elements = [
         row
@@ -94,17 +84,14 @@ def insert_sessions(
 def _delete_leftovers(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> None:
-    own_id, owned = tables.sessions.c.session_id, (tables.elements, tables.metadata)
+    own_id, metadata = tables.sessions.c.session_id, tables.metadata.c
     # For a join, PostgreSQL would read all rows of a table without statistics.
-    first: list[Any] = [
-        select(literal_column("1")).where(table.c.session_id == own_id).limit(1).scalar_subquery()
-        for table in owned
-    ]
+    first: Any = select(metadata.key).where(metadata.session_id == own_id).limit(1)
     parameters = dialect.list_parameters("ids", ids)
-    looking = select(*first).where(dialect.one_of(own_id, "ids", len(ids)))
+    looking = select(first.scalar_subquery()).where(dialect.one_of(own_id, "ids", len(ids)))
     # On MySQL, a DELETE that matches no rows locks the gaps between rows.
-    if any(map(any, connection.execute(looking, parameters))):
-        for table in owned:
+    if any(connection.scalars(looking, parameters)):
+        for table in (tables.elements, tables.metadata):
             of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
             connection.execute(delete(table).where(of_ids), parameters)
 
@@ -114,11 +101,7 @@ def read_histories(
     tables: SessionTables,
     dialect: Dialect,
     ids: Sequence[str],
-    most: int | None,
-) -> dict[str, list[tuple[datetime, str]]] | None:
-    """Returns times and texts by session, oldest first; None if there are more than `most`."""
-    if not ids:
-        return {}
+) -> dict[str, list[tuple[datetime, str]]]:
     # The sessions' own ids: on MySQL, a message can have its id in another case.
     own_id, messages = tables.sessions.c.session_id, tables.messages
     statement = (
@@ -131,11 +114,7 @@ def read_histories(
         .where(dialect.one_of(own_id, "ids", len(ids)))
         .order_by(own_id, messages.c.created_at, messages.c.id)
     )
-    if most is not None:
-        statement = statement.limit(most + 1)
     found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
-    if most is not None and len(found) > most:
-        return None
     return {
         session_id: [(at, text) for _, at, text in rows]
         for session_id, rows in groupby(found, itemgetter(0))

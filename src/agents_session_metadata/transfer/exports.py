@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
@@ -12,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
 from agents_session_metadata.dialects._locks import ROUNDS
@@ -19,8 +18,6 @@ from agents_session_metadata.errors import (
     SessionExistsError,
     SessionMetadataError,
     SessionNotFoundError,
-    TablesMissingError,
-    TriggersNotAllowedError,
     invalid_record,
 )
 from agents_session_metadata.keys import RUN
@@ -36,38 +33,27 @@ from .bulk import NewSession, insert_sessions, read_histories
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
 
-BATCH = 250
-"""The maximum number of sessions that are written or read in one transaction.
-
-Batches begin with one session and grow: an error that all of them have shows at once, and large
-sessions are not read by the hundred.
-"""
+EXPORTED = 100
+"""The number of sessions that are read in one transaction."""
+_BATCH = 250
+"""The maximum number of sessions that are written in one transaction. The first has one."""
 _BATCH_SIZE = 2**21
 """Characters of history and metadata after which a batch is written."""
-_PAUSE = 0.05
-"""The maximum number of seconds to wait before a session is written again."""
-_BATCH_ITEMS = 2_500
-"""Items that are read at a time, unless one session has more."""
 
 
 def read_records(
     store: ScopedStore,
     condition: Condition,
     after: Position | None,
-    size: int,
     connection: Connection,
     queries: Queries,
-) -> tuple[list[Found], list[dict[str, Any]] | None]:
-    """Returns None instead of the records if they have too many items to read at a time."""
+) -> tuple[list[Found], list[dict[str, Any]]]:
     from .records import FORMAT, dump_item  # pydantic takes long to import
 
-    found = Reader(connection, queries).page(condition, WALK, limit=size, after=after)
+    found = Reader(connection, queries).page(condition, WALK, limit=EXPORTED, after=after)
     database = store.database
-    most = None if len(found) == 1 else _BATCH_ITEMS
     ids = [each.info.session_id for each in found]
-    histories = read_histories(connection, database.tables, database.dialect, ids, most)
-    if histories is None:
-        return found, None
+    histories = read_histories(connection, database.tables, database.dialect, ids)
     records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
@@ -122,7 +108,6 @@ class Import:
     async def run(
         self, records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> int:
-        """Returns the number of written records."""
         position = 0
         try:
             async for record in _each(records):
@@ -138,7 +123,7 @@ class Import:
                 self._size += session.size
                 if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
                     await self._flush()
-                    self._limit = min(BATCH, max(1, position // 4))
+                    self._limit = min(_BATCH, max(1, position // 4))
                     self._tell(position)
         except Exception:
             # Records before the one that failed are in, whatever failed.
@@ -152,48 +137,35 @@ class Import:
         batch, self._batch, self._size = list(self._batch.values()), {}, 0
         if not batch:
             return
-        # If one of them cannot be written, none is in.
+        for name in {CORE, *(name for _, session in batch for name in session.parts)}:
+            await self._store.database.ensure(name)
         try:
             self.written += await self._write([session for _, session in batch])
             return
-        except (TablesMissingError, TriggersNotAllowedError):
-            raise  # No record can be written.
         except (SessionMetadataError, IntegrityError):
-            pass  # A session exists, or another writer was first.
+            pass  # A session exists, or another writer was first. None of them is in.
         except DBAPIError as error:
             # The outcome of a commit, which has no statement, may be unknown.
             if len(batch) == 1 or error.statement is None:
                 self._tell_place(batch[0][0], error)
                 raise
         for position, session in batch:
-            await self._write_one(position, session)
-
-    async def _write_one(self, position: int, session: NewSession) -> None:
-        try:
-            self.written += await self._write_again(session)
-        except SessionMetadataError as error:
-            self._refuse(position, error)
-        except DBAPIError as error:
-            self._tell_place(position, error)
-            raise
+            try:
+                self.written += await self._write_again(session)
+            except SessionMetadataError as error:  # noqa: PERF203  # one at a time
+                self._refuse(position, error)
+            except DBAPIError as error:
+                self._tell_place(position, error)
+                raise
 
     async def _write_again(self, session: NewSession) -> int:
         """Repeats the write if others create and delete the session at the same time."""
-        # Another writer was first; next time the session is seen, if it is still there.
-        passing = (IntegrityError, SessionExistsError)[: 1 if self._on_conflict == "error" else 2]
         for _ in range(ROUNDS - 1):
-            with suppress(*passing):
+            with suppress(IntegrityError):
                 return await self._write([session])
-            # Jitter keeps those who met from meeting again.
-            await asyncio.sleep(random.uniform(0, _PAUSE))  # noqa: S311  # no secret
         return await self._write([session])
 
     async def _write(self, sessions: list[NewSession]) -> int:
-        for name in {name for session in sessions for name in session.parts}:
-            await self._store.database.ensure(name)
-        return await self._store.database.write(self._writing(sessions))
-
-    def _writing(self, sessions: list[NewSession]) -> Callable[[Connection, Queries], int]:
         store = self._store
         tables, dialect = store.database.tables, store.database.dialect
         ids = sorted(session.session_id for session in sessions)
@@ -228,7 +200,7 @@ class Import:
                     feature.load(store.database, connection, parts)
             return len(new)
 
-        return write
+        return await store.database.write(write)
 
     def _parse(self, record: object) -> NewSession:
         from .records import parse_record
@@ -255,9 +227,7 @@ class Import:
     def _time(self, moment: datetime, path: str) -> Any:
         try:
             return self._store.database.dialect.time_to_store(moment.astimezone(timezone.utc))
-        except OverflowError:
-            raise invalid_record(path, "is out of range") from None
-        except ValueError as error:
+        except (OverflowError, ValueError) as error:
             raise invalid_record(path, str(error)) from None
 
     def _refuse(self, position: int, error: SessionMetadataError | ValueError) -> None:

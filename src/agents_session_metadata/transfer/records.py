@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -40,7 +40,6 @@ from pydantic import (
 
 from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import invalid_record
-from agents_session_metadata.text import quoted
 from agents_session_metadata.values import finite
 
 FORMAT = 1
@@ -85,7 +84,7 @@ class Item(BaseModel):
 class Record(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
-    format: Annotated[int, Field(ge=FORMAT, le=FORMAT)]
+    format: Literal[1]
     session_id: str
     created_at: Time
     updated_at: Time
@@ -98,11 +97,7 @@ def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
 
     Raises `InvalidMetadataError` that names the first wrong field.
     """
-    fields = _plain(record)
-    if isinstance(fields, dict) and "format" not in fields and {"role", "type"} & fields.keys():
-        raise invalid_record(
-            "$", "is an item of a history; import records that `export` has written"
-        )
+    fields: Any = _plain(record)
     raw = {}
     if isinstance(fields, dict):
         own = [feature for feature in features() if feature.field and feature.field in fields]
@@ -124,7 +119,8 @@ def validated(kind: Any, value: object, path: str = "$") -> Any:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise invalid_record(_path(first["loc"], path), _problem(first)) from None
+        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise invalid_record(path + "".join(steps), f"is invalid: {first['msg']}") from None
 
 
 def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
@@ -134,27 +130,3 @@ def dump_item(created_at: datetime, text: str) -> dict[str, Any]:
     except ValueError:
         item = {"text": text}
     return {"created_at": created_at.astimezone(timezone.utc).isoformat(), **item}
-
-
-def _path(location: tuple[int | str, ...], start: str) -> str:
-    return start + "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in location
-    )
-
-
-def _problem(error: Any) -> str:
-    """Describes an error of Pydantic in the words of this package."""
-    kind, given = error["type"], type(error["input"]).__name__
-    if error["loc"] == ("format",) and kind != "missing":
-        return f"must be {FORMAT}, got {quoted(error['input'])}"
-    return {
-        "missing": "is missing",
-        "extra_forbidden": "is an unknown field",
-        "model_type": f"must be an object, got {given}",
-        "dict_type": f"must be an object, got {given}",
-        "list_type": f"must be a list, got {given}",
-        "string_type": f"must be a string, got {given}",
-        "greater_than_equal": "must not be negative",
-        "int_type": f"must be a whole number, got {given}",
-        "string_unicode": "must not contain lone surrogates",
-    }.get(kind, "must be an ISO 8601 time with an offset from UTC")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -12,7 +13,7 @@ from agents_session_metadata.core.rows import delete_sessions, lock_sessions
 from agents_session_metadata.query.conditions import IdIn, TimeBound
 from agents_session_metadata.query.logic import NOTHING, All, Condition
 from agents_session_metadata.query.ordering import Position
-from agents_session_metadata.query.pages import read_sessions
+from agents_session_metadata.query.pages import Reader, read_sessions
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 
@@ -33,7 +34,6 @@ def moment_before(age: timedelta) -> datetime | None:
 
 
 def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
-    """Adds the condition that the session has been inactive for this time."""
     if inactive_for is None:
         return condition
     check_age("inactive_for", inactive_for)
@@ -46,7 +46,6 @@ def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
 async def sparing_paused(
     store: ScopedStore, condition: Condition, paused_for: timedelta
 ) -> Condition:
-    """Adds the condition that no run is claimed, or was paused within this time."""
     check_age("paused_for", paused_for)
 
     def spared(connection: Connection, _: Queries) -> tuple[Condition, ...]:
@@ -68,48 +67,36 @@ async def delete_matching(
 
     With a suitable index, it deletes the longest inactive sessions first; otherwise it goes by id.
     """
-    database = store.database
     deleted, after = 0, None
-    position: Position | None = None
     while True:
-        oldest = await read_sessions(
-            database,
-            lambda reader: reader.oldest(condition, limit=batch_size + 1, after=position),  # noqa: B023
-        )
-        if oldest is None:
-            break
-        ids = [each.session_id for each in oldest[:batch_size]]
+        # One more than a batch tells whether there is another.
+        read = partial(_candidates, condition, batch_size + 1, after)
+        found = await read_sessions(store.database, read)
+        ids = [each.session_id for each in found[:batch_size]]
         if ids:
-            deleted += await database.write(_deletion(store, condition, ids))
-            if progress is not None:
-                progress(deleted)
-        if len(oldest) <= batch_size:
-            return deleted
-        position = oldest[batch_size - 1]
-    while True:
-
-        def candidates(
-            connection: Connection, queries: Queries, after: str | None = after
-        ) -> list[str]:
-            # One more than a batch tells whether there is another.
-            query = queries.ids(condition, after=after, limit=batch_size + 1)
-            return list(connection.scalars(*query))
-
-        found = await database.read(candidates)
-        ids = found[:batch_size]
-        if ids:
-            deleted += await database.write(_deletion(store, condition, ids))
+            deleted += await store.database.write(_deletion(store, condition, ids))
             if progress is not None:
                 progress(deleted)
         if len(found) <= batch_size:
             return deleted
-        after = ids[-1]
+        after = found[batch_size - 1]
+
+
+def _candidates(
+    condition: Condition, limit: int, after: Position | None, reader: Reader
+) -> list[Position]:
+    is_walk = after is not None and after.time is None
+    found = None if is_walk else reader.oldest(condition, limit=limit, after=after)
+    if found is not None:
+        return found
+    last = after.session_id if after is not None and is_walk else None
+    query = reader.queries.ids(condition, after=last, limit=limit)
+    return [Position(session_id) for session_id in reader.connection.scalars(*query)]
 
 
 def _deletion(
     store: ScopedStore, condition: Condition, ids: list[str]
 ) -> Callable[[Connection, Queries], int]:
-    """Returns work that deletes the given sessions if they still match."""
     database = store.database
     tables, dialect = database.tables, database.dialect
 

@@ -57,7 +57,6 @@ COUNTERS = (
 )
 """The columns that are added up, besides the cost."""
 
-_MOST = 2**63 - 1
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -102,7 +101,7 @@ def add_usage(
             **whose,
             "agent": _named(entry.agent),
             "model": _named(entry.model),
-            "cost": _cost_units(entry.cost),
+            "cost": None if entry.cost is None else round(entry.cost / COST_UNIT),
             **dict(zip(COUNTERS, entry.counts, strict=True)),
         }
         for entry in entries
@@ -120,37 +119,31 @@ def _named(name: str | None) -> str | None:
     return None if name is None else storable_text(name[:MAX_KEY_LENGTH])
 
 
-def _cost_units(cost: Decimal | None) -> int | None:
-    return None if cost is None else max(-_MOST, min(round(cost / COST_UNIT), _MOST))
-
-
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
     [name] = names
     sessions = core.tables[0]
-    usage = metadata.tables.get(name)
-    if usage is None:
-        options = table_options(types)
-        usage = Table(
-            name,
-            metadata,
-            Column("id", RowId, primary_key=True, autoincrement=True),
-            Column("session_id", types.own_id, nullable=True),
-            Column("owner_key", types.search, nullable=True),
-            # The JSON text of what the session had under the key `owner_id` at that time.
-            Column("owner_id", types.text, nullable=True),
-            Column("day", Date, nullable=False),
-            Column("agent", types.key, nullable=True),
-            Column("model", types.key, nullable=True),
-            *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
-            # In units of 10 ** -12; NULL if the model has no price.
-            Column("cost", BigInteger, nullable=True),
-            session_link(name, sessions, "SET NULL"),
-            Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
-            # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
-            UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
-            Index(derived_name(name, "_day_idx"), "day"),
-            **options,
-        )
+    usage = Table(
+        name,
+        metadata,
+        Column("id", RowId, primary_key=True, autoincrement=True),
+        Column("session_id", types.own_id, nullable=True),
+        Column("owner_key", types.search, nullable=True),
+        # The JSON text of what the session had under the key `owner_id` at that time.
+        Column("owner_id", types.text, nullable=True),
+        Column("day", Date, nullable=False),
+        Column("agent", types.key, nullable=True),
+        Column("model", types.key, nullable=True),
+        *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
+        # In units of 10 ** -12; NULL if the model has no price.
+        Column("cost", BigInteger, nullable=True),
+        session_link(name, sessions, "SET NULL"),
+        Index(derived_name(name, "_owner_idx"), "owner_key", "day"),
+        # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
+        UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
+        Index(derived_name(name, "_day_idx"), "day"),
+        **table_options(types),
+        keep_existing=True,
+    )
     return TableGroup(USAGE, (usage,), (ending_with_session(sessions, usage, keeps_rows=True),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,8 +15,6 @@ from agents.usage import Usage
 from agents_session_metadata.text import quoted
 
 _PER = 1_000_000
-TOO_MUCH = Decimal(10**12)
-"""No price, and no stored cost, is this large."""
 
 
 class Tokens(NamedTuple):
@@ -60,6 +59,7 @@ class ModelPrice:
         cached_input: The price of cached input tokens; `input` if None.
 
     Raises:
+        TypeError: If a price is not a number.
         ValueError: If a price is negative or not a finite number.
     """
 
@@ -69,8 +69,9 @@ class ModelPrice:
 
     def __post_init__(self) -> None:
         for name, price in vars(self).items():
-            finite = price is None or Decimal(price).is_finite()
-            if not finite or not 0 <= (price or 0) < TOO_MUCH:
+            if price is not None and not isinstance(price, (Decimal, int, float)):
+                raise TypeError(f"{name} must be a number, got {quoted(price)}")
+            if price is not None and not 0 <= price < math.inf:
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from functools import partial
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -13,7 +12,6 @@ from sqlalchemy import (
     Connection,
     Table,
     Text,
-    bindparam,
     case,
     delete,
     func,
@@ -21,7 +19,7 @@ from sqlalchemy import (
     type_coerce,
 )
 
-from agents_session_metadata.core.rows import check_id_type, lock_sessions
+from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.keys import OWNER_ID
 from agents_session_metadata.query.queries import Queries
@@ -58,12 +56,9 @@ async def read_usage(
     if session_id is not None:
         check_id_type(session_id)
     usage = _ledger(store)
-    conditions = _between(usage, since, until)
     if owner_id is not None:
         json_text(OWNER_ID, owner_id)
-        conditions.append(usage.c.owner_key == owner_key(owner_id))
-    if session_id is not None:
-        conditions.append(usage.c.session_id == session_id)
+    conditions = _conditions(usage, session_id, owner_id, since, until)
     await store.database.ensure(USAGE)
     if session_id is not None and not is_text(session_id):
         return []
@@ -79,34 +74,19 @@ async def read_usage(
 
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
-    """Deletes rows from before a day in short transactions, and returns their number."""
     usage, day = _ledger(store), _day("before", before)
     await store.database.ensure(USAGE)
-    old = select(usage.c.id, usage.c.session_id).where(usage.c.day < day)
-    by_session = not set(store.scope.values) <= {OWNER_ID}
-    tables, dialect = store.database.tables, store.database.dialect
+    old = select(usage.c.id).where(usage.c.day < day).limit(_BATCH)
 
-    def find(connection: Connection, queries: Queries) -> list[Any]:
-        return list(connection.execute(*_within(store, queries, old.limit(_BATCH), usage)))
-
-    some = usage.c.id.in_(bindparam("some", expanding=True))
-
-    def delete_found(found: list[Any], connection: Connection, queries: Queries) -> int:
-        ids = [row.id for row in found]
-        if by_session:
-            # Only while its session is locked does a row stay in the scope.
-            sessions = sorted({row.session_id for row in found})
-            lock_sessions(connection, tables, dialect, sessions)
-            statement, parameters = _within(store, queries, old.where(some), usage)
-            rows = connection.execute(statement, {**parameters, "some": ids}).all()
-            ids = [row.id for row in rows]
+    def delete_some(connection: Connection, queries: Queries) -> int:
+        ids = connection.scalars(*_within(store, queries, old, usage)).all()
         if ids:
-            connection.execute(delete(usage).where(some), {"some": ids})
+            connection.execute(delete(usage).where(usage.c.id.in_(ids)))
         return len(ids)
 
     deleted = 0
-    while found := await store.database.read(find):
-        deleted += await store.database.write(partial(delete_found, found))
+    while count := await store.database.write(delete_some):
+        deleted += count
     return deleted
 
 
@@ -119,11 +99,7 @@ async def read_spent(
 ) -> Spent:
     """Reads the usage of a session in the scope, or of an owner whatever the scope."""
     usage = _ledger(store)
-    conditions = _between(usage, since, None)
-    if session_id is not None:
-        conditions.append(usage.c.session_id == session_id)
-    else:
-        conditions.append(usage.c.owner_key == owner_key(owner_id))
+    conditions = _conditions(usage, session_id, owner_id, since)
     whole_sum = store.database.dialect.whole_sum
     sums = *whole_sum(usage.c.cost), *whole_sum(usage.c.total_tokens)
     statement: Statement = select(*sums).where(*conditions)
@@ -154,8 +130,18 @@ def _ledger(store: ScopedStore) -> Table:
     return store.database.tables.group(USAGE).tables[0]
 
 
-def _between(usage: Table, since: date | None, until: date | None) -> list[ColumnElement[bool]]:
+def _conditions(
+    usage: Table,
+    session_id: str | None,
+    owner_id: JSONValue,
+    since: date | None,
+    until: date | None = None,
+) -> list[ColumnElement[bool]]:
     conditions = []
+    if session_id is not None:
+        conditions.append(usage.c.session_id == session_id)
+    if owner_id is not None:
+        conditions.append(usage.c.owner_key == owner_key(owner_id))
     if since is not None:
         conditions.append(usage.c.day >= _day("since", since))
     if until is not None:
@@ -177,16 +163,12 @@ def _within(
     store: ScopedStore, queries: Queries, statement: Statement, usage: Table
 ) -> tuple[Statement, dict[str, Any]]:
     """Restricts a statement to the scope: to an owner's rows by owner, otherwise by session."""
-    statement = statement.where(*_of_owner(store, usage))
-    if set(store.scope.values) <= {OWNER_ID}:
-        return statement, {}
-    return store.question(queries, statement, usage.c.session_id)
-
-
-def _of_owner(store: ScopedStore, usage: Table) -> Iterator[ColumnElement[bool]]:
     values = store.scope.values
     if OWNER_ID in values:
-        yield usage.c.owner_key == owner_key(values[OWNER_ID])
+        statement = statement.where(usage.c.owner_key == owner_key(values[OWNER_ID]))
+    if set(values) <= {OWNER_ID}:
+        return statement, {}
+    return store.question(queries, statement, usage.c.session_id)
 
 
 def _totals(store: ScopedStore, usage: Table) -> list[ColumnElement[Any]]:

@@ -185,13 +185,8 @@ def read_statistics(connection: Connection, queries: Queries, condition: Conditi
             (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
             for kind, name, *numbers in found
         )
-    except DBAPIError as error:
-        if error.connection_invalidated or queries.dialect.is_transient(error):
-            raise
+    except (DBAPIError, ValueError):
         connection.rollback()
-        _check_values(connection, queries, condition)
-        raise
-    except ValueError:
         _check_values(connection, queries, condition)
         raise
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Final
 
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,18 +16,17 @@ from agents_session_metadata.errors import (
     InvalidCursorError,
     SessionBusyError,
     SessionChangedError,
-    SessionMetadataError,
     SessionNotFoundError,
     SessionPausedError,
     TablesMissingError,
 )
 from agents_session_metadata.http.app import GetScope, answer, check_arguments, scoped_catalog
+from agents_session_metadata.http.requests import answer_to
 
 from . import list_page, runs_page, session_page, statistics_page
 from .call import HEADERS, Call, DecidedBy, Refused, check_request, read_form, token_cookie
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
-_log = logging.getLogger(__name__)
 
 _READ: Final = {
     "/": list_page.sessions,
@@ -171,17 +166,10 @@ def _refusal(error: Exception) -> Refused:
     """Returns the error page. Messages of the database and of the program go to the log only."""
     if isinstance(error, Refused):
         return error
-    if isinstance(error, HTTPException):
-        return Refused(error.status_code, "The application refused the request.")
     if isinstance(error, SessionNotFoundError):
         return session_page.no_session()
     for kind, status, sentence in _REFUSALS:
         if isinstance(error, kind):
             return Refused(status, sentence)
-    if isinstance(error, SessionMetadataError) and isinstance(error, ValueError):
-        sentence = str(error)
-        return Refused(400, f"{sentence[:1].upper()}{sentence[1:]}.")
-    _log.error("a page failed", exc_info=error)
-    if isinstance(error, DBAPIError | PoolTimeoutError | OSError):
-        return Refused(503, "The database is not available. See the log of the server.")
-    return Refused(500, "The server had an error. See the log of the server.")
+    problem = answer_to(error)
+    return Refused(problem.status, f"{problem.message[:1].upper()}{problem.message[1:]}")

@@ -6,7 +6,6 @@ nor make a change: hence the checks of `Host` and `Origin`, and a token in every
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Collection
@@ -16,10 +15,11 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.http.requests import APIError, read_bytes
 from agents_session_metadata.text import ago
 
 from . import formats
@@ -199,7 +199,7 @@ async def read_form(request: Request) -> dict[str, str]:
     if kind != "application/x-www-form-urlencoded":
         raise Refused(415, "Send a form.")
     try:
-        body = await asyncio.wait_for(_read(request), FORM_SECONDS)
+        body = await read_bytes(request, LARGEST_FORM, FORM_SECONDS)
         fields = dict(
             parse_qsl(
                 body.decode(),
@@ -208,20 +208,11 @@ async def read_form(request: Request) -> dict[str, str]:
                 max_num_fields=_MOST_FIELDS,
             )
         )
-    except asyncio.TimeoutError:
-        raise Refused(408, "The form did not arrive in time.") from None
-    except (ValueError, ClientDisconnect):
+    except APIError as error:
+        raise Refused(error.status, error.message) from None
+    except ValueError:
         raise Refused(400, "The form is invalid.") from None
     known, sent = request.cookies.get(_COOKIE, ""), fields.pop("token", "")
     if not _is_token(known) or not secrets.compare_digest(known.encode(), sent.encode()):
         raise Refused(403, "The form has expired. Go back, reload the page and try again.")
     return fields
-
-
-async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > LARGEST_FORM:
-            raise Refused(413, f"The form is larger than {LARGEST_FORM:,} bytes.")
-    return bytes(body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shlex
 from collections import Counter
@@ -40,7 +39,6 @@ ORDERS: Final = {
 SAMPLE: Final = 1_000
 """The number of sessions that facets and lists of most frequent values count."""
 _PAGE: Final = 25
-_COUNT_SECONDS: Final = 20.0
 _LONGEST_FACET: Final = 8
 _LONGEST_FILTER: Final = 4_000
 _LONGEST_TRAIL: Final = 10
@@ -62,7 +60,7 @@ class View:
     """The filter, the order and the position of a list of sessions.
 
     `text` is the filter as it was typed. `trail` contains the cursors of the previous pages, oldest
-    first; that of the first page is the empty string. `counted` requests the number of all matches.
+    first; that of the first page is the empty string.
     """
 
     text: str = ""
@@ -70,7 +68,6 @@ class View:
     order: str = "-updated_at"
     cursor: str | None = None
     trail: tuple[str, ...] = ()
-    counted: bool = False
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> View:
@@ -87,7 +84,6 @@ class View:
             order,
             query.get("cursor") or None,
             () if trail is None else tuple(trail.split("."))[-_LONGEST_TRAIL:],
-            query.get("count") == "all",
         )
 
     @property
@@ -106,7 +102,6 @@ class View:
             **{key: written_value(value) for key, value in self.chosen},
             "order": "" if self.order == "-updated_at" else self.order,
             "cursor": self.cursor or "",
-            "count": "all" if self.counted else "",
         }
         found = {name: value for name, value in given.items() if value}
         return {**found, "trail": ".".join(self.trail)} if self.trail else found
@@ -115,7 +110,7 @@ class View:
         return f"?{urlencode(found)}" if (found := self.parameters()) else ""
 
     def first(self, **changes: Any) -> View:
-        return replace(self, **{"cursor": None, "trail": (), "counted": False, **changes})
+        return replace(self, **{"cursor": None, "trail": (), **changes})
 
     def older(self, cursor: str) -> View:
         trail = (*self.trail, self.cursor or "")[-_LONGEST_TRAIL:]
@@ -188,7 +183,7 @@ def ignore(_: CorruptMetadataError) -> None:
 
 @dataclass(frozen=True)
 class Facets:
-    """The facets of a list, counted in its newest `number` sessions, at most `sample`.
+    """The facets of a list, counted in its newest `number` sessions, at most `SAMPLE`.
 
     `groups` contains the key, the heading, and the values of each facet, with their count and True
     if they are chosen. `complete` is True if all sessions of the list were counted.
@@ -197,7 +192,6 @@ class Facets:
     groups: list[tuple[str, str, list[tuple[Any, int, bool]]]]
     number: int
     complete: bool
-    sample: int
 
 
 async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
@@ -205,7 +199,7 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
     condition = store.condition(view.where)
 
     def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
-        ids = reader.ids(condition, sample + 1, existing=False)
+        ids = reader.ids(condition, sample + 1)
         # The number of sessions per text, as their value or an element of their list.
         counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
         connection, queries = reader.connection, reader.queries
@@ -217,7 +211,7 @@ async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
 
     ids, counts = await read_sessions(store.database, read)
     number = min(len(ids), sample)
-    return Facets(list(_groups(counts, number, view)), number, len(ids) <= sample, sample)
+    return Facets(list(_groups(counts, number, view)), number, len(ids) <= sample)
 
 
 def _groups(
@@ -274,13 +268,6 @@ async def sessions(call: Call) -> Response:
         on_corrupt=corrupt.append,
     )
     facets = await read_facets(call.catalog, view)
-    total: int | None = facets.number if facets.complete else None
-    too_many = False
-    if view.counted and not facets.complete:
-        try:
-            total = await asyncio.wait_for(call.catalog.count_sessions(where), _COUNT_SECONDS)
-        except asyncio.TimeoutError:
-            too_many = True
     return call.render(
         "sessions.html",
         view=view,
@@ -290,6 +277,4 @@ async def sessions(call: Call) -> Response:
         older=view.older(page.next_cursor) if page.next_cursor else None,
         newer=view.newer(),
         facets=facets,
-        total=total,
-        too_many=too_many,
     )

@@ -1,4 +1,4 @@
-"""The page of statistics: charts of the last 30 days, and totals of all sessions on demand.
+"""The page of statistics: charts of the last 30 days.
 
 Charts are plain data: positions and sizes that the templates draw as SVG. Labels can be stored
 text, which the templates must escape.
@@ -67,12 +67,6 @@ async def page(call: Call) -> Response:
         where, order_by="-created_at", limit=SAMPLE, keys=_KEYS, on_corrupt=ignore
     )
     recent = [each for each in newest.sessions if each.created_at >= since]
-    totals, too_slow = None, False
-    if view.counted:
-        try:
-            totals = await asyncio.wait_for(call.catalog.statistics(where), _TOTAL_SECONDS)
-        except asyncio.TimeoutError:
-            too_slow = True
     days = [first + timedelta(days=each) for each in range(_DAYS)]
     figures = [_figures(day, daily.days.get(day, Day()), usage) for day in days]
     durations = sorted(each for day in daily.days.values() for each in day.durations)
@@ -98,8 +92,6 @@ async def page(call: Call) -> Response:
         by_agent=shares(_most(recent, keys.AGENT)),
         tools=shares(_tools(recent)),
         models=shares(_models(usage or ())),
-        totals=totals,
-        too_slow=too_slow,
     )
 
 

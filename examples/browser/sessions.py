@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import Connection, insert
@@ -30,10 +30,8 @@ _MODEL: Final = {
     "support": "gpt-5-nano",
     "reviewer": "gpt-5",
 }
-_TEXTS: Final = json.loads(
-    files("agents_session_metadata.web").joinpath("demo.json").read_text("utf-8")
-)
 _INTERRUPTED: Final = 3
+_TEXTS: Final = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 _WAITING: Final = _TEXTS["waiting"]
 
 

@@ -1,0 +1,1 @@
+"""Requests that take effect once, however often they are sent."""

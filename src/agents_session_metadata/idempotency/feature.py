@@ -1,0 +1,108 @@
+"""The answers of requests that carry a key: their table, and the transaction that adds to it.
+
+| table | one row |
+|---|---|
+| `…_idempotency` | a key of a session, the hash of its request, and the answer; kept for 24 hours |
+
+A row is deleted with its session, and is neither copied nor exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    MetaData,
+    String,
+    Table,
+    delete,
+    insert,
+    select,
+)
+
+from agents_session_metadata.core.definitions import (
+    ColumnTypes,
+    TableGroup,
+    ending_with_session,
+    session_link,
+    table_options,
+)
+from agents_session_metadata.core.features import Feature
+from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata.scope import ScopedStore
+
+IDEMPOTENCY: Final = "idempotency"
+_KEPT: Final = 24 * 3600 * 1_000_000
+"""Microseconds for which an answer is kept."""
+
+
+class KeyReusedError(ValueError):
+    """A key was sent with two different requests."""
+
+
+def define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> TableGroup:
+    [name] = names
+    sessions = core.tables[0]
+    table = metadata.tables.get(name)
+    if table is None:
+        table = Table(
+            name,
+            metadata,
+            Column("session_id", types.own_id, primary_key=True),
+            Column("request_key", types.key, primary_key=True),
+            Column("request_hash", String(64), nullable=False),
+            Column("answer", types.text, nullable=False),
+            # Microseconds since 1970, by the database's clock.
+            Column("answered_at", BigInteger, nullable=False),
+            session_link(name, sessions),
+            **table_options(types),
+        )
+    return TableGroup(IDEMPOTENCY, (table,), (ending_with_session(sessions, table),))
+
+
+FEATURE = Feature(IDEMPOTENCY, ("_idempotency",), define)
+
+
+async def once(
+    store: ScopedStore,
+    session_id: str,
+    key: str,
+    request_hash: str,
+    work: Callable[[Connection, Any], str],
+) -> str:
+    """Runs work that writes to a session, unless the key is known; returns its answer.
+
+    Raises `KeyReusedError` if the key belongs to a request with another hash.
+    """
+    database = store.database
+    if id_problem(session_id) is not None:
+        raise SessionNotFoundError(session_id)
+    await database.ensure(IDEMPOTENCY)
+    [table] = database.tables.group(IDEMPOTENCY).tables
+    now = database.dialect.now()
+
+    def run(connection: Connection, queries: Any) -> str:
+        if not store.lock(connection, session_id):
+            raise SessionNotFoundError(session_id)
+        own = table.c.session_id == session_id
+        connection.execute(delete(table).where(own, table.c.answered_at < now - _KEPT))
+        known = select(table.c.request_hash, table.c.answer).where(own, table.c.request_key == key)
+        found = connection.execute(known).first()
+        if found is None:
+            answer = work(connection, queries)
+            row = {"session_id": session_id, "request_key": key, "request_hash": request_hash}
+            connection.execute(insert(table).values(**row, answer=answer, answered_at=now))
+            return answer
+        if found.request_hash != request_hash:
+            raise KeyReusedError
+        stored: str = found.answer
+        return stored
+
+    return await database.write(run)

@@ -1,0 +1,226 @@
+"""Creates, drops and lists indexes while others read and write.
+
+An index is a row in the table of indexes, with a state, and what its kind makes of it. It is
+announced first, so that from then on whoever writes maintains it; then it is filled in steps; then
+it is declared complete. If its kind can keep writers out, all of that is one transaction. An index
+that is dropped is unused from the first transaction on, and emptied in steps.
+
+Whoever changes the state stores a token, and stops when it finds another one.
+
+A metadata key is of the kind in `activity`. Features add kinds for keys that begin with `$`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.features import IndexKind, features
+from agents_session_metadata.errors import (
+    InvalidMetadataError,
+    TablesMissingError,
+    TriggersNotAllowedError,
+)
+from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
+from agents_session_metadata.values import key_problem
+
+from . import updated_at
+from .activity import KeyIndex
+from .tables import ACTIVITY, COMPLETE, DROPPING, FILLING, look
+from .updated_at import UPDATED_AT
+
+T = TypeVar("T")
+Progress = Callable[[int], object]
+
+_AT_ONCE = 1_000
+NO_TEXT_INDEX = "search requires the text index, which is not available in this version"
+
+
+def check_index_key(key: object) -> str:
+    """Raises `InvalidMetadataError` for an invalid key, `TablesMissingError` for `$text`."""
+    if key == UPDATED_AT or key in _kinds():
+        return str(key)
+    if key == "$text":
+        raise TablesMissingError((), problem=NO_TEXT_INDEX)
+    problem = key_problem(key)
+    if problem is None and isinstance(key, str):
+        if len(key) <= MAX_KEY_LENGTH:
+            return str.__str__(key)
+        problem = f"a key can have at most {MAX_KEY_LENGTH} characters"
+    raise InvalidMetadataError(f"{problem}; {UPDATED_AT} indexes all sessions", key=key)
+
+
+async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
+    """Creates an index, or continues an incomplete one. Returns False if it was complete."""
+    if key == UPDATED_AT:
+        created = await updated_at.change(database, exists=True)
+        if created and progress is not None:
+            [info] = [each for each in await list_indexes(database, count=True) if each.key == key]
+            progress(info.entries or 0)
+        return created
+    await database.ensure(ACTIVITY)
+    kind = _kind(database, key)
+    if kind.group is not None:
+        await database.ensure(kind.group)
+    index = _Index(database, key, kind)
+    try:
+        token, done = await database.write(_work(index.begin))
+        if token is not None:
+            await database.write(_work(kind.prepare))
+    except DBAPIError as error:
+        if database.dialect.refuses_triggers(error):
+            raise TriggersNotAllowedError from error
+        raise
+    report = progress or _nothing
+    if token is None:
+        if done:
+            report(done)
+        created = done is not None
+    else:
+        passed, after, more = 0, None, True
+        while more:
+            found, after = await database.write(_work(partial(kind.fill, after=after)))
+            passed, more = passed + found, after is not None
+            if found:
+                report(passed)
+        created = await database.write(_work(partial(index.finish, token)))
+    await database.read(_work(partial(look, database)))
+    return created
+
+
+async def drop_index(database: Database[Any], key: str) -> bool:
+    if key == UPDATED_AT:
+        return await updated_at.change(database, exists=False)
+    if not await database.read(lambda connection, _: database.has_tables(connection, ACTIVITY)):
+        return False
+    index = _Index(database, key, _kind(database, key))
+    token = await database.write(_work(index.leave))
+    # Others write meanwhile: whoever creates the index again takes over.
+    more = token is not None
+    while more:
+        more = await database.write(_work(partial(index.empty_step, token)))
+    await database.read(_work(partial(look, database)))
+    return token is not None
+
+
+async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
+    def read(connection: Connection) -> list[IndexInfo]:
+        found = updated_at.read(database, connection, count=count)
+        if database.has_tables(connection, ACTIVITY):
+            indexes = database.tables.group(ACTIVITY)["_indexes"]
+            states: Any = connection.execute(select(indexes.c.key, indexes.c.state)).all()
+            for key, state in states:
+                column, own = _kind(database, key).rows
+                entries = select(func.count(column)).where(own)
+                number = connection.scalar(entries) if count else None
+                found.append(IndexInfo(key, state == COMPLETE, number))
+        return sorted(found, key=lambda info: info.key)
+
+    return await database.look(read)
+
+
+def _nothing(_: int) -> None:
+    pass
+
+
+def _kinds() -> dict[str, Callable[[Database[Any]], IndexKind]]:
+    return {key: kind for feature in features() for key, kind in feature.indexes}
+
+
+def _kind(database: Database[Any], key: str) -> IndexKind:
+    make = _kinds().get(key)
+    return KeyIndex(database, key) if make is None else make(database)
+
+
+def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
+    return lambda connection, _: work(connection)
+
+
+class _Index:
+    """The state of one index. Each method is work for one transaction."""
+
+    def __init__(self, database: Database[Any], key: str, kind: IndexKind) -> None:
+        self._key = key
+        self._kind = kind
+        self._dialect = database.dialect
+        self._states = database.tables.group(ACTIVITY)["_indexes"]
+        self._own = self._states.c.key == key
+
+    def begin(self, connection: Connection) -> tuple[str | None, int | None]:
+        """Announces the index.
+
+        Returns a token with which to prepare, fill and finish it; or the number of sessions if all
+        of that is done. Returns neither if the index was complete already.
+        """
+        state = connection.scalar(select(self._states.c.state).where(self._own))
+        if state == COMPLETE:
+            return None, None
+        alone = self._kind.keep_out(connection)
+        token = uuid.uuid4().hex
+        new = {"key": self._key, "state": FILLING, "token": token}
+        connection.execute(self._dialect.insert_missing(self._states, selected=True), new)
+        row = connection.execute(select(self._states).where(self._own).with_for_update()).one()
+        if row.state == COMPLETE:
+            return None, None
+        if row.state == DROPPING:
+            connection.execute(update(self._states).where(self._own).values(**new))
+        else:
+            token = row.token  # Somebody else fills it, or has stopped: do the same.
+        if not alone:
+            return token, None
+        self._kind.prepare(connection)
+        done = self._kind.fill_at_once(connection)
+        self.finish(token, connection)
+        return None, done
+
+    def finish(self, token: str, connection: Connection) -> bool:
+        """Declares the index complete, if it still has the token."""
+        row = self._lock(connection)
+        if row is None or (row.token, row.state) != (token, FILLING):
+            return False
+        connection.execute(update(self._states).where(self._own).values(state=COMPLETE))
+        return True
+
+    def leave(self, connection: Connection) -> str | None:
+        """Announces that the index is dropped. Returns the token, or None if there was no index."""
+        alone = self._dialect.lock_tables(connection, [self._states])
+        if self._lock(connection) is None:
+            return None
+        token = uuid.uuid4().hex
+        left = update(self._states).where(self._own)
+        connection.execute(left.values(state=DROPPING, token=token))
+        if alone:
+            self._kind.prepare(connection)
+        return token
+
+    def empty_step(self, token: str | None, connection: Connection) -> bool:
+        """Deletes some of a dropped index. Returns True if there can be more."""
+        column, own = self._kind.rows
+        some = list(connection.scalars(select(column).where(own).distinct().limit(_AT_ONCE)))
+        # Before anything is deleted: whoever creates the index again waits, and starts with a
+        # token of its own. Shared, because a writer holds entries when its trigger reads the row.
+        row = self._lock(connection, shared=bool(some))
+        if row is None or row.token != token:
+            return False
+        if some:
+            these = self._dialect.one_of(column, "some", len(some))
+            parameters = self._dialect.list_parameters("some", some)
+            connection.execute(delete(column.table).where(own, these), parameters)
+        else:
+            connection.execute(delete(self._states).where(self._own))
+        return bool(some)
+
+    def _lock(self, connection: Connection, *, shared: bool = False) -> Any:
+        """Returns None if there is no row. With `shared`, triggers can still read the row."""
+        # The update is the lock on SQLite, where a read takes none.
+        if not shared or self._dialect.single_writer:
+            lock = update(self._states).where(self._own).values(token=self._states.c.token)
+            connection.execute(lock)
+        locked = select(self._states).where(self._own).with_for_update(read=shared)
+        return connection.execute(locked).one_or_none()
