@@ -14,9 +14,10 @@ from .indexes import measure_indexes
 from .measure import Effort
 from .overhead import measure_overhead
 from .report import Report
+from .runs import measure_runs
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
-PARTS = ("overhead", "agents", "tracker", "catalog", "indexes")
+PARTS = ("overhead", "agents", "tracker", "runs", "catalog", "indexes")
 
 
 def main() -> None:
@@ -99,6 +100,8 @@ async def _measure_server(server: Server, arguments: argparse.Namespace, report:
         await measure_calls(server, report, rounds=2 if small else 7)
     if "tracker" in parts:
         await measure_tracker(server, long_effort, report)
+    if "runs" in parts:
+        await measure_runs(server, effort, report)
     if "catalog" in parts:
         await measure_catalog(server, sizes, effort, report)
     if "indexes" in parts:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agents import set_tracing_disabled
@@ -30,14 +30,15 @@ def run(name: str, *steps: Step, **settings: Any) -> None:
     _clean(name, lambda url: asyncio.run(run_steps(url)))
 
 
-def run_in_processes(name: str, argv: list[str], *steps: Step) -> None:
+def run_in_processes(name: str, argv: list[str], *steps: Step, hidden: Sequence[Step] = ()) -> None:
     """Run the steps of an example like `run`, but each in a separate process.
 
-    The example starts itself, with the name of a step as the argument.
+    The example starts itself, with the name of a step as the argument. The steps in `hidden` are
+    started by other steps.
     """
     set_tracing_disabled(True)
     if len(argv) > 1:
-        step = next(step for step in steps if step.__name__ == argv[1])
+        step = next(step for step in (*steps, *hidden) if step.__name__ == argv[1])
         asyncio.run(_step(os.environ["AGENT_SESSIONS_URL"], name, step))
         return
 

@@ -1,77 +1,61 @@
-"""A task that waits for an approval, and the decision whether to resume it."""
+"""A run that waits for an approval, decided and resumed in three processes."""
 
-from datetime import datetime, timedelta, timezone
+import json
+import sys
+from typing import Any
 
-from _common import run
-from agents import TResponseInputItem
+from _common import run_in_processes
+from agents import Agent, function_tool
+from agents.testing import ScriptedModel, assistant_message, function_call
 
-from agents_session_metadata import InvalidPhaseError, SessionCatalog, SessionLifecycle
-
-START = datetime.now(timezone.utc)
-clock = {"now": START}
-
-
-def lifecycle_of(catalog: SessionCatalog, session_id: str = "task-1") -> SessionLifecycle:
-    """Return the lifecycle of a session, with the clock of this example."""
-    return SessionLifecycle(catalog.session(session_id), clock=lambda: clock["now"])
+from agents_session_metadata import SessionCatalog, SessionRuns
 
 
-async def decide(lifecycle: SessionLifecycle, when: str) -> str:
-    """Print the decision whether to resume, and return its reason."""
-    decision = await lifecycle.resume_decision()
-    verdict = "resume" if decision.should_resume else "do not resume"
-    print(f"{when}: {verdict} ({decision.reason})")
-    return decision.reason
+@function_tool(needs_approval=True)
+def rotate_keys(count: int) -> str:
+    """Rotate keys. A person has to approve each call of this tool."""
+    print(f"  rotating {count} keys")
+    return f"rotated {count} keys"
 
 
-async def propose(catalog: SessionCatalog) -> None:
-    """Work until a person has to approve the plan."""
-    lifecycle = lifecycle_of(catalog)
-    await lifecycle.start("@ai-engineer", purpose="rotate the keys", metadata={"ticket": 42})
-    await lifecycle.enter("investigating", {"keys_found": 3})
-    await lifecycle.enter("planning")
-    question: TResponseInputItem = {"role": "assistant", "content": "Shall I rotate 3 keys?"}
-    await catalog.session("task-1").add_items([question])
-    await lifecycle.enter("approval", {"plan": "one key an hour"})
-    try:
-        await lifecycle.enter("aproval")
-    except InvalidPhaseError as error:
-        print("Refused:", error)
-    else:
-        raise AssertionError("an unknown phase was entered")
+def engineer(*steps: Any) -> Agent[Any]:
+    """Return the agent. Its scripted model requires no network and no API key."""
+    return Agent(name="ai-engineer", model=ScriptedModel(steps), tools=[rotate_keys])
+
+
+async def ask(catalog: SessionCatalog) -> None:
+    """Run the agent until a call requires an approval."""
+    await catalog.create_session("task-1", metadata={"owner_id": "u1"})
+    agent = engineer([function_call("rotate_keys", {"count": 3}, call_id="call-1")])
+    run = await SessionRuns(catalog).run("task-1", agent, "Rotate the keys")
+    print("Waiting for:", [call.tool for call in run.interruptions])
+    assert await catalog.get_metadata("task-1", ["run"]) == {"run": "waiting"}
+
+
+async def decide(catalog: SessionCatalog) -> None:
+    """Show the waiting calls and store the decision. This does not require the agent."""
+    runs = SessionRuns(catalog)
+    page = await runs.list("waiting", {"owner_id": "u1"}, limit=20)
+    for run in page.runs:
+        for call in run.undecided:
+            arguments = json.loads(call.arguments or "{}")
+            print(f"{run.session_id} wants to call {call.tool}({arguments})")
+            await runs.decide(run.session_id, call.call_id, approve=True, by="user_123")
+    print("Approved by user_123")
 
 
 async def resume(catalog: SessionCatalog) -> None:
-    """Check the session later, under different conditions, and finish it."""
-    lifecycle = lifecycle_of(catalog)
-    nobody = lifecycle_of(catalog, "task-2")
-    assert await decide(nobody, "A session that does not exist") == "not_found"
-
-    clock["now"] = START + timedelta(minutes=10)
-    assert await decide(lifecycle, "Ten minutes later, after a restart") == "resumable"
-    decision = await lifecycle.resume_decision()
-    moves = [change.phase for change in decision.history]
-    print("  moves:", " -> ".join(moves))
-    assert moves == ["initializing", "investigating", "planning", "approval"]
-    assert {"ticket": 42, "keys_found": 3}.items() <= decision.metadata.items()
-
-    await catalog.set_metadata("task-1", {"ready": False})
-    assert await decide(lifecycle, "Marked as not ready") == "not_ready"
-    await catalog.set_metadata("task-1", {"ready": True})
-    clock["now"] = START + timedelta(minutes=31)
-    assert await decide(lifecycle, "After 31 minutes") == "too_old"
-    for _ in range(3):
-        await lifecycle.record_error("the vault did not respond")
-    assert await decide(lifecycle, "After 3 errors") == "too_many_errors"
-    await lifecycle.enter("executing")
-    assert await decide(lifecycle, "While it executes") == "not_resumable_phase"
-
-    metadata = await lifecycle.finish("completed", summary="3 keys rotated")
-    print("Finished:", {key: metadata[key] for key in ("outcome", "summary", "duration_ms")})
-    assert metadata["duration_ms"] == 31 * 60 * 1000
-    assert metadata["status"] == "completed"
-    assert await catalog.count_sessions({"status": "active"}) == 0
+    """Go on with the run. The decision is kept after it."""
+    runs = SessionRuns(catalog)
+    print("Resumed:")
+    run = await runs.resume("task-1", engineer([assistant_message("The keys are rotated.")]))
+    print(" ", run.final_output)
+    items = [info.item for info in (await catalog.list_items("task-1")).items]
+    assert [item["output"] for item in items if "output" in item] == ["rotated 3 keys"]
+    assert (await runs.list()).runs == []
+    [decision] = await runs.decisions("task-1")
+    print("Who approved:", decision.by)
 
 
 if __name__ == "__main__":
-    run("approval_pause", propose, resume)
+    run_in_processes("approval_pause", sys.argv, ask, decide, resume)

@@ -55,12 +55,13 @@ async def complete(engine, names=None):
     for key in ("tags", "$updated_at"):
         await catalog.create_index(key)
     await catalog.set_metadata("b", {"title": "About words"})
-    texts = dict.fromkeys(("state", "details", "decisions", "data", "owner"), "{}")
-    texts["details"] = '{"agent": null, "pending": [], "encrypted": false, "wrapped": false}'
+    of_runs = ("run_id", "token", "agent", "options", "input", "writes", "value", "run_key")
+    texts = dict.fromkeys((*of_runs, "outcome", "call_id", "data", "owner"), "{}")
     given = {"item_id": "1", "attachment_id": "1", "kind": "x", "day": date(2026, 1, 1)}
+    given |= {"status": "waiting", "approve": False}
     async with engine.begin() as connection:
         for group in query_tables(names).groups:
-            for table in group.tables if group.name in ("paused", "usage", "threads") else ():
+            for table in group.tables if group.name in ("runs", "usage", "threads") else ():
                 row = {"session_id": "a", **texts, **given}
                 zeros = {column.name: 0 for column in table.c if not column.nullable}
                 row = {name: (zeros | row)[name] for name in zeros | row if name in table.c}

@@ -67,7 +67,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
-    "pydantic": {"transfer", "threads", "mcp", "http", "chatkit"},
+    "pydantic": {"transfer", "threads", "runs", "mcp", "http", "chatkit"},
 }
 DRIVERS = [*EXTRAS, "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 from decimal import Decimal
-from pathlib import Path
 
 import pytest
 from agents import Runner
@@ -17,7 +13,7 @@ from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
-from agents_session_metadata import ModelPrice, PausedRuns, SessionCatalog, SessionTracker
+from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker
 from agents_session_metadata.core.ddl import create_statements, drop_statements
 
 
@@ -389,19 +385,17 @@ async def test_other_names_of_tables(cli, shared_database):
 async def test_approvals(cli, shared_database):
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     await catalog.count_sessions()
-    # Nothing was ever paused or recorded: there is no table.
-    for command, words in (("runs", "no run waits"), ("usage", "no usage is recorded")):
+    # Nothing ever ran or was recorded: there is no table.
+    for command, words in (("runs", "there are no runs"), ("usage", "no usage is recorded")):
         assert words in (await cli(command)).stderr
     nobody = await cli("discard", "u1", "--yes", code=1)
     assert "there is no session u1" in nobody.stderr
-    paused = PausedRuns(catalog)
-    assert "no run waits" in (await cli("runs", "--create-tables")).stderr
-    assert "no run waits" in (await cli("runs", "--owner", "u1")).stderr
+    runs = SessionRuns(catalog)
     for owner in ("u1", "u2"):
-        session = await catalog.create_session(owner, metadata={"owner_id": owner})
-        agent = Deployer().agent(deploys("c1", "c2", "c3"))
-        await paused.pause(session, await Runner.run(agent, "Go", session=session))
-    shown = await cli("runs", "--meta", "owner_id=u1")
+        await catalog.create_session(owner, metadata={"owner_id": owner})
+        await runs.run(owner, Deployer().agent(deploys("c1", "c2", "c3")), "Go")
+    assert "no run is failed" in (await cli("runs", "--status", "failed")).stderr
+    shown = await cli("runs", "--status", "waiting", "--meta", "owner_id=u1")
     lines = shown.stdout.splitlines()
     assert [line.split()[:3] for line in lines[-3:]] == [
         ["u1", f"c{number}", "deploy"] for number in (1, 2, 3)
@@ -413,7 +407,7 @@ async def test_approvals(cli, shared_database):
     assert f"--cursor {page['next_cursor']}" in first.stderr
     page = document(await cli("runs", "--cursor", page["next_cursor"], "--json"))
     [run] = page["runs"]
-    assert (run["session_id"], run["agent"], run["crashed"]) == ("u1", "deployer", False)
+    assert (run["session_id"], run["agent"], run["status"]) == ("u1", "deployer", "waiting")
     assert [call["decision"] for call in run["pending"]] == [None] * 3
 
     assert (
@@ -429,7 +423,7 @@ async def test_approvals(cli, shared_database):
         (False, "No", None),
         (True, None, None),
     ]
-    assert (await paused.get("u1")).undecided == ()
+    assert (await runs.get("u1")).undecided == ()
     for args, code, words in (
         (["approve", "u1"], 2, "--all"),
         (["approve", "u1", "c1", "--all"], 2, "--all"),
@@ -438,15 +432,12 @@ async def test_approvals(cli, shared_database):
         (["reject", "u2", "c1", "--scope", "owner_id=u1"], 1, "there is no session u2"),
         (["runs", "--cursor", "x"], 2, "cursor"),
         (["runs", "--limit", "0"], 2, "limit"),
+        (["runs", "--status", "paused"], 2, "interrupted"),
     ):
         assert words in said((await cli(*args, code=code)).stderr)
-    script = "import sys; sys.modules['agents'] = None; from commands import run\n" + "".join(
-        f"assert run(*{line.split()!r}).exit_code == 0\n"
-        for line in (f"runs --url {shared_database.url}",)
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    program = [sys.executable, "-c", script]
-    await asyncio.to_thread(subprocess.run, program, check=True, env=environment)
+    discarded = await cli("discard", "u2", "--yes")
+    assert "discarded the run" in discarded.stderr
+    assert await runs.get("u2") is None
 
 
 # ---- lifecycle ----

@@ -73,10 +73,12 @@ def test_there_is_one_for_each_scenario() -> None:
     names = [path.stem for path in SCENARIOS]
     assert names == [
         "agent_identity",
-        "approval",
         "approval_pause",
+        "durable_run",
         "edit_and_retry",
         "last_session",
+        "one_run_at_a_time",
+        "resume_decision",
         "sidebar",
         "tool_workflow",
     ]

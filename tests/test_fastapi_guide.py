@@ -8,12 +8,12 @@ import json
 
 import httpx2
 import pytest
-from agents import Runner, function_tool
+from agents import function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
 from conversations.serving import served
 from documentation import DOCS, Program, blocks
 
-from agents_session_metadata import PausedRuns, SessionTracker
+from agents_session_metadata import SessionRuns, SessionTracker
 
 USERS = 50
 
@@ -122,7 +122,7 @@ async def test_input_that_cannot_be_stored(backend):
         assert [chat["title"] for chat in listed] == ["kept"]
 
 
-async def test_deleting_an_account_deletes_paused_runs_and_usage(backend):
+async def test_deleting_an_account_deletes_waiting_runs_and_usage(backend):
     @function_tool(needs_approval=True)
     def apply_plan():
         return "applied"
@@ -135,14 +135,13 @@ async def test_deleting_an_account_deletes_paused_runs_and_usage(backend):
         for user in ("u1", "u2"):
             session = await catalog.create_session(user, metadata={"owner_id": user})
             async with SessionTracker(session) as hooks:
-                result = await Runner.run(
-                    backend["agent"], "Apply the plan", session=session, hooks=hooks
-                )
-            await PausedRuns(catalog).pause(session, result)
+                runs = SessionRuns(catalog)
+                run = await runs.run(user, backend["agent"], "Apply the plan", hooks=hooks)
+            assert run.interruptions
         gone = await client.delete(f"{address}/account", headers={"x-user": "u1"})
         assert gone.json() == {"deleted": 1, "left": 0}
         assert [each.session_id async for each in catalog.iter_sessions()] == ["u2"]
-        assert [run.session_id for run in (await PausedRuns(catalog).list()).runs] == ["u2"]
+        assert [run.session_id for run in (await SessionRuns(catalog).list()).runs] == ["u2"]
         assert [row.owner_id for row in await catalog.usage(by=["owner_id"])] == ["u2"]
 
 

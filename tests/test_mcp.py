@@ -24,7 +24,7 @@ from proxy import proxy_to
 from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata import SessionCatalog, SessionRuns
 from agents_session_metadata.mcp import (
     ANSWER_CHARACTERS,
     ERROR_CHARACTERS,
@@ -72,7 +72,7 @@ class Tools:
         if tool in READ_TOOLS:
             notes = {
                 "get_history": HISTORY_NOTE,
-                "list_waiting": WAITING_NOTE,
+                "list_runs": WAITING_NOTE,
             }
             assert answer.pop("note") == notes.get(tool, NOTE)
         return answer
@@ -297,17 +297,15 @@ async def test_half_of_a_character_is_answered(catalog, shared_database):
 
 @sqlite_only
 async def test_waiting_runs(catalog, shared_database):
-    paused = PausedRuns(catalog)
+    runs = SessionRuns(catalog)
     for name, count in (("gt-alpha-Toast", 60), ("gt-beta-Jam", 1), ("secret", 1)):
         calls = [call("deploy", f"c{n}", target="x" * 3_000) for n in range(count)]
-        session = catalog.session(name)
-        result = await Runner.run(Deployer().agent(calls), "Go", session=session)
-        await paused.pause(session, result)
-    await paused.decide("gt-beta-Jam", "c0", approve=False, message="No")
+        await runs.run(name, Deployer().agent(calls), "Go")
+    await runs.decide("gt-beta-Jam", "c0", approve=False, message="No")
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
-        answer = await tools("list_waiting", limit=1)
+        answer = await tools("list_runs", limit=1)
         [run] = answer["runs"]
-        assert (run["session"], run["agent"], run["crashed"]) == ("gt-beta-Jam", "deployer", False)
+        assert (run["session"], run["agent"], run["status"]) == ("secret", "deployer", "waiting")
         [waiting] = run["calls"]
         assert waiting.pop("arguments").startswith('{"target":"xxx')
         assert waiting == {
@@ -317,19 +315,17 @@ async def test_waiting_runs(catalog, shared_database):
             "decision": "rejected",
             "characters": len('{"target":""}') + 3_000,
         }
-        answer = await tools("list_waiting", limit=1, cursor=answer["next_cursor"])
+        answer = await tools("list_runs", limit=1, cursor=answer["next_cursor"])
         [run] = answer["runs"]
         assert answer["next_cursor"] is None
         assert run["session"] == "gt-alpha-Toast"
         assert len(run["calls"]) > 10
         assert len(run["calls"][0]["arguments"]) <= LISTED_VALUE_CHARACTERS
         assert run["cut"] == f"{60 - len(run['calls'])} more calls are left out"
-        assert (await tools("list_waiting", where={"role": "witness"}))["runs"] == []
-        assert "cursor" in await tools.error("list_waiting", cursor="x")
+        assert (await tools("list_runs", where={"role": "witness"}))["runs"] == []
+        assert "cursor" in await tools.error("list_runs", cursor="x")
     async with within(catalog, session="gt-beta-Jam") as tools:
-        assert [each["session"] for each in (await tools("list_waiting"))["runs"]] == [
-            "gt-beta-Jam"
-        ]
+        assert [each["session"] for each in (await tools("list_runs"))["runs"]] == ["gt-beta-Jam"]
 
 
 async def test_errors_say_what_to_change(catalog):

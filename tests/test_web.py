@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import httpx2
 import pytest
-from agents import Runner
 from commands import run
 from conformance.approving import Deployer, deploys
 from demonstration import PROGRAM
@@ -18,7 +17,7 @@ from servers import Database
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from agents_session_metadata import PausedRuns, SessionCatalog
+from agents_session_metadata import SessionCatalog, SessionRuns
 from agents_session_metadata.cli import servers as command
 from agents_session_metadata.web import LOCAL_HOSTS, browser_app, call, list_page
 
@@ -30,11 +29,8 @@ async def catalog(tmp_path):
     # Closing it waits for what a request that was given up still reads.
     database = Database("sqlite-file", f"sqlite+aiosqlite:///{tmp_path}/chat.db")
     catalog = SessionCatalog(database.engine(), create_tables=True)
-    session = await catalog.create_session("a", metadata={"title": "A"})
-    agent = Deployer().agent(deploys("c1"), "Done")
-    # The history of `a` stays empty.
-    result = await Runner.run(agent, "Deploy")
-    await PausedRuns(catalog).pause(session, result)
+    await catalog.create_session("a", metadata={"title": "A"})
+    await SessionRuns(catalog).run("a", Deployer().agent(deploys("c1")), "Deploy")
     yield catalog
     await database.close()
 
@@ -90,22 +86,22 @@ async def test_origin_and_token(catalog) -> None:
             ({"Origin": HOST, "Cookie": "agent_sessions_form="}, {**good, "token": ""}, 403),
             ({"Origin": HOST, "Content-Type": "text/plain"}, good, 415),
         ):
-            for path in ("/edit", "/approve", "/reject"):
+            for path in ("/edit", "/approve", "/reject", "/discard"):
                 sent = {**form, "call": "c1"}
                 answer = await browser.post(path, data=sent, headers=headers)
                 assert answer.status_code == status, (path, headers, form)
-            assert await catalog.get_metadata("a") == {"title": "A"}
-            assert (await PausedRuns(catalog).get("a")).undecided
+            assert await catalog.get_metadata("a") == {"title": "A", "run": "waiting"}
+            assert (await SessionRuns(catalog).get("a")).undecided
         # A link changes nothing.
-        for path in ("/edit", "/approve", "/reject"):
+        for path in ("/edit", "/approve", "/reject", "/discard"):
             answer = await browser.get(path, params={**good, "call": "c1"})
             assert answer.status_code == 405
-        assert (await PausedRuns(catalog).get("a")).undecided
-        waiting = await browser.get("/waiting")
+        assert (await SessionRuns(catalog).get("a")).undecided
+        waiting = await browser.get("/runs")
         assert set(re.findall(r'name="token" value="([^"]+)"', waiting.text)) == {token}
         accepted = await browser.post("/edit", data=good, headers={"Origin": HOST})
         assert accepted.status_code == 303
-        assert await catalog.get_metadata("a") == {"title": "B"}
+        assert await catalog.get_metadata("a") == {"title": "B", "run": "waiting"}
 
 
 async def test_reading_only_is_the_default(catalog) -> None:
@@ -118,10 +114,10 @@ async def test_reading_only_is_the_default(catalog) -> None:
             assert answer.status_code == 404
         assert (await browser.get("/delete?id=a")).status_code == 404
         assert "/delete" not in (await browser.get("/")).text
-        waiting = await browser.get("/waiting")
+        waiting = await browser.get("/runs")
         assert "<form method" not in waiting.text
         assert "set-cookie" not in waiting.headers
-        assert await catalog.get_metadata("a") == {"title": "A"}
+        assert await catalog.get_metadata("a") == {"title": "A", "run": "waiting"}
 
 
 async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> None:
@@ -147,7 +143,7 @@ async def test_forms_that_are_too_large_or_too_slow(catalog, monkeypatch) -> Non
 
 async def test_every_answer_forbids_scripts_frames_and_caches(catalog) -> None:
     async with client(browser_app(catalog, scope=None, allow_write=True)) as browser:
-        pages = ("/", "/session?id=a&item=1", "/session.json?id=a", "/waiting")
+        pages = ("/", "/session?id=a&item=1", "/session.json?id=a", "/runs")
         for path in (*pages, "/statistics", "/x", "/page.js"):
             answer = await browser.get(path)
             policy = answer.headers["content-security-policy"]
@@ -246,13 +242,13 @@ async def test_the_demonstration_has_a_month_of_sessions(tmp_path, monkeypatch) 
         written = await fill(catalog)
         found = (await catalog.list_sessions(limit=1000)).sessions
         usage = await catalog.usage()
-        waiting = (await PausedRuns(catalog).list()).runs
+        waiting = (await SessionRuns(catalog).list()).runs
     assert len(found) == written
     assert found[0].updated_at - found[-1].updated_at > timedelta(days=25)
     assert {each.metadata["status"] for each in found} == {"active", "completed", "failed"}
     totals = sum(each.metadata["total_tokens"] for each in found)
     assert sum(row.total_tokens for row in usage) == totals
-    assert {bool(run.claimed_until) for run in waiting} == {True, False}
-    assert [run.paused_at for run in waiting] == sorted(
-        (run.paused_at for run in waiting), reverse=True
+    assert {run.status for run in waiting} == {"waiting", "interrupted"}
+    assert [run.started_at for run in waiting] == sorted(
+        (run.started_at for run in waiting), reverse=True
     )

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Locator, Page, async_playwright
 from scaling import scale
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
-PAGES = ["/", "/waiting", "/statistics?count=all", "/session?id=billing-00000000"]
+PAGES = ["/", "/runs", "/statistics?count=all", "/session?id=billing-00000000"]
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
     first = await page.goto(demo) and await page.inner_text("td.name a >> nth=0")
     found = await reached("/", first)
     assert [each for each in found if each in {*wanted, first}] == [*wanted, first]
-    found = await reached("/waiting", "Reject refund")
+    found = await reached("/runs", "Reject refund")
     assert found[-2] == "Message to the model if refund is rejected"
     assert found[-3] == "Approve refund"
     await page.keyboard.press("Shift+Tab")

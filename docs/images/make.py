@@ -28,7 +28,7 @@ async def take(address: str, folder: Path) -> None:
         for name, scheme, path in (
             ("web-sessions", "light", "/"),
             ("web-session", "dark", "open"),
-            ("web-waiting", "light", "/waiting"),
+            ("web-runs", "light", "/runs"),
             ("web-statistics", "light", "/statistics"),
         ):
             page = await browser.new_page(viewport=WIDE, color_scheme=scheme)

@@ -13,11 +13,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, insert
 
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.rows import Details, paused_table
+from agents_session_metadata.runs.feature import RUNNING, RUNS, WAITING, runs_table
+from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 
 _SESSIONS: Final = 180
@@ -30,6 +30,7 @@ _MODEL: Final = {
     "support": "gpt-5-nano",
     "reviewer": "gpt-5",
 }
+_INTERRUPTED: Final = 3
 _TEXTS: Final = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 _WAITING: Final = _TEXTS["waiting"]
 
@@ -45,7 +46,7 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
     records = [*_records(chance, now), *(_waiting(now, number) for number in range(len(_WAITING)))]
     written = await catalog.import_sessions(records)
     await _add_usage(catalog, records)
-    await _pause(catalog)
+    await _store_runs(catalog)
     return written
 
 
@@ -66,28 +67,34 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
     await database.write(add)
 
 
-async def _pause(catalog: SessionCatalog) -> None:
-    """Store the paused runs, at times in the past. One is decided, one is claimed."""
-    paused = PausedRuns(catalog)
-    table, ids = paused_table(catalog._store.database.tables), []
-    for number, case in enumerate(_WAITING):
-        agent = case["agent"]
-        pending = [{**call, "agent": agent} for call in _pending(number)]
-        session_id = _waiting_id(number)
-        ids.append((session_id, case["minutes"]))
-        details = Details(agent, pending, encrypted=False, wrapped=False)
-        await paused._store.put(session_id, details, "{}")
+async def _store_runs(catalog: SessionCatalog) -> None:
+    """Store runs that wait, at times in the past. One is decided, one was interrupted."""
+    database = catalog._store.database
+    await database.ensure(RUNS)
+    table, now = runs_table(database.tables), database.dialect.now()
+
+    def store(connection: Connection, _: Any) -> None:
+        for number, case in enumerate(_WAITING):
+            pending = [{**call, "agent": case["agent"]} for call in _pending(number)]
+            values = {
+                "session_id": _waiting_id(number),
+                "run_id": f"{number:032x}",
+                "status": RUNNING if number == _INTERRUPTED else WAITING,
+                "token": "demo",
+                "expires": 0,
+                "agent": case["agent"],
+                "options": "{}",
+                "input": json.dumps(case["request"]),
+                "pending": json.dumps(pending),
+                "writes": "[]",
+                **dict.fromkeys(("first_item", "base_item", "item_count", "last_item"), 0),
+            }
+            then = now - case["minutes"] * 60_000_000
+            connection.execute(insert(table).values(started_at=then, paused_at=then), values)
+
+    await database.write(store)
     decided = _pending(2)[0]["call_id"]
-    await paused.decide(_waiting_id(2), decided, approve=True, by="greta")
-
-    def age(connection: Connection, _: Any) -> None:
-        for session_id, minutes in ids:
-            time: dict[str, Any] = {"paused_at": table.c.paused_at - minutes * 60_000_000}
-            if session_id == _waiting_id(3):
-                time |= {"token": "demo", "claimed_until": table.c.paused_at + 12 * 60_000_000}
-            connection.execute(update(table).where(table.c.session_id == session_id).values(time))
-
-    await catalog._store.database.write(age)
+    await SessionRuns(catalog).decide(_waiting_id(2), decided, approve=True, by="greta")
 
 
 def _pending(number: int) -> list[dict[str, str]]:

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
         InvalidMetadataError,
         InvalidPhaseError,
         MetadataLimitError,
-        RunClaimedError,
+        RunFailedError,
+        RunInterruptedError,
         ScopeError,
+        SessionBusyError,
         SessionChangedError,
         SessionExistsError,
         SessionMetadataError,
@@ -49,11 +51,10 @@ if TYPE_CHECKING:
     from .query.filters import Where
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
-    from .runs.claims import ClaimedRun
-    from .runs.paused import PausedRuns
-    from .runs.rows import Decision, PausedPage, PausedRun, PendingCall
+    from .runs.records import Decision, PendingCall, RunInfo, RunPage
+    from .runs.runs import SessionRun, SessionRuns, StreamedRun
     from .session import SQLAlchemyMetadataSession
-    from .tracking.budget import Budget
+    from .tracking.budget import Budget, Remaining
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
     from .transfer.exports import OnConflict
@@ -82,7 +83,6 @@ __all__ = [
     "PHASES",
     "Budget",
     "BudgetExceededError",
-    "ClaimedRun",
     "CorruptMetadataError",
     "CreateTrigger",
     "Decision",
@@ -102,17 +102,19 @@ __all__ = [
     "OnConflict",
     "OnCorrupt",
     "OrderBy",
-    "PausedPage",
-    "PausedRun",
-    "PausedRuns",
     "PendingCall",
     "PhaseChange",
+    "Remaining",
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
-    "RunClaimedError",
+    "RunFailedError",
+    "RunInfo",
+    "RunInterruptedError",
+    "RunPage",
     "SQLAlchemyMetadataSession",
     "ScopeError",
+    "SessionBusyError",
     "SessionCatalog",
     "SessionChangedError",
     "SessionExistsError",
@@ -122,11 +124,14 @@ __all__ = [
     "SessionNotFoundError",
     "SessionPage",
     "SessionPausedError",
+    "SessionRun",
+    "SessionRuns",
     "SessionTables",
     "SessionTitler",
     "SessionTracker",
     "StateVersionError",
     "Statistics",
+    "StreamedRun",
     "TableGroup",
     "TableSize",
     "TablesMissingError",
@@ -150,8 +155,10 @@ _MODULES = {
         "InvalidMetadataError",
         "InvalidPhaseError",
         "MetadataLimitError",
-        "RunClaimedError",
+        "RunFailedError",
+        "RunInterruptedError",
         "ScopeError",
+        "SessionBusyError",
         "SessionChangedError",
         "SessionExistsError",
         "SessionMetadataError",
@@ -163,7 +170,7 @@ _MODULES = {
         "UnsupportedDialectError",
     ],
     "keys": ["normalize_agent"],
-    "tracking.budget": ["Budget"],
+    "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
     "query.filters": ["Where"],
     "query.ordering": ["OrderBy"],
@@ -180,9 +187,8 @@ _MODULES = {
     "usage.prices": ["ModelPrice"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
-    "runs.claims": ["ClaimedRun"],
-    "runs.paused": ["PausedRuns"],
-    "runs.rows": ["Decision", "PausedPage", "PausedRun", "PendingCall"],
+    "runs.records": ["Decision", "PendingCall", "RunInfo", "RunPage"],
+    "runs.runs": ["SessionRun", "SessionRuns", "StreamedRun"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
     "core.tables": ["SessionTables", "session_tables"],

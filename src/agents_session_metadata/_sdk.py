@@ -25,28 +25,37 @@ import asyncio
 import inspect
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from importlib.metadata import version
 from types import CodeType
 from typing import Any, TypeVar
 
 import agents  # noqa: F401  # first and whole: its parts do not wait for another thread's import
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
-from agents.items import TResponseInputItem
+from agents.items import ModelResponse, TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from agents.memory.session_settings import resolve_session_limit
+from agents.models.interface import Model
 from agents.run_state import RunState
-from agents.usage import Usage
+from agents.tool import _FailureHandlingFunctionToolInvoker
+from agents.usage import (
+    Usage,
+    _attach_normalized_usage,
+    _requests_for_response_without_usage,
+    _response_usage_to_usage,
+)
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
 from sqlalchemy import Connection, event, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .core.database import settle
-from .core.features import check_history_may_change, end_history, hold
+from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages
 from .core.tables import TableNames
 from .dialects import dialect_of
@@ -335,22 +344,30 @@ class StoredSession(SQLAlchemySession):
             return list(connection.scalars(statement, parameters))
 
         while True:
-            texts, items = await self._store.database.read(read), list[TResponseInputItem]()
-            for text in reversed(texts):
-                with suppress(json.JSONDecodeError):  # As in the SDK.
-                    items.append(await self._deserialize_item(text))
+            texts = await self._store.database.read(read)
+            items = await self._items_of(reversed(texts))
             if most is None or window is None or most <= 0:
                 return items
             if len(items) >= most or len(texts) < window:
                 return items[-most:]
             window *= 2  # Rows that are not JSON do not count.
 
+    async def _items_of(self, texts: Iterable[str]) -> list[TResponseInputItem]:
+        items = list[TResponseInputItem]()
+        for text in texts:
+            with suppress(json.JSONDecodeError):  # As in the SDK.
+                items.append(await self._deserialize_item(text))
+        return items
+
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         if items:
             await self._write_items(items, self._enter)
 
     async def _write_items(
-        self, items: list[TResponseInputItem], begin: Callable[[Connection], bool]
+        self,
+        items: list[TResponseInputItem],
+        begin: Callable[[Connection], bool],
+        end: Callable[[Connection], object] = lambda _: None,
     ) -> None:
         """Writes nothing if `begin`, which must lock the session, returns False."""
         await self._ensure_tables()
@@ -361,12 +378,18 @@ class StoredSession(SQLAlchemySession):
                 rows = self._store.rows
                 rows.insert_items(connection, self.session_id, texts)
                 rows.touch(connection, self.session_id)
+                end(connection)
 
-        async def in_transaction() -> None:
+        await self._transact(write)
+
+    async def _transact(self, work: Callable[[Connection], T]) -> T:
+        """Runs work that begins with a lock, and finishes it even if the caller is cancelled."""
+
+        async def in_transaction() -> T:
             async with self._session() as sess, sess.begin():
-                await self._locked(sess, write)
+                return await self._locked(sess, work)
 
-        await settle(self._run_sqlite_write_with_retry(in_transaction))
+        return await settle(self._run_sqlite_write_with_retry(in_transaction))
 
     async def _clear_session(self) -> None:
         async with self._session() as sess, sess.begin():
@@ -381,17 +404,20 @@ class StoredSession(SQLAlchemySession):
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """Never returns False: compaction would then clear the session and add the items again."""
+        await self._replace_items(items)
+        return True
+
+    async def _replace_items(self, items: list[TResponseInputItem]) -> None:
 
         def begin(connection: Connection) -> bool:
             if items:
                 self._enter(connection)
             elif not self._store.lock(connection, self.session_id):
                 return False
-            self._delete_history(connection, check_history_may_change)
+            self._delete_history(connection, prepare_change)
             return True
 
         await self._write_items(items, begin)
-        return True
 
     def _delete_history(
         self, connection: Connection, before: Callable[[Any, Connection, str], None]
@@ -403,6 +429,9 @@ class StoredSession(SQLAlchemySession):
         return hold(self._store.database, connection, self.session_id) is not None
 
     async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
+        return await self._snapshot(limit, **kwargs)
+
+    async def _snapshot(self, limit: int, **kwargs: Any) -> Any:
         if await self._store.database.look(self._is_paused):
             return NothingToCompact()
         kind = type(self)
@@ -439,3 +468,120 @@ def _constructor_is_known(engine: AsyncEngine) -> bool:
         _refuse(f"its constructor does not set {name}" for name in sorted(STATE - found))
         _known_constructors[kind] = found == STATE
     return _known_constructors[kind]
+
+
+# ---- models, tools and handoffs, for runs that are recorded ----
+
+
+class ModelAround(Model):
+    """A model that passes everything on to another one. A subclass overrides the two calls."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    async def get_response(self, *args: Any, **kwargs: Any) -> ModelResponse:
+        response: ModelResponse = await self.model.get_response(*args, **kwargs)
+        return response
+
+    def stream_response(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        events: AsyncIterator[Any] = self.model.stream_response(*args, **kwargs)
+        return events
+
+    def get_retry_advice(self, request: Any) -> Any:
+        return self.model.get_retry_advice(request)
+
+    async def close(self) -> None:
+        await self.model.close()
+
+    async def _cleanup_on_run_end(self, owner: object) -> None:
+        await self.model._cleanup_on_run_end(owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def completed(response: ModelResponse) -> ResponseCompletedEvent:
+    """Returns the event by which a stream returns this response, with exactly its usage."""
+    used = response.usage
+    usage = ResponseUsage(
+        input_tokens=used.input_tokens,
+        output_tokens=used.output_tokens,
+        total_tokens=used.total_tokens,
+        input_tokens_details=used.input_tokens_details,
+        output_tokens_details=used.output_tokens_details,
+    )
+    _attach_normalized_usage(usage, used)
+    whole = Response.model_construct(
+        id=response.response_id,
+        created_at=0,
+        model="",
+        object="response",
+        output=response.output,
+        tool_choice="auto",
+        tools=[],
+        parallel_tool_calls=True,
+        status="completed",
+        usage=usage,
+    )
+    whole._request_id = response.request_id
+    return ResponseCompletedEvent.model_construct(
+        response=whole, sequence_number=0, type="response.completed"
+    )
+
+
+def response_of(event: Any, items: list[Any]) -> ModelResponse | None:
+    """Returns the response that an event of a stream completes. Keeps finished items in `items`."""
+    if event.type == "response.output_item.done":
+        items.append(event.item)
+    if event.type != "response.completed":
+        return None
+    whole = event.response
+    # As in the SDK: some models leave the output out of the last event.
+    usage = (
+        _response_usage_to_usage(whole.usage)
+        if whole.usage
+        else Usage(requests=_requests_for_response_without_usage(whole))
+    )
+    request_id = getattr(whole, "_request_id", None)
+    return ModelResponse(list(whole.output or items), usage, whole.id, request_id)
+
+
+class _AnsweringFirst(_FailureHandlingFunctionToolInvoker):
+    """The SDK treats functions of its decorator by the type of their invoker."""
+
+    _answer: Any
+
+    async def __call__(self, ctx: Any, input: str) -> Any:  # noqa: A002  # as in the SDK
+        return await self._answer(super().__call__, ctx, input)
+
+
+def answering_first(invoke: Any, answer: Callable[[Any, Any, str], Awaitable[Any]]) -> Any:
+    """Returns a function to invoke a tool that calls `answer` with `invoke` and its arguments."""
+    if isinstance(invoke, _FailureHandlingFunctionToolInvoker):
+        found = _AnsweringFirst.__new__(_AnsweringFirst)
+        vars(found).update(vars(invoke), _answer=answer)
+        return found
+
+    async def call(called: Any, context: Any, arguments: str) -> Any:
+        result = called(context, arguments)
+        return await result if inspect.isawaitable(result) else result
+
+    @wraps(invoke)
+    async def answered(context: Any, arguments: str) -> Any:
+        return await answer(partial(call, invoke), context, arguments)
+
+    return answered
+
+
+def retarget(handoff: Any, change: Callable[[Any], Any]) -> None:
+    """Changes the agent by which a stored state finds the target of a handoff."""
+    target = handoff._agent_ref and handoff._agent_ref()
+    if target is not None:
+        handoff._agent_ref = weakref.ref(change(target))
+
+
+def set_last_agent(result: Any, agent: Any) -> None:
+    if hasattr(result, "current_agent"):
+        result.current_agent = agent
+    else:
+        result._last_agent = agent

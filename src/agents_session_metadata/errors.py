@@ -176,7 +176,7 @@ class SessionChangedError(SessionMetadataError, RuntimeError):
 
 
 class SessionPausedError(SessionMetadataError, RuntimeError):
-    """The session has a paused run that depends on its history. Nothing was written.
+    """A run of the session waits for approvals, and depends on its history. Nothing was written.
 
     Attributes:
         session_id: The session's id.
@@ -185,39 +185,62 @@ class SessionPausedError(SessionMetadataError, RuntimeError):
     def __init__(self, session_id: str) -> None:
         self.session_id = session_id
         super().__init__(
-            f"session {quoted(session_id)} has a paused run, which depends on its history; "
-            "resume the run first, or give it up with PausedRuns.discard"
+            f"a run of session {quoted(session_id)} waits for approvals; decide and resume it, or "
+            "give it up with SessionRuns.discard"
         )
 
 
-class RunClaimedError(SessionMetadataError, RuntimeError):
-    """A paused run is claimed by another process, which can have crashed, or a claim was lost.
+class SessionBusyError(SessionMetadataError, RuntimeError):
+    """Another run of the session works or is interrupted, or this run has lost its lease.
 
     Attributes:
         session_id: The session's id.
-        crashed: Whether the lease has ended without a result, so that the claimer has probably
-            crashed.
+        lost: Whether this run has lost its lease. It cannot write history or state any more.
     """
 
-    def __init__(self, session_id: str, *, crashed: bool = False, lost: bool = False) -> None:
+    def __init__(self, session_id: str, *, lost: bool = False) -> None:
         self.session_id = session_id
-        self.crashed = crashed
-        problem = "is claimed by another process; try again after its lease expires"
-        if crashed:
+        self.lost = lost
+        problem = "has a run that works or is interrupted; wait for its end, or pass wait="
+        if lost:
             problem = (
-                "was claimed by a process that did not finish it; tools that ran since would run "
-                "again; to claim it anyway, pass after_crash=True"
+                "is not held by this run any more: its lease has ended and another run has taken "
+                "it, or the session or its history was deleted"
             )
-        elif lost:
-            problem = (
-                "is no longer claimed by this process: another process has claimed it, or it was "
-                "deleted with its session or history"
-            )
-        super().__init__(f"the paused run of session {quoted(session_id)} {problem}")
+        super().__init__(f"session {quoted(session_id)} {problem}")
+
+
+class RunInterruptedError(SessionMetadataError, RuntimeError):
+    """The process of a run of the session died, or its stream was left early.
+
+    Attributes:
+        session_id: The session's id.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        super().__init__(
+            f"a run of session {quoted(session_id)} was interrupted; resume it, or pass "
+            'interrupted="resume" or interrupted="discard"'
+        )
+
+
+class RunFailedError(SessionMetadataError, RuntimeError):
+    """The run with the same key, which this call waited for, has failed.
+
+    Attributes:
+        session_id: The session's id.
+        error: The type and the text of its error.
+    """
+
+    def __init__(self, session_id: str, error: str) -> None:
+        self.session_id = session_id
+        self.error = error
+        super().__init__(f"the run of session {quoted(session_id)} failed: {error}")
 
 
 class StateVersionError(SessionMetadataError, RuntimeError):
-    """The stored state of a paused run has a version that this SDK cannot read. It stays stored.
+    """The stored state of a waiting run has a version that this SDK cannot read. It stays stored.
 
     Attributes:
         session_id: The session's id.
@@ -228,9 +251,9 @@ class StateVersionError(SessionMetadataError, RuntimeError):
         self.session_id = session_id
         self.version = version
         super().__init__(
-            f"the paused run of session {quoted(session_id)} has the state version "
+            f"the waiting run of session {quoted(session_id)} has the state version "
             f"{quoted(version)}, which the installed openai-agents cannot read; install the "
-            "version of openai-agents that paused it, or a later one"
+            "version of openai-agents that stored it, or a later one"
         )
 
 

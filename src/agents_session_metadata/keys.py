@@ -76,6 +76,10 @@ INVOCATIONS: Final = "invocations"
 TRACE_IDS: Final = "trace_ids"
 """The newest trace ids of runs, oldest first."""
 
+# What `SessionRuns` records.
+RUN: Final = "run"
+"""`running`, `waiting` or `failed` while the session has such a run."""
+
 # What a titler records.
 TITLE_AUTO: Final = "title_auto"
 """The title that a `SessionTitler` wrote. The title is automatic as long as the two are equal."""

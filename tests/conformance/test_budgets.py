@@ -18,8 +18,10 @@ from agents_session_metadata import (
     Budget,
     BudgetExceededError,
     ModelPrice,
+    Remaining,
     SessionCatalog,
     SessionNotFoundError,
+    SessionRuns,
     SessionTracker,
     TablesMissingError,
     keys,
@@ -358,3 +360,17 @@ async def test_row_level_security_as_documented(catalog, database):
         for statement in (f"DROP OWNED BY {user}", f"DROP ROLE {user}"):
             await raw.execute(catalog.engine, statement)
     assert await catalog.count_sessions() == 2
+
+
+async def test_what_remains_of_a_budget(session, catalog):
+    both = Budget(tokens=500, cost=Decimal("1.5"))
+    assert await both.remaining(session) == Remaining(Decimal("1.5"), 500)
+    one = agent("a", "hello")
+    async with SessionTracker(session, prices=PRICE, model="m", budget=both) as hooks:
+        await SessionRuns(catalog).run("chat", one, "hi", hooks=hooks)
+    [row] = await catalog.usage(by=())
+    left = await both.remaining(session)
+    assert left == Remaining(Decimal("1.5") - row.cost, 500 - row.total_tokens)
+    assert (await Budget(tokens=1).remaining(session)).tokens == 0
+    owned = Budget(tokens=500, per="owner_id")
+    assert (await owned.remaining(session)).tokens == 500 - row.total_tokens

@@ -29,10 +29,10 @@ from chatkit.types import (
 from agents_session_metadata import (
     InvalidCursorError,
     InvalidMetadataError,
-    PausedRuns,
     SessionCatalog,
     SessionNotFoundError,
     SessionPausedError,
+    SessionRuns,
     TablesMissingError,
 )
 from agents_session_metadata.chatkit import CatalogStore
@@ -326,37 +326,33 @@ async def test_the_message_that_a_retry_rewinds_to(store, catalog):
 class PausingServer(Server):
     """A server whose agent needs an approval. A widget asks for it, until a person has decided."""
 
-    def __init__(self, store, paused):
+    def __init__(self, store, runs):
         super().__init__(store)
-        self.paused = paused
+        self.runs = runs
 
     async def respond(self, thread, input_user_message, context):
         progress = widget(thread.id, "progress")
         yield ThreadItemDoneEvent(item=progress)
         session = self.store.session(thread, context)
-        result = Runner.run_streamed(
-            self.agent, input_user_message.content[0].text, session=session
-        )
+        text = input_user_message.content[0].text
         agent_context = AgentContext(thread=thread, store=self.store, request_context=context)
-        async for event in stream_agent_response(agent_context, result):
-            yield event
-        if result.interruptions:
-            await self.paused.pause(session, result)
-        # It is the newest item of a thread with a paused run.
+        async with self.runs.stream(session.session_id, self.agent, text) as run:
+            async for event in stream_agent_response(agent_context, run):
+                yield event
+        # It is the newest item of a thread with a run that waits.
         yield ThreadItemRemovedEvent(item_id=progress.id)
-        if result.interruptions:
+        if run.interruptions:
             yield ThreadItemDoneEvent(item=widget(thread.id, "approve"))
 
     async def action(self, thread, action, sender, context):
         yield ThreadItemRemovedEvent(item_id=sender.id)
-        await self.paused.decide(thread.id, "c1", approve=True)
-        async with self.paused.claim(thread.id, self.agent) as run:
-            await run.resume()
+        await self.runs.decide(thread.id, "c1", approve=True)
+        await self.runs.resume(thread.id, self.agent)
 
 
 async def test_a_retry_beside_a_paused_run_deletes_nothing(store, catalog):
-    paused = PausedRuns(catalog)
-    server = PausingServer(store, paused)
+    runs = SessionRuns(catalog)
+    server = PausingServer(store, runs)
 
     async def create():
         pausing = [assistant_message("I would deploy", item_id="msg_1"), *deploys("c1")]
@@ -364,7 +360,7 @@ async def test_a_retry_beside_a_paused_run_deletes_nothing(store, catalog):
         return await server.create("go")
 
     async def state(thread_id):
-        run = await paused.get(thread_id)
+        run = await runs.get(thread_id)
         return await server.items(thread_id), await catalog.list_items(thread_id), run
 
     async def refused(thread_id):

@@ -27,7 +27,6 @@ from agents_session_metadata import (
     keys,
 )
 from conformance import raw
-from conformance.approving import Deployer, deploys, pause_approved, paused_runs
 from conformance.running import agent, calls
 
 pytestmark = pytest.mark.dialect
@@ -160,29 +159,6 @@ async def test_a_call_of_a_model_is_not_counted_twice(proxied, is_answer):
         await asyncio.sleep(0.01)
     assert [row.requests for row in rows] == ([1] if is_answer else [])
     assert (await session.get_metadata())[keys.REQUESTS] == 1
-
-
-@through_proxy
-async def test_a_claim_whose_answer_is_lost_is_given_back(proxied):
-    proxy, engine = proxied
-    paused, deployer = paused_runs(engine), Deployer()
-    await pause_approved(paused, deployer.agent(deploys("c1")))
-
-    def lose_one(is_answer: bool) -> bool:
-        if is_answer:
-            proxy.lost = lambda _: False
-        return is_answer
-
-    def lose(_: object) -> None:
-        proxy.lost = lose_one
-
-    event.listen(engine.sync_engine, "commit", lose, once=True)
-    with pytest.raises(DBAPIError):
-        async with paused.claim("chat", deployer.agent("Done")):
-            pytest.fail("it is not known to be claimed")
-    async with paused.claim("chat", deployer.agent("Done")) as run:
-        assert (await run.resume()).final_output == "Done"
-    assert deployer.calls == ["deploy c1"]
 
 
 @through_proxy

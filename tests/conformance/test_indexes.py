@@ -23,7 +23,7 @@ from agents_session_metadata.core.ddl import drop_statements
 from agents_session_metadata.indexes import activity, walks
 from agents_session_metadata.indexes.activity import KeyIndex
 from agents_session_metadata.indexes.tables import ACTIVITY
-from agents_session_metadata.runs.feature import PAUSED
+from agents_session_metadata.runs.feature import RUNS
 from agents_session_metadata.types import IndexInfo
 from conformance import raw
 
@@ -310,7 +310,7 @@ async def test_retention_by_age(catalog, engine):
 async def test_retention_reads_candidates_from_the_index(catalog, engine):
     await catalog.create_index("owner_id")
     # With these tables, runs that were paused are looked for as well.
-    await catalog._store.database.ensure(PAUSED)
+    await catalog._store.database.ensure(RUNS)
     texts = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: texts.append(call[2]))
     ages = {"inactive_for": timedelta(days=1), "batch_size": 1}

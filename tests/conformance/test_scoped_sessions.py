@@ -18,7 +18,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
     TablesMissingError,
 )
-from agents_session_metadata.runs.feature import PAUSED
+from agents_session_metadata.runs.feature import RUNS
 from agents_session_metadata.threads.tables import THREADS
 from agents_session_metadata.usage.ledger import USAGE
 from conformance import raw
@@ -223,7 +223,7 @@ async def test_a_history_without_a_session_belongs_to_no_scope(everyone, engine)
 
 @pytest.mark.not_on("sqlite")  # It has no privileges.
 async def test_creating_needs_no_rights_on_optional_tables(everyone, database):
-    for group in (PAUSED, THREADS, USAGE):
+    for group in (RUNS, THREADS, USAGE):
         await everyone._store.database.ensure(group)
     await everyone.create_index("owner_id")
     core = ("agent_sessions", "agent_messages", OWN, f"{OWN}_elements")

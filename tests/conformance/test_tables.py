@@ -7,7 +7,6 @@ from datetime import date
 from typing import Any
 
 import pytest
-from agents import Runner
 from agents.extensions.memory import SQLAlchemySession
 from agents.memory import OpenAIResponsesCompactionSession
 from chatkit.store import NotFoundError
@@ -16,10 +15,10 @@ from sqlalchemy import MetaData, event, inspect, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
-    PausedRuns,
     SessionCatalog,
     SessionExistsError,
     SessionNotFoundError,
+    SessionRuns,
     SessionTracker,
     SQLAlchemyMetadataSession,
     TablesMissingError,
@@ -495,8 +494,7 @@ async def test_somebody_elses_tables_in_the_search_path(database: Database, crea
         await theirs.create_index(key)
     their_session = await theirs.create_session("t", metadata={"owner_id": "u2"})
     await store.add_thread_item("t", user_item("t", "secret"), "u2")
-    result = await Runner.run(Deployer().agent(deploys("secret")), "secret", session=their_session)
-    await PausedRuns(theirs).pause(their_session, result)
+    await SessionRuns(theirs).run("t", Deployer().agent(deploys("secret")), "secret")
     async with SessionTracker(their_session, model="m"):
         pass
 
@@ -521,8 +519,8 @@ async def test_somebody_elses_tables_in_the_search_path(database: Database, crea
     assert await catalog.list_indexes() == []
     assert not any([await catalog.drop_index(key) for key in keys])
     for call in (
-        PausedRuns(mine).list(),
-        PausedRuns(mine).discard("t"),
+        SessionRuns(mine).list(),
+        SessionRuns(mine).discard("t"),
         CatalogStore(mine, scope=None).load_thread_items("t", None, 9, "asc", None),
         mine.usage(by=("session_id",)),
         catalog.delete_usage(before=date.max),

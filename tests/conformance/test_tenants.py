@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from scaling import scale
 
 from agents_session_metadata import (
-    PausedRuns,
     SessionCatalog,
     SessionLifecycle,
+    SessionRuns,
     SessionTracker,
     SQLAlchemyMetadataSession,
 )
@@ -88,8 +88,8 @@ class Call:
         return self.catalog.session(self.target, must_exist=True)
 
     @property
-    def paused(self) -> PausedRuns:
-        return PausedRuns(self.catalog)
+    def runs(self) -> SessionRuns:
+        return SessionRuns(self.catalog)
 
     async def pages(self, where: Any = None) -> Any:
         # What is equal in the order may come in any: the clock decides.
@@ -108,13 +108,10 @@ class Call:
 
     async def pause(self) -> None:
         deployer = Deployer().agent(deploys(f"call-{self.dice.randrange(2)}"))
-        await self.paused.pause(
-            self.existing, await Runner.run(deployer, self.word, session=self.existing)
-        )
+        await self.runs.run(self.target, deployer, self.word)
 
     async def resume(self) -> Any:
-        async with self.paused.claim(self.target, Deployer().agent("deployed")) as run:
-            return (await run.resume()).final_output
+        return (await self.runs.resume(self.target, Deployer().agent("deployed"))).final_output
 
     async def tracked(self) -> None:
         async with SessionTracker(self.existing) as hooks:
@@ -207,7 +204,7 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.listed_threads(),
     lambda c: c.thread_items(),
     lambda c: c.pages({"$created_at": {"$lte": LONG_AGO}}),
-    lambda c: c.paused.list({"$updated_at": {"$gt": LONG_AGO}}),
+    lambda c: c.runs.list(None, {"$updated_at": {"$gt": LONG_AGO}}),
     lambda c: c.catalog.get_or_create_session({"project": c.word}),
     lambda c: c.catalog.delete_sessions({"n": c.dice.randrange(4)}),
     lambda c: c.exported(),
@@ -215,10 +212,10 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.imported("theirs"),
     lambda c: c.pause(),
     lambda c: c.resume(),
-    lambda c: c.paused.list(),
-    lambda c: c.paused.get(c.target),
-    lambda c: c.paused.decide(c.target, f"call-{c.dice.randrange(2)}", approve=True, by="x"),
-    lambda c: c.paused.discard(c.target),
+    lambda c: c.runs.list(),
+    lambda c: c.runs.get(c.target),
+    lambda c: c.runs.decide(c.target, f"call-{c.dice.randrange(2)}", approve=True, by="x"),
+    lambda c: c.runs.discard(c.target),
     lambda c: c.tracked(),
     lambda c: SessionLifecycle(c.existing).start("agent"),
     lambda c: SessionLifecycle(c.catalog.session(c.target)).resume_decision(),

@@ -20,8 +20,8 @@ from scaling import scale
 from agents_session_metadata import (
     MetadataLimits,
     ModelPrice,
-    PausedRuns,
     SessionCatalog,
+    SessionRuns,
     SessionTracker,
     TablesMissingError,
     UsageRow,
@@ -234,9 +234,8 @@ async def test_agents_as_tools(session, catalog):
     assert [(row.agent, row.requests) for row in rows] == [("inner", 1), ("outer", 2)]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_agents_that_are_interrupted_inside_tools(session, catalog, streamed):
-    paused = PausedRuns(catalog)
+async def test_agents_that_are_interrupted_inside_tools(session, catalog):
+    runs = SessionRuns(catalog)
 
     def asking(*inner_steps, outer):
         inner = agent("inner", *inner_steps, usage=FULL, tools=Deployer().tools)
@@ -252,41 +251,36 @@ async def test_agents_that_are_interrupted_inside_tools(session, catalog, stream
 
     both = [call("ask", "ask", input="what?"), *deploys("own")]
     async with SessionTracker(session) as hooks:
-        one = asking(deploys("c1"), outer=[both])
-        result = await Runner.run(one, "go", session=session, hooks=hooks)
-    await check(result.context_wrapper.usage)
-    await paused.pause(session, result)
+        run = await runs.run("chat", asking(deploys("c1"), outer=[both]), "go", hooks=hooks)
+    await check(run.result.context_wrapper.usage)
     # The agent in the tool is interrupted again, then answers; then the other tool runs.
     again = asking(deploys("c2"), outer=[])
     found = asking([call("look", "c3", target="x")], "found", outer=[])
     done = asking(outer=["done"])
     for approved, each, requests in (("c1", again, 3), ("c2", found, 5), ("own", done, 6)):
-        await paused.decide("chat", approved, approve=True)
-        tracker = SessionTracker(session)
-        async with tracker, paused.claim("chat", each) as run:
-            if streamed:
-                result = run.resume_streamed(hooks=tracker)
-                async for _ in result.stream_events():
-                    pass
-            else:
-                result = await run.resume(hooks=tracker)
-        assert result.context_wrapper.usage.requests == requests
-        await check(result.context_wrapper.usage)
+        await runs.decide("chat", approved, approve=True)
+        async with SessionTracker(session) as hooks:
+            run = await runs.resume("chat", each, hooks=hooks)
+        assert run.result.context_wrapper.usage.requests == requests
+        await check(run.result.context_wrapper.usage)
     rows = await catalog.usage(by=("agent",))
     assert [(row.agent, row.requests) for row in rows] == [("outer", 6)]
     assert (await session.get_metadata(["runs"])) == {"runs": 4}
 
 
-async def test_a_resumed_run_that_does_nothing_is_not_counted(session, catalog):
-    paused = PausedRuns(catalog)
-    one = agent("outer", deploys("c1"), tools=Deployer().tools)
-    await paused.pause(session, await Runner.run(one, "go", session=session))
-    tracker = SessionTracker(session)
-    with pytest.raises(TypeError):
-        async with tracker, paused.claim("chat", one) as run:
-            await run.resume(hooks=tracker, nonsense=True)
-    assert (await session.get_metadata(["runs", "error_count"])) == {"runs": 0, "error_count": 1}
-    assert await catalog.usage() == []
+async def test_what_a_run_used_before_it_failed_is_counted_once(session, catalog):
+    runs = SessionRuns(catalog)
+    tools = [*Deployer().tools]
+    look = [call("look", "c1", target="x")]
+    failing = agent("outer", look, RuntimeError("out"), tools=tools)
+    with pytest.raises(RuntimeError, match="out"):
+        async with SessionTracker(session) as hooks:
+            await runs.run("chat", failing, "go", hooks=hooks)
+    async with SessionTracker(session) as hooks:
+        await runs.resume("chat", agent("outer", "done", tools=tools), hooks=hooks)
+    [row] = await catalog.usage(by=())
+    assert row.requests == 2
+    assert (await session.get_metadata(["requests"])) == {"requests": 2}
 
 
 async def test_the_model_of_a_run_config(session, catalog):

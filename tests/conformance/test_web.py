@@ -346,7 +346,7 @@ async def test_no_value_of_a_well_known_key_breaks_a_page(engine) -> None:
             listed = await browser.get(link(listed, "Older"))
         assert listed.status_code == 200
         assert not [name for name in names if urlencode({"id": name}) not in listed.text]
-        for path in ("/statistics", "/waiting"):
+        for path in ("/statistics", "/runs"):
             assert (await browser.get(path)).status_code == 200
 
 

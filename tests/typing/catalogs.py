@@ -28,7 +28,7 @@ from agents_session_metadata import (
     OnConflict,
     OnCorrupt,
     OrderBy,
-    RunClaimedError,
+    RunFailedError,
     SessionCatalog,
     SessionChangedError,
     SessionInfo,
@@ -230,13 +230,13 @@ async def searching(catalog: SessionCatalog) -> None:
 def errors(
     changed: SessionChangedError,
     paused: SessionPausedError,
-    claimed: RunClaimedError,
+    failed: RunFailedError,
     version: StateVersionError,
     budget: BudgetExceededError,
 ) -> None:
     """Errors say what was wrong."""
-    assert_type([changed.session_id, paused.session_id, claimed.session_id], list[str])
-    assert_type(claimed.crashed, bool)
+    assert_type([changed.session_id, paused.session_id, failed.session_id], list[str])
+    assert_type(failed.error, str)
     assert_type(version.version, object)
     assert_type(budget.limit, str)
     raise budget

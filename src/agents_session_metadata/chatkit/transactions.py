@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import SessionNotFoundError, SessionPausedError
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
@@ -129,12 +129,12 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
         item = rows.read_item(connection, session_id, item_id)
         if item is None:
             return False
-        is_paused = hold(store.database, connection, session_id) is not None
+        held = hold(store.database, connection, session_id)
         asked = rows.read_newest(connection, session_id, USER_MESSAGE, item.position)
         newest = rows.read_newest(connection, session_id)
         if not is_own and newest is not None and newest.position == item.position:
-            if is_paused:
-                raise SessionPausedError(session_id)
+            if held is not None:
+                raise held
             if asked is not None:
                 end = asked.history_end or 0
                 check_not_encrypted(_history(store, connection, session_id, after=end))
@@ -142,7 +142,7 @@ async def delete_item(store: ScopedStore, session_id: str, item_id: str, *, is_o
         ended = item.kind in ENDS
         # Nothing that answers the message before a user message was deleted with it. And a paused
         # run needs its history.
-        if asked is None or is_paused or item.kind == USER_MESSAGE or (is_own and not ended):
+        if asked is None or held is not None or item.kind == USER_MESSAGE or (is_own and not ended):
             return ended
         newest = rows.read_newest(connection, session_id)
         if newest is not None and newest.position == asked.position:

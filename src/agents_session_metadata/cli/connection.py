@@ -196,7 +196,7 @@ def _failure(error: Exception, target: Target) -> click.ClickException | None:
         is_usage = True
     elif isinstance(error, errors.SessionMetadataError):
         is_usage = isinstance(error, errors.InvalidFilterError)
-        sentence = sentence.replace("PausedRuns.discard", "`agent-sessions discard`")
+        sentence = sentence.replace("SessionRuns.discard", "`agent-sessions discard`")
     elif (database_error := _database_error(error, target)) is not None:
         sentence, is_usage = database_error, False
     elif isinstance(error, TypeError) and sentence.startswith("connect() got an unexpected"):

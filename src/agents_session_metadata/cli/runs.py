@@ -1,9 +1,9 @@
-"""The commands about runs that wait for an approval."""
+"""The commands about runs: their list, and the approvals that they wait for."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,34 +16,34 @@ from .options import SESSION, YES, argument, confirm, flag, option, usage
 from .output import Answer, Table, counted, nothing, shown
 
 if TYPE_CHECKING:
-    from agents_session_metadata.runs.rows import PausedRun
+    from agents_session_metadata.runs.records import RunInfo
 
-
-T = TypeVar("T")
 
 _CALL = argument("The call id; or pass --all.", "[CALL]", required=False)
 _EVERY = flag("Every call that has no decision.", "--all")
 _NAME = option("Who decides; stored with the decision.", "--as")
 
 
-@command("runs --meta owner_id=u1")
+@command("runs --status waiting --meta owner_id=u1")
 async def runs(
     target: Target,
+    status: str | None = option("Only running, waiting, interrupted or failed runs."),
     condition: Any = options.filters(),
     limit: int = options.limit("Runs per page.", 20),
     cursor: str | None = options.CURSOR,
 ) -> Answer:
-    """List runs that wait for an approval, newest first, with their calls."""
-    from agents_session_metadata.runs.paused import PausedRuns
+    """List runs that work, wait for an approval, were interrupted or failed, newest first."""
+    from agents_session_metadata.runs.records import STATUSES
+    from agents_session_metadata.runs.runs import SessionRuns
 
-    paused = PausedRuns(target.catalog)
-    page = await _unless_unused(target, lambda: paused.list(condition, limit=limit, cursor=cursor))
-    if page is None or not page.runs:
-        is_used = page is not None and (await paused.list(limit=1)).runs
-        document: Any = {"runs": [], "next_cursor": None}
-        message = "no run waits for an approval"
-        return Answer(document=document, message=message, code=1 if is_used else 0)
-    header = ("session", "call", "tool", "arguments", "decision", "paused")
+    if status not in (None, *STATUSES):
+        usage(f"--status must be one of {', '.join(STATUSES)}, got {shown(status)}")
+    await target.catalog.get_session("-", keys=[])  # raises an error if all tables are missing
+    page = await SessionRuns(target.catalog).list(status, condition, limit=limit, cursor=cursor)
+    if not page.runs:
+        message = f"no run is {status}" if status else "there are no runs"
+        return Answer(document=page, message=message)
+    header = ("session", "call", "tool", "arguments", "decision", "status", "started")
     more = f"there are more runs; continue with --cursor {page.next_cursor}"
     return Answer(
         document=page,
@@ -82,36 +82,35 @@ async def reject(
 
 @command("discard chat-1 --yes")
 async def discard(target: Target, session: str = SESSION, yes: bool = YES) -> Answer:
-    """Delete a waiting run without resuming it. History and metadata are kept.
+    """Give up a run that waits, was interrupted or has failed.
 
-    The history can end with calls that have no output: rewind it before the next run.
+    Its messages stay. Calls without an output are removed.
     """
-    from agents_session_metadata.runs.paused import PausedRuns
+    from agents_session_metadata.runs.runs import SessionRuns
 
-    await confirm(f"Discard the waiting run of session {shown(session)}?", yes=yes)
-    paused = PausedRuns(target.catalog)
-    discarded = bool(await _unless_unused(target, lambda: paused.discard(session)))
+    await confirm(f"Discard the run of session {shown(session)}?", yes=yes)
+    discarded = await SessionRuns(target.catalog).discard(session)
     document = {"session_id": session, "discarded": discarded}
     if not discarded:
-        return nothing(await target.problem(session, "has no waiting run"), document)
-    return Answer(document=document, message="discarded the waiting run")
+        return nothing(await target.problem(session, "has no run"), document)
+    return Answer(document=document, message="discarded the run")
 
 
 async def _decide(
     target: Target, session: str, call: str | None, every: bool, **decision: Any
 ) -> Answer:
-    from agents_session_metadata.runs.paused import PausedRuns
+    from agents_session_metadata.runs.runs import SessionRuns
 
     if (call is None) is not every:
         usage("pass either the id of a call or --all; `agent-sessions runs` lists the calls")
-    paused = PausedRuns(target.catalog)
-    run = await _unless_unused(target, lambda: paused.get(session))
+    runs = SessionRuns(target.catalog)
+    run = await runs.get(session)
     if run is None:
-        return nothing(await target.problem(session, "has no waiting run"))
+        return nothing(await target.problem(session, "has no run"))
     calls = [each.call_id for each in run.undecided] if call is None else [call]
     try:
         for each in calls:
-            run = await paused.decide(session, each, paused_at=run.paused_at, **decision)
+            run = await runs.decide(session, each, **decision)
     except LookupError as error:
         raise click.ClickException(str(error)) from None
     if not calls:
@@ -121,22 +120,13 @@ async def _decide(
     return Answer(document=run, message=f"{verb} {counted(len(calls), 'call')}; {left}")
 
 
-async def _unless_unused(target: Target, work: Callable[[], Awaitable[T]]) -> T | None:
-    """Returns None if the table is missing because no run was ever stored."""
-    from agents_session_metadata.errors import TablesMissingError
-
-    await target.catalog.get_session("-", keys=[])  # raises an error if all tables are missing
-    try:
-        return await work()
-    except TablesMissingError:
-        return None
-
-
-def _rows(runs: list[PausedRun]) -> Iterator[list[str]]:
+def _rows(runs: list[RunInfo]) -> Iterator[list[str]]:
     for run in runs:
-        paused = ago(run.paused_at)
+        end = [run.status, ago(run.started_at)]
+        if not run.pending:
+            yield [run.session_id, "", "", shown(run.error or ""), "", *end]
         for call in run.pending:
             given = call.decision
             decision = "approved" if given and given.approve else "rejected" if given else "waiting"
             arguments = "(encrypted)" if call.arguments is None else shown(call.arguments)
-            yield [run.session_id, call.call_id, call.tool or "", arguments, decision, paused]
+            yield [run.session_id, call.call_id, call.tool or "", arguments, decision, *end]

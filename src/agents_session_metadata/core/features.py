@@ -69,6 +69,8 @@ class Feature:
         define: Defines the tables beside the core tables, under the given names.
         hold: Returns the error that a change of a locked session's history raises, if it must not
             change now.
+        give_up: Ends what depends on the history of a locked session but does not hold it, before
+            the history changes.
         end: Deletes what depends on the history of a locked session, before the history is deleted.
         spared: Returns the condition that retention may delete a session, given an age.
         fork: Copies its rows of a locked session to a new one, given the ids of the items that were
@@ -86,6 +88,7 @@ class Feature:
     suffixes: tuple[str, ...]
     define: Callable[[MetaData, TableGroup, tuple[str, ...], ColumnTypes], TableGroup]
     hold: Callable[[Database[Any], Connection, str], Exception | None] | None = None
+    give_up: Callable[[Database[Any], Connection, str], None] | None = None
     end: Callable[[Database[Any], Connection, str], None] | None = None
     spared: Callable[[timedelta], Any] | None = None
     fork: Callable[[Database[Any], Connection, str, str, Sequence[int] | None], None] | None = None
@@ -124,12 +127,14 @@ def hold(database: Database[Any], connection: Connection, session_id: str) -> Ex
     return None
 
 
-def check_history_may_change(
-    database: Database[Any], connection: Connection, session_id: str
-) -> None:
+def prepare_change(database: Database[Any], connection: Connection, session_id: str) -> None:
+    """Raises if the history of a locked session must not change now."""
     problem = hold(database, connection, session_id)
     if problem is not None:
         raise problem
+    for feature in in_use(database, connection):
+        if feature.give_up is not None:
+            feature.give_up(database, connection, session_id)
 
 
 def end_history(database: Database[Any], connection: Connection, session_id: str) -> None:

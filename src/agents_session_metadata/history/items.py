@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, or_
 
+from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     ItemPosition,
@@ -203,6 +204,7 @@ def appending(
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
         if id_problem(session_id) is not None or not store.lock(connection, session_id):
             raise SessionNotFoundError(session_id)
+        prepare_change(store.database, connection, session_id)
         found = known and _find(store, connection, session_id, known, everywhere)
         if found:
             raise ItemExistsError(found)

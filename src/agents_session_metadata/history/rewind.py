@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from agents_session_metadata.core.features import check_history_may_change
+from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     delete_messages,
@@ -92,7 +92,7 @@ def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) 
     """Locks a session whose history is about to change; raises if a run is paused."""
     if not store.lock(connection, session_id):
         raise SessionNotFoundError(session_id)
-    check_history_may_change(store.database, connection, session_id)
+    prepare_change(store.database, connection, session_id)
 
 
 def rewinding(

@@ -24,6 +24,7 @@ from agents_session_metadata.errors import (
     InvalidMetadataError,
     MetadataLimitError,
     ScopeError,
+    SessionBusyError,
     SessionChangedError,
     SessionNotFoundError,
     SessionPausedError,
@@ -358,7 +359,11 @@ def _known(error: Exception) -> APIError | None:
         case SessionChangedError():
             return changed()
         case SessionPausedError():
-            return APIError(409, str(error), code="conversation_paused")
+            message = "A run of the conversation waits for approvals."
+            return APIError(409, message, code="conversation_paused")
+        case SessionBusyError():
+            message = "A run of the conversation works or is interrupted."
+            return APIError(409, message, code="conversation_busy")
         case _:
             return None
 

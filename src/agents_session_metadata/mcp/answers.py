@@ -112,23 +112,22 @@ class WaitingCall(TypedDict):
     characters: NotRequired[int]
 
 
-class WaitingRun(TypedDict):
-    """A paused run."""
+class RunAnswer(TypedDict):
+    """A run that works, waits, was interrupted or has failed."""
 
     session: str
-    agent: str | None
-    paused_at: str
-    claimed_until: str | None
-    crashed: bool
+    status: str
+    agent: str
+    started_at: str
     calls: list[WaitingCall]
     cut: NotRequired[str]
 
 
-class WaitingAnswer(TypedDict):
-    """A page of paused runs."""
+class RunsAnswer(TypedDict):
+    """A page of runs."""
 
     note: str
-    runs: list[WaitingRun]
+    runs: list[RunAnswer]
     next_cursor: str | None
     cut: NotRequired[str]
 

@@ -107,6 +107,10 @@ All = Annotated[
     bool,
     Field(description="true, without key: delete every metadata key. Default: false."),
 ]
+RunStatus = Annotated[
+    Literal["running", "waiting", "interrupted", "failed"] | None,
+    Field(description="Only runs with this status. Default: all."),
+]
 Limit = Annotated[int, Field(description="Sessions per page. Default: 20.", ge=1, le=100)]
 ItemLimit = Annotated[int, Field(description="Items per page. Default: 20.", ge=1, le=100)]
 NewestFirst = Annotated[

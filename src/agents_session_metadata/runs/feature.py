@@ -1,17 +1,14 @@
-"""What runs add to the core: one row per session whose run waits to be resumed.
+"""What runs add to the core: four tables, and what a run means for the history of its session.
 
-| column | content |
+| table | one row |
 |---|---|
-| `state` | the SDK's `RunState`, as JSON or encrypted |
-| `details` | JSON: the agent, the calls that it waits for, and how the state is stored |
-| `decisions` | JSON: what was decided about calls, by call id |
-| `item_count`, `last_item` | the history that the state belongs to |
-| `revision` | counts the changes of the row, from a random number |
-| `paused_at` | microseconds since 1970 |
-| `token`, `claimed_until` | who has claimed the run, and until when |
+| `…_runs` | the run of a session: its lease, its input, its state at a pause |
+| `…_run_steps` | an answer of the model or an output of a tool, until the run pauses or ends |
+| `…_run_keys` | the outcome of a run that was started with a key |
+| `…_run_decisions` | a decision about a call; the session's id is NULL after it was deleted |
 
-A row is deleted with its session. All times come from the database's clock. The caller locks the
-session before writing its row.
+All times are microseconds since 1970 by the database's clock. Whoever writes the row of a run locks
+the session first, except to renew the lease and to add steps.
 """
 
 from __future__ import annotations
@@ -22,14 +19,18 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     Connection,
+    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
     String,
     Table,
+    UniqueConstraint,
+    and_,
     bindparam,
     delete,
     exists,
@@ -41,6 +42,7 @@ from sqlalchemy import (
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
+    CreateTrigger,
     TableGroup,
     derived_name,
     ending_with_session,
@@ -48,44 +50,124 @@ from agents_session_metadata.core.definitions import (
     table_options,
 )
 from agents_session_metadata.core.features import Feature
+from agents_session_metadata.core.messages import UNREADABLE, delete_messages, read_history
+from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.errors import SessionPausedError
+from agents_session_metadata.dialects.sqltypes import RowId
+from agents_session_metadata.errors import SessionBusyError, SessionPausedError
+from agents_session_metadata.history.pairs import unanswered
+from agents_session_metadata.keys import RUN
 from agents_session_metadata.query.logic import Condition, Context
 
-PAUSED = "paused"
+RUNS = "runs"
+RUNNING, WAITING, FAILED = "running", "waiting", "failed"
+"""The stored states. A run that is `running` without a lease is interrupted."""
 
 
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
-    [name] = names
+    runs_name, steps_name, keys_name, decisions_name = names
     options = table_options(types)
     sessions = core.tables[0]
-    table = metadata.tables.get(name)
-    if table is None:
-        table = Table(
-            name,
-            metadata,
-            Column("session_id", types.own_id, primary_key=True),
-            Column("state", types.text, nullable=False),
-            Column("details", types.text, nullable=False),
-            Column("decisions", types.text, nullable=False),
-            Column("item_count", Integer, nullable=False),
-            Column("last_item", BigInteger, nullable=True),
-            Column("revision", Integer, nullable=False),
-            Column("paused_at", BigInteger, nullable=False),
-            Column("token", String(32), nullable=True),
-            Column("claimed_until", BigInteger, nullable=True),
-            session_link(name, sessions),
-            Index(derived_name(name, "_order_idx"), "paused_at", "session_id"),
-            **options,
-        )
-    return TableGroup(PAUSED, (table,), (ending_with_session(sessions, table),))
+    if runs_name in metadata.tables:
+        runs, steps, run_keys, decisions = (metadata.tables[name] for name in names)
+        return _group(sessions, runs, steps, run_keys, decisions)
+    runs = Table(
+        runs_name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("run_id", String(32), nullable=False),
+        Column("status", String(16), nullable=False),
+        Column("token", String(32), nullable=False),
+        Column("expires", BigInteger, nullable=False),
+        Column("run_key", String(64), nullable=True),
+        Column("started_at", BigInteger, nullable=False),
+        Column("paused_at", BigInteger, nullable=True),
+        Column("agent", types.text, nullable=False),
+        Column("options", types.text, nullable=False),
+        Column("input", types.text, nullable=False),
+        Column("state", types.text, nullable=True),
+        Column("pending", types.text, nullable=True),
+        Column("error", types.text, nullable=True),
+        # The newest item before the run, and before the part of it since the last pause.
+        Column("first_item", BigInteger, nullable=False),
+        Column("base_item", BigInteger, nullable=False),
+        # The numbers of items that this part has added, as JSON.
+        Column("writes", types.text, nullable=False),
+        Column("item_count", Integer, nullable=False),
+        Column("last_item", BigInteger, nullable=False),
+        session_link(runs_name, sessions),
+        Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
+        **options,
+    )
+    steps = Table(
+        steps_name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("number", Integer, primary_key=True, autoincrement=False),
+        Column("value", types.text, nullable=False),
+        # To the run, not to the session: adding a step need not lock the session.
+        ForeignKeyConstraint(
+            ["session_id"],
+            [runs.c.session_id],
+            name=derived_name(steps_name, "_run_fk"),
+            ondelete="CASCADE",
+        ),
+        **options,
+    )
+    run_keys = Table(
+        keys_name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("run_key", String(64), primary_key=True),
+        Column("run_id", String(32), nullable=False),
+        Column("ended_at", BigInteger, nullable=False),
+        Column("outcome", types.text, nullable=False),
+        session_link(keys_name, sessions),
+        **options,
+    )
+    decisions = Table(
+        decisions_name,
+        metadata,
+        Column("id", RowId, primary_key=True, autoincrement=True),
+        Column("session_id", types.own_id, nullable=True),
+        Column("run_id", String(32), nullable=False),
+        Column("call_id", types.text, nullable=False),
+        Column("tool", types.text, nullable=True),
+        Column("agent", types.text, nullable=True),
+        Column("approve", Boolean, nullable=False),
+        Column("message", types.text, nullable=True),
+        Column("decided_by", types.text, nullable=True),
+        Column("decided_at", BigInteger, nullable=False),
+        session_link(decisions_name, sessions, "SET NULL"),
+        # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
+        UniqueConstraint("session_id", "id", name=derived_name(decisions_name, "_session_key")),
+        Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
+        **options,
+    )
+    return _group(sessions, runs, steps, run_keys, decisions)
+
+
+def _group(
+    sessions: Table, runs: Table, steps: Table, run_keys: Table, decisions: Table
+) -> TableGroup:
+    triggers = (
+        ending_with_session(sessions, runs),
+        CreateTrigger(runs, steps, ("session_id",)),
+        ending_with_session(sessions, run_keys),
+        ending_with_session(sessions, decisions, keeps_rows=True),
+    )
+    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
+
+
+def runs_table(tables: SessionTables) -> Table:
+    return tables.group(RUNS).tables[0]
 
 
 @dataclass(frozen=True)
-class NotPausedSince(Condition):
-    """No run of the session was paused within this time or is claimed, by the database's clock."""
+class NotAtWork(Condition):
+    """The session has no run that works, is interrupted, or has been waiting less than `age`."""
 
     age: timedelta
     is_of_feature: ClassVar[bool] = True
@@ -97,27 +179,53 @@ class NotPausedSince(Condition):
     def truth(
         self, name: str, context: Context, session_id: ColumnElement[str]
     ) -> ColumnElement[bool]:
-        runs = context.tables.group(PAUSED).tables[0].alias()
-        now = context.dialect.now()
-        is_recent = runs.c.paused_at > now - bindparam(name, type_=BigInteger)
-        waiting = or_(is_recent, runs.c.claimed_until > now)
-        recent = exists().where(runs.c.session_id == session_id, waiting)
-        return not_(recent.correlate(getattr(session_id, "table", None)))
+        runs = runs_table(context.tables).alias()
+        limit = context.dialect.now() - bindparam(name, type_=BigInteger)
+        waits = and_(runs.c.status == WAITING, runs.c.paused_at > limit)
+        held = exists().where(runs.c.session_id == session_id, or_(runs.c.status == RUNNING, waits))
+        return not_(held.correlate(getattr(session_id, "table", None)))
 
     def encoded(self) -> list[Any]:
-        return ["not_paused_since", self.age // timedelta(microseconds=1)]
+        return ["not_at_work", self.age // timedelta(microseconds=1)]
 
 
 def _hold(database: Database[Any], connection: Connection, session_id: str) -> Exception | None:
-    [table] = database.tables.group(PAUSED).tables
-    found = select(table.c.session_id).where(table.c.session_id == session_id)
-    is_paused = connection.execute(found).first() is not None
-    return SessionPausedError(session_id) if is_paused else None
+    runs = runs_table(database.tables)
+    status = connection.scalar(select(runs.c.status).where(runs.c.session_id == session_id))
+    if status == WAITING:
+        return SessionPausedError(session_id)
+    return SessionBusyError(session_id) if status == RUNNING else None
 
 
 def _end(database: Database[Any], connection: Connection, session_id: str) -> None:
-    [table] = database.tables.group(PAUSED).tables
-    connection.execute(delete(table).where(table.c.session_id == session_id))
+    tables = database.tables
+    runs, rows = runs_table(tables), tables.metadata
+    connection.execute(delete(runs).where(runs.c.session_id == session_id))
+    connection.execute(delete(rows).where(rows.c.session_id == session_id, rows.c.key == RUN))
 
 
-FEATURE = Feature(PAUSED, ("_paused",), define, hold=_hold, end=_end, spared=NotPausedSince)
+def give_up(database: Database[Any], connection: Connection, session_id: str) -> None:
+    """Ends the run of a locked session. Its items stay, except calls without an output."""
+    tables, dialect = database.tables, database.dialect
+    runs = runs_table(tables)
+    first = connection.scalar(select(runs.c.first_item).where(runs.c.session_id == session_id))
+    if first is None:
+        return
+    items = read_history(connection, tables, dialect, session_id, after=first)
+    readable = [each for each in items if each.item is not UNREADABLE]
+    positions = unanswered([each.item for each in readable])
+    if positions:
+        ids = [readable[position].item_id for position in positions]
+        delete_messages(connection, tables, session_id, ids)
+    _end(database, connection, session_id)
+
+
+FEATURE = Feature(
+    RUNS,
+    ("_runs", "_run_steps", "_run_keys", "_run_decisions"),
+    define,
+    hold=_hold,
+    give_up=give_up,
+    end=_end,
+    spared=NotAtWork,
+)

@@ -11,14 +11,28 @@ from typing import Any, Literal, get_args
 
 from agents_session_metadata.errors import BudgetExceededError
 from agents_session_metadata.keys import OWNER_ID
+from agents_session_metadata.lifecycle import store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue
-from agents_session_metadata.usage.report import read_spent
+from agents_session_metadata.usage.report import Spent, read_spent
 
 Per = Literal["session", "owner_id"]
 
 Window = Literal["day", "month"]
+
+
+@dataclass(frozen=True)
+class Remaining:
+    """What is left of a budget.
+
+    Attributes:
+        cost: The cost that is left; None if it is not limited.
+        tokens: The tokens that are left; None if they are not limited.
+    """
+
+    cost: Decimal | None
+    tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,35 @@ class Budget:
         if self.window is not None and self.window not in get_args(Window):
             raise ValueError(f"window must be 'day', 'month' or None, got {quoted(self.window)}")
 
+    async def remaining(self, session: Any) -> Remaining:
+        """Return what is left for a session now, such as for the header of a chat.
+
+        Args:
+            session: A session with metadata, as for `SessionTracker`, or a wrapper around it.
+
+        Returns:
+            What is left, 0 if the budget is used up.
+
+        Raises:
+            TablesMissingError: If the table of the ledger is missing and `create_tables` is off.
+            TypeError: If the session is not a `SQLAlchemyMetadataSession`.
+            ValueError: If the budget is per owner and the session has no `owner_id`.
+        """
+        store = store_of(session)
+        if store is None:
+            raise TypeError(
+                f"session must be a SQLAlchemyMetadataSession, got {quoted(type(session).__name__)}"
+            )
+        session_id = session.session_id
+        owner = await read_owner(store, session_id) if self.per == OWNER_ID else None
+        spent = await _spent(self, store, session_id, owner)
+        cost = None if self.cost is None else Decimal(str(self.cost)) - spent.cost
+        tokens = None if self.tokens is None else self.tokens - spent.tokens
+        return Remaining(
+            None if cost is None else _plain(max(cost, Decimal(0))),
+            None if tokens is None else max(tokens, 0),
+        )
+
 
 def first_day(window: Window | None, today: date) -> date | None:
     if window == "month":
@@ -74,6 +117,19 @@ async def read_owner(store: ScopedStore, session_id: str) -> JSONValue:
     return owner
 
 
+async def _spent(budget: Budget, store: ScopedStore, session_id: str, owner: JSONValue) -> Spent:
+    whose: dict[str, Any] = {"session_id": session_id}
+    if budget.per == OWNER_ID:
+        if owner is None:
+            raise ValueError(
+                f"a budget per owner_id needs a session with an owner_id; session "
+                f"{quoted(session_id)} has none"
+            )
+        whose = {"owner_id": owner}
+    since = first_day(budget.window, datetime.now(timezone.utc).date())
+    return await read_spent(store, since=since, **whose)
+
+
 async def check_budget(
     budget: Budget,
     store: ScopedStore,
@@ -86,16 +142,7 @@ async def check_budget(
     A budget with a cost is also exceeded if there are `unpriced` models: those without a price, of
     this call and of earlier ones.
     """
-    whose: dict[str, Any] = {"session_id": session_id}
-    if budget.per == OWNER_ID:
-        if owner is None:
-            raise ValueError(
-                f"a budget per owner_id needs a session with an owner_id; session "
-                f"{quoted(session_id)} has none"
-            )
-        whose = {"owner_id": owner}
-    since = first_day(budget.window, datetime.now(timezone.utc).date())
-    spent = await read_spent(store, since=since, **whose)
+    spent = await _spent(budget, store, session_id, owner)
     if budget.cost is not None:
         allowed = Decimal(str(budget.cost))
         for model in unpriced:

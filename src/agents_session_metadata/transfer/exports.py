@@ -20,6 +20,7 @@ from agents_session_metadata.errors import (
     SessionNotFoundError,
     invalid_record,
 )
+from agents_session_metadata.keys import RUN
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, Reader
@@ -59,7 +60,7 @@ def read_records(
             "session_id": each.info.session_id,
             "created_at": each.info.created_at.isoformat(),
             "updated_at": each.info.updated_at.isoformat(),
-            "metadata": each.info.metadata,
+            "metadata": _without_run(each.info.metadata),
             "items": [dump_item(*item) for item in histories.get(each.info.session_id, [])],
         }
         for each in found
@@ -71,6 +72,11 @@ def read_records(
                 if record["session_id"] in parts:
                     record[str(feature.field)] = parts[record["session_id"]]
     return found, records
+
+
+def _without_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """No record carries a run."""
+    return {key: value for key, value in metadata.items() if key != RUN}
 
 
 class Import:
@@ -200,7 +206,7 @@ class Import:
         from .records import parse_record
 
         parsed, parts = parse_record(record)
-        metadata = self._store.encode_new(parsed.metadata)
+        metadata = self._store.encode_new(_without_run(parsed.metadata))
         check_id(parsed.session_id)
         items = []
         for index, item in enumerate(parsed.items):

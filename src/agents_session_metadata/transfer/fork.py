@@ -12,7 +12,7 @@ from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.history.rewind import Cut, lock_to_change
-from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM
+from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM, RUN
 from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
@@ -60,7 +60,7 @@ def fork(
                 source = _as_added(table, copied, copied_items)
             else:
                 own = table.c.session_id == session_id
-                source = select(*copied).where(own, table.c.key.not_in(_ORIGIN))
+                source = select(*copied).where(own, table.c.key.not_in({*_ORIGIN, RUN}))
             source = source.add_columns(literal(new_id))
             names = [*(column.name for column in copied), "session_id"]
             connection.execute(insert(table).from_select(names, source))

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
+    SessionBusyError,
     SessionChangedError,
     SessionNotFoundError,
     SessionPausedError,
@@ -22,7 +23,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.http.app import GetScope, answer, check_arguments, scoped_catalog
 from agents_session_metadata.http.requests import answer_to
 
-from . import list_page, session_page, statistics_page, waiting_page
+from . import list_page, runs_page, session_page, statistics_page
 from .call import HEADERS, Call, DecidedBy, Refused, check_request, read_form, token_cookie
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -31,7 +32,7 @@ _READ: Final = {
     "/": list_page.sessions,
     "/session": session_page.session,
     "/session.json": session_page.raw,
-    "/waiting": waiting_page.page,
+    "/runs": runs_page.page,
     "/statistics": statistics_page.page,
 }
 _ASK: Final = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
@@ -40,8 +41,9 @@ _WRITE: Final = {
     "/fork": session_page.fork,
     "/delete": session_page.delete,
     "/rewind": session_page.rewind,
-    "/approve": waiting_page.approve,
-    "/reject": waiting_page.reject,
+    "/approve": runs_page.approve,
+    "/reject": runs_page.reject,
+    "/discard": runs_page.discard,
 }
 _FILES: Final = {
     f"/{name}": ((files("agents_session_metadata.web") / "static" / name).read_bytes(), media_type)
@@ -64,8 +66,9 @@ _REFUSALS: Final = (
     (
         SessionPausedError,
         409,
-        "The session has a paused run. Resume it first, or give it up with PausedRuns.discard.",
+        "A run of the session waits for approvals. Decide and resume it, or discard it.",
     ),
+    (SessionBusyError, 409, "A run of the session works or is interrupted. Try again later."),
 )
 
 
@@ -89,10 +92,10 @@ def browser_app(
             or a value is `None`, the response is 403. It can raise Starlette's or FastAPI's
             `HTTPException`. `None` instead of a function shows every session to every caller.
         allow_write: Whether the pages can edit, fork, rewind and delete sessions, and approve and
-            reject calls of paused runs.
+            reject calls of waiting runs and discard runs.
         allowed_hosts: The host names of the application, with or without a port. Requests for other
             hosts are refused.
-        by: Who approves and rejects, stored by `PausedRuns.decide`: a name, or a function, sync or
+        by: Who approves and rejects, stored by `SessionRuns.decide`: a name, or a function, sync or
             async, that is called with Starlette's `Request` and returns the name.
 
     Returns:

@@ -1,17 +1,15 @@
-"""The page of runs that wait for an approval, and the decisions about their calls."""
+"""The page of runs that work, wait, were interrupted or have failed, and the decisions."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime
 from typing import Final
 
 from starlette.responses import RedirectResponse, Response
 
-from agents_session_metadata.errors import RunClaimedError, TablesMissingError
-from agents_session_metadata.runs.paused import PausedRuns
-from agents_session_metadata.runs.rows import PausedPage
+from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
+from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.text import strict_json
 
 from .call import Call, Refused
@@ -27,17 +25,12 @@ _STATE: Final = "state-"
 
 async def page(call: Call) -> Response:
     view = View.of(call.query)
-    found, missing = PausedPage([], None), False
-    try:
-        found = await PausedRuns(call.catalog).list(view.where, limit=_PAGE, cursor=view.cursor)
-    except TablesMissingError:
-        missing = True
+    found = await SessionRuns(call.catalog).list(where=view.where, limit=_PAGE, cursor=view.cursor)
     return call.render(
-        "waiting.html",
+        "runs.html",
         view=view,
         runs=found.runs,
         named=await read_named(call.catalog, (run.session_id for run in found.runs)),
-        missing=missing,
         older=view.older(found.next_cursor) if found.next_cursor else None,
         newer=view.newer(),
         anchor=_anchor,
@@ -62,24 +55,13 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
     session_id, call_id = call.session_id(), call.exact("call")
     if not call_id:
         raise Refused(400, "The form names no call.")
-    # Back to where the form was.
-    fields = [name for name in call.form if name.startswith(_STATE)]
-    state = {name.removeprefix(_STATE): call.exact(name) for name in fields}
-    address = call.url("/waiting", **View.of(state).parameters())
     by = await call.decided_by()
     try:
-        await PausedRuns(call.catalog).decide(
-            session_id,
-            call_id,
-            approve=approve,
-            message=message,
-            by=by,
-            paused_at=_time(call.form.get("paused_at")),
+        await SessionRuns(call.catalog).decide(
+            session_id, call_id, approve=approve, message=message, by=by
         )
-    except RunClaimedError:
-        raise Refused(
-            409, "The run is being resumed by another process. Its decisions are final."
-        ) from None
+    except (SessionBusyError, RunInterruptedError):
+        raise Refused(409, "The run was resumed. Its decisions are final.") from None
     except LookupError:
         raise Refused(
             404,
@@ -90,14 +72,23 @@ async def _decide(call: Call, *, approve: bool, message: str | None) -> Response
         raise Refused(
             409, "Several calls of this run have the same id, so none of them can be decided."
         ) from None
-    return RedirectResponse(f"{address}#{_anchor(session_id)}", 303)
+    return RedirectResponse(f"{_back(call)}#{_anchor(session_id)}", 303)
 
 
-def _time(text: str | None) -> datetime | None:
+async def discard(call: Call) -> Response:
+    """Give up a run that does not work."""
     try:
-        return datetime.fromisoformat(text) if text else None
-    except ValueError:
-        raise Refused(400, "The form has no valid time of the pause.") from None
+        await SessionRuns(call.catalog).discard(call.session_id())
+    except SessionBusyError:
+        raise Refused(409, "The run works. Wait for its end.") from None
+    return RedirectResponse(_back(call), 303)
+
+
+def _back(call: Call) -> str:
+    """Returns the address of the page that the form was on."""
+    fields = [name for name in call.form if name.startswith(_STATE)]
+    state = {name.removeprefix(_STATE): call.exact(name) for name in fields}
+    return call.url("/runs", **View.of(state).parameters())
 
 
 def _anchor(session_id: str) -> str:
