@@ -27,6 +27,7 @@ DATABASE = ("as_json", "url", "timeout", *TABLES)
 CATALOG = (*DATABASE, "scope", "create_tables")
 WRITES = (*CATALOG, *LIMITS)
 
+_LIMIT = click.FloatRange(0, min_open=True)
 EXAMPLES: dict[str, str] = {}
 REGISTRY: dict[str, click.Command] = {}
 
@@ -104,7 +105,7 @@ def command(
     EXAMPLES[name if group is None else f"{first} {name}"] = example
 
     def register(function: Function) -> Function:
-        limit = option("Fail if the command takes longer.", type=float, default=timeout)
+        limit = option("Fail if the command takes longer.", type=_LIMIT, default=timeout)
         _, *arguments = inspect.signature(function).parameters.values()
         own = {param.name: param for each in arguments for param in each.default(each.name)}
         is_about_sessions = isinstance(own.get("session", own.get("sessions")), click.Argument)
