@@ -41,7 +41,7 @@ LAYERS = [
     {"query"},
     {"scope"},
     {"history"},
-    {"idempotency", "indexes", "search", "threads", "transfer", "usage"},
+    {"idempotency", "indexes", "search", "threads", "transfer", "usage", "watch"},
     {"_sdk"},
     {"session"},
     {"catalog"},
@@ -56,6 +56,7 @@ DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
+    "watch",
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.

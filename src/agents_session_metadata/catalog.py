@@ -5,7 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import date, timedelta
 from functools import partial
 from types import TracebackType
@@ -20,7 +28,6 @@ from .core.store import LONGEST_PAGE, check_limit, check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
 from .errors import (
-    InvalidFilterError,
     ScopeError,
     SessionExistsError,
     SessionNotFoundError,
@@ -32,7 +39,7 @@ from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
 from .query.details import Details
-from .query.filters import Where, parse_values
+from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position
 from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
@@ -50,6 +57,7 @@ from .types import (
     Metadata,
     MetadataLimits,
     OnClear,
+    SessionChange,
     SessionInfo,
     SessionPage,
     Statistics,
@@ -57,7 +65,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import EncodedValue, encode_metadata, is_text, key_problem, search_key
+from .values import EncodedValue, encode_metadata, is_text, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -412,6 +420,45 @@ class SessionCatalog:
         found = await self._read(lambda reader: reader.last(condition, details=details))
         return None if found is None else found.checked()
 
+    async def last_sessions(
+        self,
+        key: str,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        count_items: bool = False,
+    ) -> list[SessionInfo]:
+        """Return the most recently active session of each value of a key, such as each agent.
+
+        ```python
+        last = {info.metadata["agent"]: info for info in await catalog.last_sessions("agent")}
+        ```
+
+        Args:
+            key: A metadata key. Strings, numbers, booleans and None count as values; lists and
+                objects do not. 1 and 1.0 are the same value.
+            where: A filter; all sessions by default.
+            limit: The maximum number of sessions, 1 to 1,000.
+            count_items: Whether to count the items of each history.
+
+        Returns:
+            The sessions, most recently active first. Each is the one that `last_session` returns
+            for its value.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON.
+            InvalidFilterError: If the key cannot be stored, or the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If `limit` is out of range.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        condition, name = self._store.condition(where), check_filter_key(key)
+        details = Details(count_items)
+        found = await self._read(
+            lambda reader: reader.last_of_each(name, condition, limit, details)
+        )
+        return [each.checked() for each in found]
+
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session with its messages and metadata.
 
@@ -589,6 +636,64 @@ class SessionCatalog:
                 return
             after = found[-1].position
 
+    def watch(
+        self,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        interval: float = 2.0,
+        initial: bool = False,
+        keys: Iterable[str] | None = None,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> AsyncGenerator[SessionChange, None]:
+        """Iterate over changes to the most recently active matching sessions, by any writer.
+
+        It polls with one statement per interval and holds no connection between polls. A session
+        has changed if its `updated_at`, its newest item or the value of a key is different. It is
+        removed if it was deleted, no longer matches, or is no longer among the newest `limit`. The
+        changes of one poll are ordered by activity, removed sessions first and the newest session
+        last. Several changes between two polls are reported as one.
+
+        ```python
+        async for change in catalog.watch({"owner_id": "u1"}):
+            print(change.kind, change.session.session_id)
+        ```
+
+        Args:
+            where: A filter; all sessions by default.
+            limit: The number of sessions to watch, 1 to 1,000.
+            interval: Seconds between polls.
+            initial: Whether to yield the existing sessions as added. By default, the first poll
+                only remembers them.
+            keys: The metadata keys to read and compare; all stored keys by default.
+            on_corrupt: Called in each poll with a `CorruptMetadataError` for each stored value that
+                is not valid JSON, instead of raising it.
+
+        Returns:
+            An iterator without an end. Call `aclose()`, or cancel the task, to end it.
+
+        Raises:
+            CorruptMetadataError: While iterating, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: While iterating, if tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+            ValueError: If `limit` is out of range, or `interval` is not positive.
+        """
+        from .watch import watch_sessions
+
+        check_limit(limit, LONGEST_PAGE)
+        if not interval > 0:
+            raise ValueError(f"interval must be positive, got {interval}")
+        return watch_sessions(
+            self._store,
+            self._store.condition(where),
+            limit=limit,
+            interval=interval,
+            initial=initial,
+            keys=storable_keys(keys),
+            on_corrupt=on_corrupt,
+        )
+
     async def count_sessions(self, where: Where | None = None) -> int:
         """Count matching sessions.
 
@@ -623,9 +728,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If `limit` is not a positive integer.
         """
-        problem = key_problem(key)
-        if problem is not None:
-            raise InvalidFilterError(problem, path="key")
+        check_filter_key(key)
         check_limit(limit)
         condition = self._store.condition(where)
 

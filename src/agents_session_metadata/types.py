@@ -89,6 +89,19 @@ class SessionPage:
 
 
 @dataclass(frozen=True)
+class SessionChange:
+    """A change that `SessionCatalog.watch` has seen.
+
+    Attributes:
+        kind: `"added"`, `"changed"` or `"removed"`.
+        session: The session; if it was removed, as it was seen last.
+    """
+
+    kind: Literal["added", "changed", "removed"]
+    session: SessionInfo
+
+
+@dataclass(frozen=True)
 class ItemInfo:
     """One item of a history.
 

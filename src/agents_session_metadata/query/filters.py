@@ -60,7 +60,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise ValueError(f"{what} must not be empty")
     for key, value in values.items():
         path = _place("$", key)
-        _check_key(key, path)
+        check_filter_key(key, path)
         if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
             raise InvalidFilterError(f"{what} requires plain values, got operators", path=path)
         _check_value(value, path)
@@ -98,7 +98,7 @@ class _Parser:
             for operator, ids, place in self._operators(operand, path):
                 yield _id_condition(operator, ids, place)
         else:
-            name = _check_key(key, path)
+            name = check_filter_key(key, path)
             conditions = [
                 _condition(name, operator, value, place)
                 for operator, value, place in self._operators(operand, path)
@@ -287,7 +287,7 @@ def _place(path: str, key: object) -> str:
     return f"{path}.{key}" if isinstance(key, str) else f"{path}.<{type(key).__name__}>"
 
 
-def _check_key(key: object, path: str) -> str:
+def check_filter_key(key: object, path: str = "key") -> str:
     problem = key_problem(key)
     if problem is None and isinstance(key, str) and len(key) <= MAX_KEY_LENGTH:
         return str.__str__(key)
