@@ -858,6 +858,8 @@ class SessionCatalog:
 
         The metadata of the copy contains the id of this session under `forked_from`, and `before`,
         if it is given, under `forked_before`. A copy of a copy contains only its direct original.
+        `pinned`, `archived` and the keys in `keys.RUN_KEYS`, which describe the runs of the
+        original, are not copied, so that statistics count each run once.
 
         A history written through `EncryptedSession` cannot be read under another id: its key is
         derived from the id.
