@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 
+from agents_session_metadata.core.changes import is_logged, note
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id
@@ -75,6 +76,10 @@ def fork(
             names = [*(column.name for column in copied), "session_id"]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
+        if is_logged():
+            own = tables.metadata.c.session_id == new_id
+            stored = connection.scalars(select(tables.metadata.c.key).where(own))
+            note(connection, "set", new_id, stored)
         for feature in in_use(store.database, connection):
             if feature.fork is not None:
                 feature.fork(store.database, connection, session_id, new_id, kept)
