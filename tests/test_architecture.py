@@ -48,6 +48,7 @@ LAYERS = [
     {"lifecycle"},
     {"tracking"},
     {"runs"},
+    {"replay"},
     {"http"},
     {"chatkit", "doctor", "mcp", "web"},
     {"cli"},
@@ -56,7 +57,7 @@ DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
-    "watch",
+    *["replay", "watch"],
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.
@@ -68,7 +69,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
-    "pydantic": {"transfer", "threads", "mcp", "http", "chatkit"},
+    "pydantic": {"replay", "transfer", "threads", "mcp", "http", "chatkit"},
 }
 DRIVERS = [*EXTRAS, "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.

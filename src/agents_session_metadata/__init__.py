@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .query.filters import Where
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
+    from .replay import Replay, ReplayDifference, ReplayResult
     from .runs.claims import ClaimedRun
     from .runs.paused import PausedRuns
     from .runs.rows import Decision, PausedPage, PausedRun, PendingCall
@@ -108,6 +109,9 @@ __all__ = [
     "PausedRuns",
     "PendingCall",
     "PhaseChange",
+    "Replay",
+    "ReplayDifference",
+    "ReplayResult",
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
@@ -182,6 +186,7 @@ _MODULES = {
     "usage.prices": ["ModelPrice"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
+    "replay": ["Replay", "ReplayDifference", "ReplayResult"],
     "runs.claims": ["ClaimedRun"],
     "runs.paused": ["PausedRuns"],
     "runs.rows": ["Decision", "PausedPage", "PausedRun", "PendingCall"],

@@ -151,11 +151,11 @@ def _reasoning(found: _Found) -> Iterator[Pair]:
     for position, item, kind in reversed(found):
         if kind != "reasoning":
             following = position, item, kind
-        elif following is not None and _is_from_model(*following[1:]):
+        elif following is not None and is_from_model(*following[1:]):
             yield position, following[0]
 
 
-def _is_from_model(item: Item, kind: str) -> bool:
+def is_from_model(item: Item, kind: str) -> bool:
     if "role" in item:
         return bool(item["role"] == "assistant")
     return kind not in _OUTPUTS
