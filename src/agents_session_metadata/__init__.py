@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         TriggersNotAllowedError,
         UnsupportedDialectError,
     )
+    from .history.recent import recent_turns
     from .keys import normalize_agent
     from .lifecycle import (
         FINAL_PHASES,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ResumePolicy,
         ResumeReason,
         SessionLifecycle,
+        resumable_sessions,
     )
     from .query.filters import Where
     from .query.ordering import OrderBy
@@ -143,6 +145,8 @@ __all__ = [
     "ValueCount",
     "Where",
     "normalize_agent",
+    "recent_turns",
+    "resumable_sessions",
     "session_tables",
 ]
 
@@ -168,6 +172,7 @@ _MODULES = {
         "TriggersNotAllowedError",
         "UnsupportedDialectError",
     ],
+    "history.recent": ["recent_turns"],
     "keys": ["normalize_agent"],
     "tracking.budget": ["Budget"],
     "transfer.exports": ["OnConflict"],
@@ -182,6 +187,7 @@ _MODULES = {
         "ResumePolicy",
         "ResumeReason",
         "SessionLifecycle",
+        "resumable_sessions",
     ],
     "usage.prices": ["ModelPrice"],
     "tracking.titles": ["SessionTitler"],

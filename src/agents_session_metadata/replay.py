@@ -29,7 +29,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .catalog import SessionCatalog
 from .errors import SessionNotFoundError
-from .history.pairs import OUTPUT_OF, is_from_model
+from .history.pairs import OUTPUT_OF
 from .history.rewind import check_not_encrypted
 from .text import quoted
 
@@ -343,7 +343,7 @@ def _turns(items: Iterable[Item]) -> Iterable[_Turn]:
         if kind in _OUTPUTS:
             if turn.steps:
                 turn.steps[-1].outputs.append(item)
-        elif is_from_model(item, kind):
+        elif item.get("role", "assistant") == "assistant":
             if not turn.steps or turn.steps[-1].outputs:
                 turn.steps.append(_Step())
             turn.steps[-1].answer.append(item)

@@ -74,6 +74,26 @@ def calls_and_outputs(items: Sequence[object]) -> tuple[set[Call], set[Call]]:
     return {*calls}, {*outputs}
 
 
+def unanswered(items: Sequence[object]) -> list[int]:
+    """Returns the positions of calls without an output, and of the reasoning that led to them."""
+    found = _found(items)
+    calls, outputs = _positions(found)
+    gone = {
+        position
+        for key, positions in calls.items()
+        for position in positions
+        if position > outputs.get(key, [-1])[-1]
+    }
+    kept: tuple[Item, str] | None = None
+    for position, item, kind in reversed(found):
+        is_followed = kept is not None and _is_from_model(*kept)
+        if kind == "reasoning" and position + 1 in gone and not is_followed:
+            gone.add(position)
+        if position not in gone:
+            kept = item, kind
+    return sorted(gone)
+
+
 def _pairs(items: Sequence[object]) -> Iterator[Pair]:
     found = _found(items)
     yield from _calls_with_outputs(found)
@@ -151,11 +171,11 @@ def _reasoning(found: _Found) -> Iterator[Pair]:
     for position, item, kind in reversed(found):
         if kind != "reasoning":
             following = position, item, kind
-        elif following is not None and is_from_model(*following[1:]):
+        elif following is not None and _is_from_model(*following[1:]):
             yield position, following[0]
 
 
-def is_from_model(item: Item, kind: str) -> bool:
+def _is_from_model(item: Item, kind: str) -> bool:
     if "role" in item:
         return bool(item["role"] == "assistant")
     return kind not in _OUTPUTS
