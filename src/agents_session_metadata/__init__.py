@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .runs.rows import Decision, PausedPage, PausedRun, PendingCall
     from .session import SQLAlchemyMetadataSession
     from .tracking.budget import Budget
+    from .tracking.invocations import add_invocation
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
     from .transfer.exports import OnConflict
@@ -144,6 +145,7 @@ __all__ = [
     "UsageRow",
     "ValueCount",
     "Where",
+    "add_invocation",
     "normalize_agent",
     "recent_turns",
     "resumable_sessions",
@@ -190,6 +192,7 @@ _MODULES = {
         "resumable_sessions",
     ],
     "usage.prices": ["ModelPrice"],
+    "tracking.invocations": ["add_invocation"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
     "replay": ["Replay", "ReplayDifference", "ReplayResult"],
