@@ -105,6 +105,9 @@ class Replay:
     in a history: their recorded output is used instead. Guardrails, hooks and approvals are left
     out. Instructions and callbacks of handoffs run, and MCP servers must be connected, because
     their tools are listed.
+
+    Args:
+        items: The items of a history, oldest first; `of` reads those of a session.
     """
 
     def __init__(self, items: Sequence[Item]) -> None:
