@@ -15,6 +15,7 @@ from conformance.corpus import VALUES, Corpus, filters
 
 pytestmark = pytest.mark.dialect
 
+
 async def ids(corpus: Corpus, where: Any) -> list[str]:
     return [info.session_id async for info in corpus.catalog.iter_sessions(where)]
 

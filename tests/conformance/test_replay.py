@@ -22,6 +22,8 @@ from openai.types.responses import ResponseReasoningItem
 from agents_session_metadata import Replay, SessionNotFoundError
 from conformance import raw
 
+pytestmark = pytest.mark.logic
+
 IMAGE = "data:image/png;base64,AAAA"
 
 
