@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from .transfer.exports import OnConflict
     from .types import (
         MAX_KEY_LENGTH,
+        Feedback,
+        FeedbackKind,
         IndexInfo,
         ItemInfo,
         ItemPage,
@@ -91,6 +93,8 @@ __all__ = [
     "CorruptMetadataError",
     "CreateTrigger",
     "Decision",
+    "Feedback",
+    "FeedbackKind",
     "IndexInfo",
     "InvalidCursorError",
     "InvalidFilterError",
@@ -207,6 +211,8 @@ _MODULES = {
         "MAX_KEY_LENGTH",
         "Metadata",
         "OnClear",
+        "Feedback",
+        "FeedbackKind",
         "IndexInfo",
         "ItemInfo",
         "ItemPage",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.features import features
 from .core.rows import check_id_type, storable_keys
 from .core.schema import table_sizes
 from .core.store import LONGEST_PAGE, check_limit, check_on_clear
@@ -50,6 +51,7 @@ from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
 from .transfer.retention import delete_matching, expired, sparing_paused
 from .types import (
+    Feedback,
     IndexInfo,
     ItemInfo,
     ItemPage,
@@ -1183,10 +1185,34 @@ class SessionCatalog:
         """
         from .usage.statistics import read_statistics
 
-        condition = self._store.condition(where)
-        return await self._store.database.read(
-            lambda connection, queries: read_statistics(connection, queries, condition)
-        )
+        database, condition = self._store.database, self._store.condition(where)
+
+        def read(connection: Connection, queries: Queries) -> Statistics:
+            found = read_statistics(connection, queries, condition)
+            for feature in features():
+                if feature.count is not None and database.has_tables(connection, feature.name):
+                    found.feedback.update(feature.count(database, connection, queries, condition))
+            return found
+
+        return await database.read(read)
+
+    async def feedback(self, session_id: str) -> list[Feedback]:
+        """Return the votes of users on items, which `CatalogStore.add_feedback` stores.
+
+        Args:
+            session_id: The id of the session.
+
+        Returns:
+            The newest vote on each item, oldest first. It is empty if the session does not exist,
+            or if nobody has voted.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+        """
+        from .threads.feedback import read_feedback
+
+        return await read_feedback(self._store, session_id)
 
     # ---- helpers ----
 

@@ -100,39 +100,6 @@ without those that have their default."""
 
 RUN_KEYS: Final = frozenset(
     {
-        "status",
-        "outcome",
-        "phase",
-        "phase_history",
-        "ready",
-        "summary",
-        "error_count",
-        "last_error",
-        "started_at",
-        "finished_at",
-        "duration_ms",
-        "lifecycle_at",
-        "resumes",
-        "resume_attempts",
-        "runs",
-        "requests",
-        "input_tokens",
-        "output_tokens",
-        "total_tokens",
-        "run_ms",
-        "cost",
-        "agents",
-        "tool_calls",
-        "invocations",
-        "invocation_details",
-        "trace_ids",
-        "run",
-    }
-)
-"""The keys that describe the runs of a session: what lifecycle, tracker and runs write."""
-
-RUN_KEYS: Final = frozenset(
-    {
         *(STATUS, OUTCOME, PHASE, PHASE_HISTORY, READY, SUMMARY, ERROR_COUNT, LAST_ERROR),
         *(STARTED_AT, FINISHED_AT, DURATION_MS, TOUCHED_AT, RESUMES, RESUME_ATTEMPTS),
         *(RUNS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, TOTAL_TOKENS, RUN_MS, COST),

@@ -18,6 +18,8 @@ from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
     CreateTrigger,
+    Feedback,
+    FeedbackKind,
     IndexInfo,
     ItemInfo,
     ItemPage,
@@ -120,6 +122,10 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(await catalog.count_sessions(), int)
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
+    for vote in await catalog.feedback("chat-1"):
+        assert_type(vote, Feedback)
+        kind: FeedbackKind = vote.kind
+        assert_type(kind, Literal["positive", "negative"])
 
     errors: list[CorruptMetadataError] = []
     await catalog.list_sessions(order_by="-title", on_corrupt=errors.append)
