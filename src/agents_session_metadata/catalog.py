@@ -681,12 +681,12 @@ class SessionCatalog:
             TypeError: If `keys` is a bare string.
             ValueError: If `limit` is out of range, or `interval` is not positive.
         """
-        from .watch import watch_sessions
+        from .watch import poll_changes, watch_sessions
 
         check_limit(limit, LONGEST_PAGE)
         if not interval > 0:
             raise ValueError(f"interval must be positive, got {interval}")
-        return watch_sessions(
+        polls = poll_changes(
             self._store,
             self._store.condition(where),
             limit=limit,
@@ -695,6 +695,7 @@ class SessionCatalog:
             keys=storable_keys(keys),
             on_corrupt=on_corrupt,
         )
+        return watch_sessions(polls)
 
     async def count_sessions(self, where: Where | None = None) -> int:
         """Count matching sessions.

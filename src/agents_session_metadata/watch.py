@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
 
 from .query.details import Details
 from .query.logic import Condition
@@ -13,20 +15,29 @@ from .query.pages import Found, OnCorrupt, Reader, read_sessions
 from .scope import ScopedStore
 from .types import SessionChange, SessionInfo
 
+Changes: TypeAlias = "AsyncGenerator[SessionChange, None]"
+
 _NEWEST = Ordering.parse("-updated_at")
 
 
-async def watch_sessions(
+async def watch_sessions(polls: AsyncGenerator[list[SessionChange], None]) -> Changes:
+    async with aclosing(polls):
+        async for changes in polls:
+            for change in changes:
+                yield change
+
+
+async def poll_changes(
     store: ScopedStore,
     condition: Condition,
     *,
-    limit: int,
-    interval: float,
-    initial: bool,
-    keys: Sequence[str] | None,
-    on_corrupt: OnCorrupt | None,
-) -> AsyncGenerator[SessionChange, None]:
-    """Yields what differs between two polls: removed sessions first, the newest session last."""
+    limit: int = 100,
+    interval: float = 2.0,
+    initial: bool = False,
+    keys: Sequence[str] | None = None,
+    on_corrupt: OnCorrupt | None = None,
+) -> AsyncGenerator[list[SessionChange], None]:
+    """Yields the changes since the last poll: removed sessions first, the newest session last."""
 
     def read(reader: Reader) -> list[Found]:
         details = Details(newest_item=True)
@@ -38,14 +49,13 @@ async def watch_sessions(
             each.info.session_id: (_state_of(each), each.checked(on_corrupt))
             for each in reversed(await read_sessions(store.database, read))
         }
-        if initial:
-            for session_id in known.keys() - found.keys():
-                yield SessionChange("removed", known[session_id][1])
-            for session_id, (state, info) in found.items():
-                if session_id not in known:
-                    yield SessionChange("added", info)
-                elif known[session_id][0] != state:
-                    yield SessionChange("changed", info)
+        changes = [SessionChange("removed", known[gone][1]) for gone in known.keys() - found.keys()]
+        for session_id, (state, info) in found.items():
+            if session_id not in known:
+                changes.append(SessionChange("added", info))
+            elif known[session_id][0] != state:
+                changes.append(SessionChange("changed", info))
+        yield changes if initial else []
         known, initial = found, True
         await asyncio.sleep(interval)
 
