@@ -1217,6 +1217,15 @@ class SessionCatalog:
 
     # ---- helpers ----
 
+    async def _only_session(self, key: str, value: JSONValue) -> str:
+        """Returns the id of the only session with a value under a key, or raises `LookupError`."""
+        wanted = normalize_agent(value) if key == AGENT and isinstance(value, str) else value
+        page = await self.list_sessions({key: {"$eq": wanted}}, limit=2, keys=[])
+        if len(page.sessions) == 1:
+            return page.sessions[0].session_id
+        problem = "more than one session has" if page.sessions else "no session has"
+        raise LookupError(f"{problem} {key}={value}")
+
     async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
         check_id_type(session_id)
         return await self._store.create(session_id, self._store.encode_new(metadata))
