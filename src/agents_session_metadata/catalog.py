@@ -1205,7 +1205,7 @@ class SessionCatalog:
 
         Returns:
             The newest vote on each item, oldest first. It is empty if the session does not exist,
-            or if nobody has voted.
+            or if there are no votes.
 
         Raises:
             TablesMissingError: If tables are missing and `create_tables` is off.
