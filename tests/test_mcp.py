@@ -448,8 +448,8 @@ async def test_a_session_that_is_named_by_a_value(catalog):
         assert problem.startswith("no session has agent=")
 
 
-async def test_plain_answers(catalog):
-    async with within(catalog, plain=True) as tools:
+async def test_plain_answers(catalog, shared_database):
+    async with connected(shared_database.url, "--plain") as tools:
 
         async def text(**arguments):
             answer = await tools.client.call_tool("get_metadata", arguments)
