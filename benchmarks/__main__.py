@@ -7,7 +7,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from .agents import measure_calls, measure_tracker
+from .agents import measure_calls, measure_replaced, measure_tracker
 from .catalog import measure_catalog
 from .databases import TITLES, Server, open_servers
 from .indexes import measure_indexes
@@ -98,6 +98,8 @@ async def _measure_server(server: Server, arguments: argparse.Namespace, report:
         await measure_overhead(server, long_effort, report)
     if "agents" in parts:
         await measure_calls(server, report, rounds=2 if small else 7)
+        if server.kind == "sqlite":
+            await measure_replaced(server, report)
     if "tracker" in parts:
         await measure_tracker(server, long_effort, report)
     if "runs" in parts:

@@ -10,8 +10,8 @@ from typing import Any
 
 from agents import Agent, RunConfig, Runner, Usage, function_tool
 from agents.testing import ScriptedModel, assistant_message, function_call
-from sqlalchemy import delete
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import delete, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker, session_tables
 
@@ -26,6 +26,17 @@ CHECK, LIST = "resume check", "list 100 of 1,000 sessions"
 CLEAN_UP = "clean up 1,000 sessions"
 CLEAN_UP_HISTORIES = "clean up 1,000 sessions with ten items each"
 TRACKED, UNTRACKED = "tracked", "untracked"
+REPLACED = "The system on files, ms"
+REPLACED_RUNS = 5
+REPLACED_LIMITS = {
+    "create": 5,
+    "update": 3,
+    "resume decision": 2,
+    "get": 1,
+    "finish": 5,
+    "list of 100": 10,
+    "clean up 1,000": 50,
+}
 SESSIONS = 1_000
 TOOL_CALLS = 8
 _QUIET = RunConfig(tracing_disabled=True)
@@ -73,6 +84,49 @@ async def measure_calls(server: Server, report: Report, *, rounds: int) -> None:
         report.milliseconds(SECTION, name, median(found[1:]) * 1000, limit=limit)
 
 
+async def measure_replaced(server: Server, report: Report) -> None:
+    """Measure what the hand-made system on files did, against its figures: five runs each.
+
+    The sessions have tags, and what a lifecycle and a tracker of two tool calls write.
+    """
+    seconds: dict[str, list[float]] = {}
+
+    async def measure(name: str, call: Awaitable[Any]) -> Any:
+        began = time.perf_counter()
+        result = await call
+        seconds.setdefault(name, []).append((time.perf_counter() - began) * 1000)
+        return result
+
+    url = await server.create("replaced")
+    engine = create_async_engine(url)
+    catalog = SessionCatalog(engine, create_tables=True)
+    for _ in range(REPLACED_RUNS + 1):
+        template = catalog.session("template")
+        lifecycle = SessionLifecycle(template)
+        tags = {"owner_id": "u1", "title": "A trip", "tags": ["work", "travel"]}
+        await measure("create", lifecycle.start("planner", "plan a trip", tags))
+        await measure("update", template.set_metadata({"title": "A longer trip"}))
+        await measure("get", template.get_metadata())
+        async with SessionTracker(template) as hooks:
+            await Runner.run(_agent(2), "Go", hooks=hooks, run_config=_QUIET)
+        await lifecycle.enter("approval")
+        await measure("resume decision", lifecycle.resume_decision())
+        await measure("finish", lifecycle.finish("completed", "Booked."))
+        [record] = [each async for each in catalog.export_sessions()]
+        copies = ({**record, "session_id": f"s{number}"} for number in range(SESSIONS - 1))
+        before = await _used(engine)
+        await catalog.import_sessions(copies)
+        size = (await _used(engine) - before) / 1024 / SESSIONS
+        await measure("list of 100", catalog.list_sessions(limit=100))
+        where = {"status": "completed"}
+        assert await measure("clean up 1,000", catalog.delete_sessions(where)) == SESSIONS
+    await engine.dispose()
+    await server.drop(url)
+    report.milliseconds(REPLACED, "KB per session", size, limit=5)
+    for name, limit in REPLACED_LIMITS.items():
+        report.milliseconds(REPLACED, name, median(seconds[name][1:]), limit=limit)
+
+
 async def measure_tracker(server: Server, effort: Effort, report: Report) -> None:
     """A run of nine turns with eight calls of a tool that takes no time, each in a new session."""
     url = await server.create("tracker")
@@ -101,16 +155,26 @@ async def measure_tracker(server: Server, effort: Effort, report: Report) -> Non
         await server.drop(url)
 
 
+async def _used(engine: AsyncEngine) -> int:
+    """The bytes of the pages that an SQLite database uses."""
+    statement = (
+        "SELECT (page_count - freelist_count) * page_size "
+        "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+    )
+    async with engine.connect() as connection:
+        return int(await connection.scalar(text(statement)) or 0)
+
+
 @function_tool
-async def search(text: str) -> str:
+async def search(query: str) -> str:
     """Search for a text."""
-    return f"3 pages about {text}"
+    return f"3 pages about {query}"
 
 
-def _agent() -> Agent[Any]:
+def _agent(tool_calls: int = TOOL_CALLS) -> Agent[Any]:
     calls = [
-        [function_call("search", {"text": "SQLite"}, call_id=f"call-{number}")]
-        for number in range(TOOL_CALLS)
+        [function_call("search", {"query": "SQLite"}, call_id=f"call-{number}")]
+        for number in range(tool_calls)
     ]
     usage = Usage(requests=1, input_tokens=100, output_tokens=20, total_tokens=120)
     model = ScriptedModel([*calls, [assistant_message("Done.")]], default_usage=usage)

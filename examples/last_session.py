@@ -46,6 +46,12 @@ async def resume(catalog: SessionCatalog) -> None:
     assert info is not None
     assert info.session_id == "report"
     assert await last(catalog, "@designer") is None
+    mapping = {each.metadata["agent"]: each for each in await catalog.last_sessions("agent")}
+    print("Of every agent:", {agent: each.session_id for agent, each in mapping.items()})
+    assert {agent: each.session_id for agent, each in mapping.items()} == {
+        "analyst": "report",
+        "ai-engineer": "build",
+    }
 
     await catalog.delete_session("build")
     print("After deleting that session:")

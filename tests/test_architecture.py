@@ -41,13 +41,14 @@ LAYERS = [
     {"query"},
     {"scope"},
     {"history"},
-    {"idempotency", "indexes", "search", "threads", "transfer", "usage"},
+    {"idempotency", "indexes", "search", "threads", "transfer", "usage", "watch"},
     {"_sdk"},
     {"session"},
     {"catalog"},
     {"lifecycle"},
     {"tracking"},
     {"runs"},
+    {"replay"},
     {"http"},
     {"chatkit", "doctor", "mcp", "web"},
     {"cli"},
@@ -56,6 +57,7 @@ DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
+    *["replay", "watch"],
     *sorted(DOORS),
 ]
 # Optional or slow to import: the only modules and folders that import them.
@@ -67,7 +69,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
-    "pydantic": {"transfer", "threads", "runs", "mcp", "http", "chatkit"},
+    "pydantic": {"replay", "transfer", "threads", "runs", "mcp", "http", "chatkit"},
 }
 DRIVERS = [*EXTRAS, "aiomysql"]
 # Not as part of a longer name, such as an option of SQLAlchemy's.

@@ -427,6 +427,35 @@ def schemas(node):
             yield from schemas(each)
 
 
+async def test_a_session_that_is_named_by_a_value(catalog):
+    await catalog.set_metadata("secret", {"agent": "ai-engineer"})
+    async with within(catalog, allow_write=True) as tools:
+        one = await tools("get_metadata", session="alpha-Toast", by="agent_name", key="role")
+        assert (one["session"], one["value"]) == ("gt-alpha-Toast", "polecat")
+        await tools("set_metadata", session="@ai-engineer", by="agent", key="n", value=1)
+        assert (await catalog.get_metadata("secret"))["n"] == 1
+        several = await tools.error("get_metadata", session="polecat", by="role")
+        assert several == "more than one session has role=polecat; pass the session's id without by"
+        for value in ("nobody", "alpha-toast"):
+            problem = await tools.error("get_history", session=value, by="agent_name")
+            assert problem.startswith(f"no session has agent_name={value}")
+    async with within(catalog.scoped({"owner_id": "u1"})) as tools:
+        problem = await tools.error("get_metadata", session="ai-engineer", by="agent")
+        assert problem.startswith("no session has agent=")
+
+
+async def test_plain_answers(catalog, shared_database):
+    async with connected(shared_database.url, "--plain") as tools:
+
+        async def text(**arguments):
+            answer = await tools.client.call_tool("get_metadata", arguments)
+            return json.loads(answer.content[0].text)
+
+        assert await text(session="gt-alpha-Toast", key="role") == {"role": "polecat"}
+        assert await text(session="nobody", key="role") == {"role": None}
+        assert (await text(session="gt-alpha-Toast"))["exists"] is True
+
+
 @pytest.mark.parametrize("session", [None, "chat"])
 async def test_schemas_fit_strict_mode(session):
     engine = create_async_engine("sqlite+aiosqlite://")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         TriggersNotAllowedError,
         UnsupportedDialectError,
     )
+    from .history.recent import recent_turns
     from .keys import normalize_agent
     from .lifecycle import (
         FINAL_PHASES,
@@ -47,19 +48,24 @@ if TYPE_CHECKING:
         ResumePolicy,
         ResumeReason,
         SessionLifecycle,
+        resumable_sessions,
     )
     from .query.filters import Where
     from .query.ordering import OrderBy
     from .query.pages import OnCorrupt
+    from .replay import Replay, ReplayDifference, ReplayResult
     from .runs.records import Decision, PendingCall, RunInfo, RunPage
     from .runs.runs import SessionRun, SessionRuns, StreamedRun
     from .session import SQLAlchemyMetadataSession
     from .tracking.budget import Budget, Remaining
+    from .tracking.invocations import add_invocation
     from .tracking.titles import SessionTitler
     from .tracking.tracker import SessionTracker
     from .transfer.exports import OnConflict
     from .types import (
         MAX_KEY_LENGTH,
+        Feedback,
+        FeedbackKind,
         IndexInfo,
         ItemInfo,
         ItemPage,
@@ -67,6 +73,7 @@ if TYPE_CHECKING:
         Metadata,
         MetadataLimits,
         OnClear,
+        SessionChange,
         SessionInfo,
         SessionPage,
         Statistics,
@@ -86,6 +93,8 @@ __all__ = [
     "CorruptMetadataError",
     "CreateTrigger",
     "Decision",
+    "Feedback",
+    "FeedbackKind",
     "IndexInfo",
     "InvalidCursorError",
     "InvalidFilterError",
@@ -105,6 +114,9 @@ __all__ = [
     "PendingCall",
     "PhaseChange",
     "Remaining",
+    "Replay",
+    "ReplayDifference",
+    "ReplayResult",
     "ResumeDecision",
     "ResumePolicy",
     "ResumeReason",
@@ -116,6 +128,7 @@ __all__ = [
     "ScopeError",
     "SessionBusyError",
     "SessionCatalog",
+    "SessionChange",
     "SessionChangedError",
     "SessionExistsError",
     "SessionInfo",
@@ -141,7 +154,10 @@ __all__ = [
     "UsageRow",
     "ValueCount",
     "Where",
+    "add_invocation",
     "normalize_agent",
+    "recent_turns",
+    "resumable_sessions",
     "session_tables",
 ]
 
@@ -169,6 +185,7 @@ _MODULES = {
         "TriggersNotAllowedError",
         "UnsupportedDialectError",
     ],
+    "history.recent": ["recent_turns"],
     "keys": ["normalize_agent"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],
@@ -183,12 +200,15 @@ _MODULES = {
         "ResumePolicy",
         "ResumeReason",
         "SessionLifecycle",
+        "resumable_sessions",
     ],
     "usage.prices": ["ModelPrice"],
+    "tracking.invocations": ["add_invocation"],
     "tracking.titles": ["SessionTitler"],
     "tracking.tracker": ["SessionTracker"],
     "runs.records": ["Decision", "PendingCall", "RunInfo", "RunPage"],
     "runs.runs": ["SessionRun", "SessionRuns", "StreamedRun"],
+    "replay": ["Replay", "ReplayDifference", "ReplayResult"],
     "session": ["SQLAlchemyMetadataSession"],
     "core.definitions": ["CreateTrigger", "TableGroup"],
     "core.tables": ["SessionTables", "session_tables"],
@@ -197,10 +217,13 @@ _MODULES = {
         "MAX_KEY_LENGTH",
         "Metadata",
         "OnClear",
+        "Feedback",
+        "FeedbackKind",
         "IndexInfo",
         "ItemInfo",
         "ItemPage",
         "MetadataLimits",
+        "SessionChange",
         "SessionInfo",
         "SessionPage",
         "Statistics",

@@ -54,6 +54,7 @@ from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
+from .core.changes import log_committed
 from .core.database import settle
 from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages
@@ -205,8 +206,15 @@ class _CheckedSession(Session):
 @event.listens_for(_CheckedSession, "after_begin")
 def _begin(session: Session, transaction: object, connection: Connection) -> None:  # noqa: ARG001  # all
     dialect = dialect_of(connection.dialect)
+    session.info["connection"] = connection
     dialect.check_connection(connection)
     dialect.begin(connection)
+
+
+@event.listens_for(_CheckedSession, "after_commit")
+def _committed(session: Session) -> None:
+    if "connection" in session.info:
+        log_committed(session.info["connection"])
 
 
 def _turns_on(engine: AsyncEngine) -> threading.Lock | None:

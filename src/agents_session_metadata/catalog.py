@@ -5,7 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from datetime import date, timedelta
 from functools import partial
 from types import TracebackType
@@ -14,13 +22,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from .core.features import features
 from .core.rows import check_id_type, storable_keys
 from .core.schema import table_sizes
 from .core.store import LONGEST_PAGE, check_limit, check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
 from .errors import (
-    InvalidFilterError,
     ScopeError,
     SessionExistsError,
     SessionNotFoundError,
@@ -32,7 +40,7 @@ from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
 from .query.cursors import decode_cursor, encode_cursor
 from .query.details import Details
-from .query.filters import Where, parse_values
+from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position
 from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
@@ -43,6 +51,7 @@ from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
 from .transfer.retention import delete_matching, expired, sparing_paused
 from .types import (
+    Feedback,
     IndexInfo,
     ItemInfo,
     ItemPage,
@@ -50,6 +59,7 @@ from .types import (
     Metadata,
     MetadataLimits,
     OnClear,
+    SessionChange,
     SessionInfo,
     SessionPage,
     Statistics,
@@ -57,7 +67,7 @@ from .types import (
     UsageRow,
     ValueCount,
 )
-from .values import EncodedValue, encode_metadata, is_text, key_problem, search_key
+from .values import EncodedValue, encode_metadata, is_text, search_key
 
 if TYPE_CHECKING:
     from agents.memory import SessionSettings
@@ -412,6 +422,45 @@ class SessionCatalog:
         found = await self._read(lambda reader: reader.last(condition, details=details))
         return None if found is None else found.checked()
 
+    async def last_sessions(
+        self,
+        key: str,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        count_items: bool = False,
+    ) -> list[SessionInfo]:
+        """Return the most recently active session of each value of a key, such as each agent.
+
+        ```python
+        last = {info.metadata["agent"]: info for info in await catalog.last_sessions("agent")}
+        ```
+
+        Args:
+            key: A metadata key. Strings, numbers, booleans and None count as values; lists and
+                objects do not. 1 and 1.0 are the same value.
+            where: A filter; all sessions by default.
+            limit: The maximum number of sessions, 1 to 1,000.
+            count_items: Whether to count the items of each history.
+
+        Returns:
+            The sessions, most recently active first. Each is the one that `last_session` returns
+            for its value.
+
+        Raises:
+            CorruptMetadataError: If a stored value is not valid JSON.
+            InvalidFilterError: If the key cannot be stored, or the filter is invalid.
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            ValueError: If `limit` is out of range.
+        """
+        check_limit(limit, LONGEST_PAGE)
+        condition, name = self._store.condition(where), check_filter_key(key)
+        details = Details(count_items)
+        found = await self._read(
+            lambda reader: reader.last_of_each(name, condition, limit, details)
+        )
+        return [each.checked() for each in found]
+
     async def delete_session(self, session_id: str) -> bool:
         """Delete a session with its messages and metadata.
 
@@ -589,6 +638,65 @@ class SessionCatalog:
                 return
             after = found[-1].position
 
+    def watch(
+        self,
+        where: Where | None = None,
+        *,
+        limit: int = 100,
+        interval: float = 2.0,
+        initial: bool = False,
+        keys: Iterable[str] | None = None,
+        on_corrupt: OnCorrupt | None = None,
+    ) -> AsyncGenerator[SessionChange, None]:
+        """Iterate over changes to the most recently active matching sessions, by any writer.
+
+        It polls with one statement per interval and holds no connection between polls. A session
+        has changed if its `updated_at`, its newest item or the value of a key is different. It is
+        removed if it was deleted, no longer matches, or is no longer among the newest `limit`. The
+        changes of one poll are ordered by activity, removed sessions first and the newest session
+        last. Several changes between two polls are reported as one.
+
+        ```python
+        async for change in catalog.watch({"owner_id": "u1"}):
+            print(change.kind, change.session.session_id)
+        ```
+
+        Args:
+            where: A filter; all sessions by default.
+            limit: The number of sessions to watch, 1 to 1,000.
+            interval: Seconds between polls.
+            initial: Whether to yield the existing sessions as added. By default, the first poll
+                only remembers them.
+            keys: The metadata keys to read and compare; all stored keys by default.
+            on_corrupt: Called in each poll with a `CorruptMetadataError` for each stored value that
+                is not valid JSON, instead of raising it.
+
+        Returns:
+            An iterator without an end. Call `aclose()`, or cancel the task, to end it.
+
+        Raises:
+            CorruptMetadataError: While iterating, without `on_corrupt`.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: While iterating, if tables are missing and `create_tables` is off.
+            TypeError: If `keys` is a bare string.
+            ValueError: If `limit` is out of range, or `interval` is not positive.
+        """
+        from .watch import poll_changes, watch_sessions
+
+        check_limit(limit, LONGEST_PAGE)
+        if not interval > 0:
+            raise ValueError(f"interval must be positive, got {interval}")
+        polls = poll_changes(
+            self._store,
+            self._store.condition(where),
+            limit=limit,
+            interval=interval,
+            initial=initial,
+            keys=storable_keys(keys),
+            on_corrupt=on_corrupt,
+        )
+        return watch_sessions(polls)
+
     async def count_sessions(self, where: Where | None = None) -> int:
         """Count matching sessions.
 
@@ -623,9 +731,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
             ValueError: If `limit` is not a positive integer.
         """
-        problem = key_problem(key)
-        if problem is not None:
-            raise InvalidFilterError(problem, path="key")
+        check_filter_key(key)
         check_limit(limit)
         condition = self._store.condition(where)
 
@@ -755,6 +861,8 @@ class SessionCatalog:
 
         The metadata of the copy contains the id of this session under `forked_from`, and `before`,
         if it is given, under `forked_before`. A copy of a copy contains only its direct original.
+        `pinned`, `archived` and the keys in `keys.RUN_KEYS`, which describe the runs of the
+        original, are not copied, so that statistics count each run once.
 
         A history written through `EncryptedSession` cannot be read under another id: its key is
         derived from the id.
@@ -1078,12 +1186,45 @@ class SessionCatalog:
         """
         from .usage.statistics import read_statistics
 
-        condition = self._store.condition(where)
-        return await self._store.database.read(
-            lambda connection, queries: read_statistics(connection, queries, condition)
-        )
+        database, condition = self._store.database, self._store.condition(where)
+
+        def read(connection: Connection, queries: Queries) -> Statistics:
+            found = read_statistics(connection, queries, condition)
+            for feature in features():
+                if feature.count is not None and database.has_tables(connection, feature.name):
+                    found.feedback.update(feature.count(database, connection, queries, condition))
+            return found
+
+        return await database.read(read)
+
+    async def feedback(self, session_id: str) -> list[Feedback]:
+        """Return the votes of users on items, which `CatalogStore.add_feedback` stores.
+
+        Args:
+            session_id: The id of the session.
+
+        Returns:
+            The newest vote on each item, oldest first. It is empty if the session does not exist,
+            or if there are no votes.
+
+        Raises:
+            TablesMissingError: If tables are missing and `create_tables` is off.
+            TypeError: If the id is not a string.
+        """
+        from .threads.feedback import read_feedback
+
+        return await read_feedback(self._store, session_id)
 
     # ---- helpers ----
+
+    async def _only_session(self, key: str, value: JSONValue) -> str:
+        """Returns the id of the only session with a value under a key, or raises `LookupError`."""
+        wanted = normalize_agent(value) if key == AGENT and isinstance(value, str) else value
+        page = await self.list_sessions({key: {"$eq": wanted}}, limit=2, keys=[])
+        if len(page.sessions) == 1:
+            return page.sessions[0].session_id
+        problem = "more than one session has" if page.sessions else "no session has"
+        raise LookupError(f"{problem} {key}={value}")
 
     async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
         check_id_type(session_id)

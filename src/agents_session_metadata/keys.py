@@ -50,6 +50,8 @@ TOUCHED_AT: Final = "lifecycle_at"
 
 RESUMES: Final = "resumes"
 """How often `SessionLifecycle.resume()` decided to resume the session."""
+RESUME_ATTEMPTS: Final = "resume_attempts"
+"""How often `SessionLifecycle.resume()` was called, refusals included."""
 
 # Totals over runs, recorded by the tracker.
 RUNS: Final = "runs"
@@ -71,8 +73,9 @@ AGENTS: Final = "agents"
 TOOL_CALLS: Final = "tool_calls"
 """A list of `[tool, calls, milliseconds]`, one entry per tool."""
 INVOCATIONS: Final = "invocations"
-"""The newest tool calls: `[id, tool, milliseconds]`."""
-
+"""The ids of the newest 50 tool calls, oldest first."""
+INVOCATION_DETAILS: Final = "invocation_details"
+"""The same calls: objects with `id`, `tool`, `ms`, `ok` and `at`, an ISO 8601 time."""
 TRACE_IDS: Final = "trace_ids"
 """The newest trace ids of runs, oldest first."""
 
@@ -97,36 +100,13 @@ without those that have their default."""
 
 RUN_KEYS: Final = frozenset(
     {
-        "status",
-        "outcome",
-        "phase",
-        "phase_history",
-        "ready",
-        "summary",
-        "error_count",
-        "last_error",
-        "started_at",
-        "finished_at",
-        "duration_ms",
-        "lifecycle_at",
-        "resumes",
-        "resume_attempts",
-        "runs",
-        "requests",
-        "input_tokens",
-        "output_tokens",
-        "total_tokens",
-        "run_ms",
-        "cost",
-        "agents",
-        "tool_calls",
-        "invocations",
-        "invocation_details",
-        "trace_ids",
-        "run",
+        *(STATUS, OUTCOME, PHASE, PHASE_HISTORY, READY, SUMMARY, ERROR_COUNT, LAST_ERROR),
+        *(STARTED_AT, FINISHED_AT, DURATION_MS, TOUCHED_AT, RESUMES, RESUME_ATTEMPTS),
+        *(RUNS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS, TOTAL_TOKENS, RUN_MS, COST),
+        *(AGENTS, TOOL_CALLS, INVOCATIONS, INVOCATION_DETAILS, TRACE_IDS, RUN),
     }
 )
-"""The keys that describe the runs of a session: what lifecycle, tracker and runs write."""
+"""The keys that lifecycle, tracker and runs write. A fork does not copy them."""
 
 
 def normalize_agent(name: str) -> str:

@@ -13,10 +13,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 from agents_session_metadata import keys
 
 from .catalog import SessionCatalog
-from .errors import InvalidMetadataError, InvalidPhaseError
+from .errors import InvalidMetadataError, InvalidPhaseError, SessionNotFoundError
+from .query.filters import Where
 from .scope import ScopedStore
 from .text import quoted
-from .types import JSONValue, Metadata
+from .types import JSONValue, Metadata, SessionInfo
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
 """The default phases of active work. `start` enters the first one."""
@@ -225,7 +226,12 @@ class SessionLifecycle:
 
         return await self.session.edit_metadata(change)
 
-    async def enter(self, phase: str, metadata: Mapping[str, JSONValue] | None = None) -> Metadata:
+    async def enter(
+        self,
+        phase: str,
+        metadata: Mapping[str, JSONValue] | None = None,
+        error: str | None = None,
+    ) -> Metadata:
         """Enter a phase.
 
         The session need not have been started.
@@ -233,6 +239,7 @@ class SessionLifecycle:
         Args:
             phase: The phase. A final phase finishes the work.
             metadata: More metadata to store in the same transaction.
+            error: An error to count and store in the same transaction, as `record_error` does.
 
         Returns:
             The metadata afterwards.
@@ -242,7 +249,7 @@ class SessionLifecycle:
             InvalidPhaseError: If the phase is unknown, or cannot be reached from the current phase.
         """
         self._check_known(phase, self._phases + self._final)
-        return await self._move(phase, metadata or {})
+        return await self._move(phase, metadata or {}, error)
 
     async def record_error(self, message: str) -> Metadata:
         """Count an error and store its message, in any phase.
@@ -256,8 +263,7 @@ class SessionLifecycle:
         now = self._now()
 
         def change(stored: Metadata) -> None:
-            stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + 1
-            stored[keys.LAST_ERROR] = message
+            _count_error(stored, message)
             stored[keys.TOUCHED_AT] = now.isoformat()
 
         return await self.session.edit_metadata(change)
@@ -292,60 +298,42 @@ class SessionLifecycle:
         info = await self.session.catalog.get_session(self.session.session_id)
         if info is None:
             return ResumeDecision(should_resume=False, reason="not_found")
-        return self._decide(info.metadata, info.updated_at)
+        return _decide(self.policy, info.metadata, info.updated_at, self._now())
 
     async def resume(self) -> ResumeDecision:
-        """Decide whether the session may be resumed and, if so, count the resume.
+        """Decide whether the session may be resumed, and count the attempt.
 
-        If the session may be resumed, `resumes` is increased by one, in a transaction that checks
-        the conditions again, and the session counts as active from then on. Otherwise, nothing is
-        written.
+        `resume_attempts` is increased by one. If the session may be resumed, `resumes` is too, and
+        the session counts as active from then on. Both are written in the transaction that decides.
+        A session that does not exist is not created.
 
         Returns:
             The decision, with the metadata afterwards.
         """
-        info = await self.session.catalog.get_session(self.session.session_id)
+        catalog, session_id = self.session.catalog, self.session.session_id
+        missing = decision = ResumeDecision(should_resume=False, reason="not_found")
+        info = await catalog.get_session(session_id, keys=[])
         if info is None:
-            return ResumeDecision(should_resume=False, reason="not_found")
-        decision = self._decide(info.metadata, info.updated_at)
-        if not decision.should_resume:
-            return decision
+            return missing
 
         def change(stored: Metadata) -> None:
             nonlocal decision
-            decision = self._decide(dict(stored), info.updated_at)
+            now = self._now()
+            decision = _decide(self.policy, dict(stored), info.updated_at, now)
+            stored[keys.RESUME_ATTEMPTS] = count_of(stored, keys.RESUME_ATTEMPTS) + 1
             if decision.should_resume:
                 stored[keys.RESUMES] = count_of(stored, keys.RESUMES) + 1
-                stored[keys.TOUCHED_AT] = self._now().isoformat()
+                stored[keys.TOUCHED_AT] = now.isoformat()
 
-        metadata = await self.session.edit_metadata(change)
+        try:
+            metadata = await catalog.edit_metadata(session_id, change, must_exist=True)
+        except SessionNotFoundError:
+            return missing
         return replace(decision, metadata=metadata)
 
-    def _decide(self, stored: Metadata, updated_at: datetime) -> ResumeDecision:
-        phase = stored.get(keys.PHASE)
-        last_active = max(updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or updated_at)
-        idle = max(self._now() - last_active, timedelta(0))
-        error_count = count_of(stored, keys.ERROR_COUNT)
-        reason: ResumeReason = "resumable"
-        if stored.get(keys.READY) is False:
-            reason = "not_ready"
-        elif not isinstance(phase, str) or phase not in self.policy.phases:
-            reason = "not_resumable_phase"
-        elif idle >= self.policy.max_idle:
-            reason = "too_old"
-        elif error_count >= self.policy.max_errors:
-            reason = "too_many_errors"
-        return ResumeDecision(
-            should_resume=reason == "resumable",
-            reason=reason,
-            phase=phase if isinstance(phase, str) else None,
-            idle=idle,
-            error_count=error_count,
-            metadata=stored,
-            history=tuple(_history_of(stored)),
-        )
-
-    async def _move(self, phase: str, metadata: Mapping[str, JSONValue]) -> Metadata:
+    async def _move(
+        self, phase: str, metadata: Mapping[str, JSONValue], error: str | None = None
+    ) -> Metadata:
         now = self._now()
 
         def change(stored: Metadata) -> None:
@@ -361,6 +349,8 @@ class SessionLifecycle:
                     f"phase {quoted(phase)} cannot follow phase {quoted(current)}", phase=phase
                 )
             stored.update(metadata)
+            if error is not None:
+                _count_error(stored, error)
             if phase in self._final:
                 stored[keys.OUTCOME] = phase
                 stored[keys.FINISHED_AT] = now.isoformat()
@@ -381,6 +371,65 @@ class SessionLifecycle:
 
     def _now(self) -> datetime:
         return self._clock().astimezone(timezone.utc)
+
+
+async def resumable_sessions(
+    catalog: SessionCatalog, where: Where | None = None, policy: ResumePolicy | None = None
+) -> list[SessionInfo]:
+    """Return the sessions that may be resumed now. Nothing is counted.
+
+    Args:
+        catalog: The catalog; a scope applies.
+        where: A filter; all sessions by default.
+        policy: The conditions for resuming; `ResumePolicy()` by default.
+
+    Returns:
+        The sessions, most recently active first.
+
+    Raises:
+        InvalidFilterError: If the filter is invalid.
+        TablesMissingError: If tables are missing and `create_tables` is off.
+    """
+    policy, now = policy or ResumePolicy(), datetime.now(timezone.utc)
+    in_phases: dict[str, Any] = {keys.PHASE: {"$in": sorted(policy.phases)}}
+    found = [
+        (decision.idle, info)
+        async for info in catalog.iter_sessions({"$and": [where or {}, in_phases]})
+        if (decision := _decide(policy, info.metadata, info.updated_at, now)).should_resume
+    ]
+    return [info for _, info in sorted(found, key=lambda each: (each[0], each[1].session_id))]
+
+
+def _decide(
+    policy: ResumePolicy, stored: Metadata, updated_at: datetime, now: datetime
+) -> ResumeDecision:
+    phase = stored.get(keys.PHASE)
+    last_active = max(updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or updated_at)
+    idle = max(now - last_active, timedelta(0))
+    error_count = count_of(stored, keys.ERROR_COUNT)
+    reason: ResumeReason = "resumable"
+    if stored.get(keys.READY) is False:
+        reason = "not_ready"
+    elif not isinstance(phase, str) or phase not in policy.phases:
+        reason = "not_resumable_phase"
+    elif idle >= policy.max_idle:
+        reason = "too_old"
+    elif error_count >= policy.max_errors:
+        reason = "too_many_errors"
+    return ResumeDecision(
+        should_resume=reason == "resumable",
+        reason=reason,
+        phase=phase if isinstance(phase, str) else None,
+        idle=idle,
+        error_count=error_count,
+        metadata=stored,
+        history=tuple(_history_of(stored)),
+    )
+
+
+def _count_error(stored: Metadata, message: str) -> None:
+    stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + 1
+    stored[keys.LAST_ERROR] = message
 
 
 def enter_phase(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
@@ -20,6 +20,10 @@ use them without casts."""
 OnClear: TypeAlias = Literal["delete", "keep"]
 """What `clear_session()` does: `"delete"` deletes the session with its metadata, `"keep"` deletes
 only the messages."""
+
+
+FeedbackKind: TypeAlias = Literal["positive", "negative"]
+"""The vote of a user on an item, as ChatKit names it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,19 @@ class SessionPage:
 
     sessions: list[SessionInfo]
     next_cursor: str | None
+
+
+@dataclass(frozen=True)
+class SessionChange:
+    """A change that `SessionCatalog.watch` has seen.
+
+    Attributes:
+        kind: `"added"`, `"changed"` or `"removed"`.
+        session: The session; if it was removed, as it was seen last.
+    """
+
+    kind: Literal["added", "changed", "removed"]
+    session: SessionInfo
 
 
 @dataclass(frozen=True)
@@ -167,6 +184,7 @@ class Statistics:
             in the middle, the shorter); None if there are none.
         duration_p95: The 95th percentile of these durations, by nearest rank; None if there are
             none.
+        feedback: The number of items per kind of their newest vote.
     """
 
     sessions: int
@@ -186,6 +204,7 @@ class Statistics:
     with_errors: int = 0
     duration_median: timedelta | None = None
     duration_p95: timedelta | None = None
+    feedback: dict[str, int] = field(default_factory=dict)
 
     @property
     def tool_calls(self) -> int:
@@ -207,6 +226,21 @@ class TableSize:
     table: str
     rows: int
     bytes: int | None
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """The newest vote of a user on an item of a thread.
+
+    Attributes:
+        item_id: The id of the item.
+        kind: `"positive"` or `"negative"`.
+        at: When the user voted; aware, UTC.
+    """
+
+    item_id: str
+    kind: FeedbackKind
+    at: datetime
 
 
 @dataclass(frozen=True)

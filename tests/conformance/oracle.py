@@ -63,6 +63,8 @@ def satisfies(value: Any, name: str, operand: Any) -> bool:
         return any(equal(value, one) for one in operand)
     if name == "$contains":
         return isinstance(value, list) and any(equal(element, operand) for element in value)
+    if name == "$all":
+        return all(satisfies(value, "$contains", one) for one in operand)
     if name == "$prefix":
         return isinstance(value, str) and value.startswith(operand)
     if isinstance(value, datetime):

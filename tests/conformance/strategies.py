@@ -56,6 +56,7 @@ def filters(
             "$lte": ordered,
             "$exists": st.booleans(),
             "$contains": scalar,
+            "$all": st.lists(scalar, min_size=1, max_size=3),
             "$prefix": prefix,
         },
     )

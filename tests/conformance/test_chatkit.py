@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import pytest
 from agents import Agent, Runner, function_tool
-from agents.extensions.memory import EncryptedSession
+from agents.extensions.memory import EncryptedSession, SQLAlchemySession
 from agents.testing import ScriptedModel, assistant_message, function_call
 from chatkit.agents import AgentContext, stream_agent_response
 from chatkit.server import ChatKitServer
@@ -40,7 +40,11 @@ from conformance import raw
 from conformance.approving import Deployer, deploys
 from conformance.thread_items import NOW, assistant_item, user_item, widget
 
-TABLES = ("agent_sessions_metadata_thread_items", "agent_sessions_metadata_attachments")
+TABLES = (
+    "agent_sessions_metadata_thread_items",
+    "agent_sessions_metadata_attachments",
+    "agent_sessions_metadata_feedback",
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ class Server(ChatKitServer):
 
     async def add_feedback(self, thread_id, item_ids, feedback, context):
         self.feedback.append((thread_id, item_ids, feedback))
+        await self.store.add_feedback(thread_id, item_ids, feedback, context)
 
     async def call(self, request, context=ANNA, **params):
         result = await self.process(json.dumps({"type": request, "params": params}), context)
@@ -189,6 +194,8 @@ async def test_everything_through_the_server(server, catalog, engine):
         "items.feedback", thread_id=thread_id, item_ids=[items[1]["id"]], kind="positive"
     )
     assert server.feedback == [(thread_id, [items[1]["id"]], "positive")]
+    [vote] = await catalog.feedback(thread_id)
+    assert (vote.item_id, vote.kind) == (items[1]["id"], "positive")
     loose = await server.call("attachments.create", name="b", size=1, mime_type="text/plain")
     await server.call("attachments.delete", attachment_id=loose["id"])
     for name in (thread_id, other):
@@ -826,3 +833,37 @@ async def test_only_items_need_the_tables(engine, catalog):
         await store.add_thread_item(thread_id, user_item(thread_id, "u"), ANNA)
     assert set(TABLES) <= set(caught.value.tables)
     await store.delete_thread(thread_id, ANNA)
+
+
+async def test_the_newest_vote_on_an_item_counts(catalog, engine):
+    assert await catalog.feedback("nobody") == []
+    assert (await catalog.statistics()).feedback == {}
+    store = CatalogStore(catalog, scope=lambda user: {"owner_id": user.user_id})
+    for user, thread_id in ((ANNA, "t1"), (ANNA, "t2"), (BEN, "t3")):
+        await store.save_thread(ThreadMetadata(id=thread_id, created_at=NOW), user)
+    assert await catalog.feedback("t1") == []
+    await store.add_feedback("t1", ["i1", "i2", "i1"], "positive", ANNA)
+    await store.add_feedback("t1", ["i1"], "negative", ANNA)
+    await store.add_feedback("t2", ["i1"], "positive", ANNA)
+    await store.add_feedback("t3", ["i1"], "positive", BEN)
+    votes = await catalog.feedback("t1")
+    assert [(vote.item_id, vote.kind) for vote in votes] == [("i2", "positive"), ("i1", "negative")]
+    assert votes[0].at < votes[1].at
+    assert votes[0].at.utcoffset() == timedelta(0)
+
+    ours = catalog.scoped({"owner_id": "anna"})
+    assert (await ours.statistics()).feedback == {"positive": 2, "negative": 1}
+    where = {"$session_id": "t1"}
+    assert (await catalog.statistics(where)).feedback == {"positive": 1, "negative": 1}
+    assert await ours.feedback("t3") == []
+    for thread_id, user in (("t3", ANNA), ("nobody", ANNA), ("", ANNA)):
+        with pytest.raises(NotFoundError):
+            await store.add_feedback(thread_id, ["i1"], "positive", user)
+    with pytest.raises(ValueError, match="item id"):
+        await store.add_feedback("t1", ["i\0"], "positive", ANNA)
+    assert len(await catalog.feedback("t1")) == 2
+
+    await SQLAlchemySession("t1", engine=engine).clear_session()
+    assert await raw.count_rows(engine, TABLES[2], "t1") == 0
+    unused = SessionCatalog(engine)
+    assert len(await unused.feedback("t2")) == 1

@@ -15,7 +15,11 @@ from conformance.corpus import VALUES, Corpus, filters
 
 pytestmark = pytest.mark.dialect
 
-OPERATORS_OF_ANYTHING = ("$eq", "$ne")
+
+async def ids(corpus: Corpus, where: Any) -> list[str]:
+    return [info.session_id async for info in corpus.catalog.iter_sessions(where)]
+
+
 RANGES = ("$gt", "$gte", "$lt", "$lte")
 
 
@@ -94,6 +98,13 @@ CASES: list[Any] = [
     {"v": {"$contains": "z" * 600}},
     {"v": {"$contains": "z" * 601}},
     {"v": {"$contains": "a", "$ne": ["a", ["a"], {"a": "a"}]}},
+    {"v": {"$all": [1]}},
+    {"v": {"$all": [1, 1.0]}},
+    {"v": {"$all": [1, True, None]}},
+    {"v": {"$all": ["a", 1]}},
+    {"v": {"$all": ["z" * 600, "z" * 601, "a"]}},
+    {"v": {"$all": ["a", "b"], "$contains": "c"}},
+    {"$not": {"v": {"$all": ["a", "b"]}}},
     {"v": {"$exists": False}},
     {"V": {"$exists": False}, "v": {"$exists": True}},
     {"v": {"$eq": {"$gt": 1}}},
@@ -183,6 +194,17 @@ async def test_conditions_up_to_a_hundred(corpus):
     assert await corpus.check({"$or": ors})
     await corpus.check({"$and": [{"v": {"$ne": number}} for number in range(100)]})
     await corpus.check({f"missing {number}": {"$exists": False} for number in range(100)})
+
+
+@pytest.mark.thorough
+async def test_all_of_a_hundred_elements_is_one_condition(corpus):
+    wanted = [f"tag {number}" for number in range(100)]
+    await corpus.catalog.set_metadata("all", {"tags": [*wanted, "more"]})
+    await corpus.catalog.set_metadata("most", {"tags": [*wanted[1:], "more"]})
+    where = {"tags": {"$all": wanted}}
+    assert await ids(corpus, where) == ["all"]
+    every = {"$and": [where] * 100}
+    assert await ids(corpus, every) == ["all"]
 
 
 async def test_depth_up_to_ten(corpus):

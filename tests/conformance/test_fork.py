@@ -16,6 +16,7 @@ from agents_session_metadata import (
     SessionExistsError,
     SessionNotFoundError,
     SQLAlchemyMetadataSession,
+    keys,
 )
 from conformance import corpus, raw
 
@@ -109,6 +110,31 @@ async def test_everything_that_metadata_may_hold(catalog):
         copied = await copy.get_metadata()
         assert copied.pop("forked_from") == session_id
         assert repr(copied) == repr(await catalog.get_metadata(session_id))
+
+
+async def test_a_copy_has_no_runs_of_its_original(catalog):
+    runs = dict.fromkeys(keys.RUN_KEYS, 3) | {"status": "completed", "tool_calls": [["t", 3, 1]]}
+    own = {"title": "one", "title_auto": "one", "agent": "a", "purpose": "p", "owner_id": "u1"}
+    shown = {"pinned": True, "archived": True}
+    await catalog.create_session("chat", metadata={**runs, **own, **shown})
+    copy = await catalog.fork_session("chat", "copy")
+    assert await copy.get_metadata() == {**own, **ORIGIN}
+    await catalog.fork_session("copy", "again")
+    family = await catalog.statistics({"owner_id": "u1"})
+    assert (family.sessions, family.runs, family.tools["t"].calls) == (3, 3, 3)
+    assert family.by_status == {"completed": 1}
+
+    renamed = await catalog.fork_session("chat", metadata={"title": "two", "pinned": True})
+    found = await renamed.get_metadata(["title", "title_auto", "pinned"])
+    assert found == {"title": "two", "title_auto": None, "pinned": True}
+    scoped = catalog.scoped({"status": "completed", "archived": True})
+    inside = await scoped.fork_session("chat")
+    assert await inside.get_metadata(["status", "archived", "pinned", "phase"]) == {
+        "status": "completed",
+        "archived": True,
+        "pinned": None,
+        "phase": None,
+    }
 
 
 async def test_an_empty_session(catalog):

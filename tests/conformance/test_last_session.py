@@ -8,7 +8,12 @@ import pytest
 from agents.extensions.memory import SQLAlchemySession
 from processes import run_processes
 
-from agents_session_metadata import SessionCatalog, SessionLifecycle, normalize_agent
+from agents_session_metadata import (
+    InvalidFilterError,
+    SessionCatalog,
+    SessionLifecycle,
+    normalize_agent,
+)
 from conformance import raw
 
 pytestmark = pytest.mark.dialect
@@ -210,3 +215,39 @@ async def test_two_processes_writing(shared_database):
     page = await catalog.list_sessions({"agent": "both"})
     expected = max(page.sessions, key=lambda info: (info.updated_at, newest[info.session_id]))
     assert await last(catalog, "both") == expected.session_id
+
+
+async def test_the_last_session_of_each_value(catalog, engine):
+    long = "z" * 3_000
+    values = ["a", "a", "b", 1, 1.0, True, None, long + "1", long + "2", long + "1"]
+    for number, value in enumerate(values):
+        await catalog.create_session(f"s{number}", metadata={"v": value, "owner_id": "u1"})
+        await raw.set_times(engine, f"s{number}", updated_at=f"2020-01-{number + 1:02} 00:00:00")
+    for number, value in enumerate(([["a"]], {"a": 1})):
+        await catalog.create_session(f"whole{number}", metadata={"v": value})
+    await catalog.create_session("without")
+    found = await catalog.last_sessions("v", count_items=True)
+    assert [info.session_id for info in found] == ["s9", "s8", "s6", "s5", "s4", "s2", "s1"]
+    assert found[-1].metadata == {"v": "a", "owner_id": "u1"}
+    assert found[-1].item_count == 0
+    assert [info.session_id for info in await catalog.last_sessions("v", limit=2)] == ["s9", "s8"]
+    where = {"v": {"$in": ["a", "b"]}}
+    assert [info.session_id for info in await catalog.last_sessions("v", where)] == ["s2", "s1"]
+    assert await catalog.scoped({"owner_id": "u2"}).last_sessions("v") == []
+    assert await catalog.last_sessions("nothing") == []
+    with pytest.raises(ValueError, match="limit"):
+        await catalog.last_sessions("v", limit=0)
+    with pytest.raises(InvalidFilterError):
+        await catalog.last_sessions("$v")
+
+
+async def test_the_last_sessions_within_one_second(catalog, engine):
+    for number in range(12):
+        await talk(catalog, "ab"[number % 2], f"s{number * 7 % 12}")
+    await at_the_same_time(catalog, engine)
+    await catalog.create_session("silent", metadata={"agent": "a"})
+    await raw.set_times(engine, "silent", updated_at=LATER)
+    by_agent = {info.metadata["agent"]: info for info in await catalog.last_sessions("agent")}
+    assert list(by_agent) == ["b", "a"]
+    for agent, info in by_agent.items():
+        assert info.session_id == await last(catalog, agent)

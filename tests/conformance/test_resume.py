@@ -6,7 +6,15 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from agents_session_metadata import ResumeDecision, ResumePolicy, SessionLifecycle, keys
+from agents_session_metadata import (
+    InvalidPhaseError,
+    ResumeDecision,
+    ResumePolicy,
+    SessionCatalog,
+    SessionLifecycle,
+    keys,
+    resumable_sessions,
+)
 from conformance import raw
 
 pytestmark = pytest.mark.logic
@@ -207,21 +215,69 @@ async def test_resuming_is_counted(catalog, session, last_active):
     assert (await at(session, last_active + timedelta(minutes=58)).resume_decision()).should_resume
     before = await session.get_metadata()
     decision = await at(session, last_active + timedelta(minutes=59)).resume()
-    assert (decision.reason, decision.metadata) == ("too_old", before)
+    # A refusal is counted and is no activity.
+    assert decision.reason == "too_old"
+    assert decision.metadata == {**before, keys.RESUME_ATTEMPTS: 3}
+    assert await session.get_metadata() == decision.metadata
     assert (await at(catalog.session("nobody"), last_active).resume()).reason == "not_found"
-    assert await session.get_metadata() == before
     assert await catalog.get_session("nobody") is None
 
 
-async def test_resuming_what_has_just_ended(session, last_active, monkeypatch):
-    lifecycle = at(session, last_active)
-    edit = session.edit_metadata
+async def test_resuming_what_has_just_ended(catalog, session, last_active, monkeypatch):
+    edit = SessionCatalog.edit_metadata
 
-    async def edit_later(change):
-        await edit(lambda stored: stored.update(phase="completed"))
-        return await edit(change)
+    async def edit_later(self, session_id, change, **options):
+        await edit(self, session_id, lambda stored: stored.update(phase="completed"))
+        return await edit(self, session_id, change, **options)
 
-    monkeypatch.setattr(session, "edit_metadata", edit_later)
-    decision = await lifecycle.resume()
+    monkeypatch.setattr(SessionCatalog, "edit_metadata", edit_later)
+    decision = await at(session, last_active).resume()
     assert (decision.should_resume, decision.reason) == (False, "not_resumable_phase")
     assert keys.RESUMES not in await session.get_metadata()
+
+    async def edit_a_deleted_one(self, session_id, change, **options):
+        await self.delete_session(session_id)
+        return await edit(self, session_id, change, **options)
+
+    monkeypatch.setattr(SessionCatalog, "edit_metadata", edit_a_deleted_one)
+    assert (await at(session, last_active).resume()).reason == "not_found"
+    assert await catalog.get_session("chat") is None
+
+
+async def test_an_error_and_a_phase_in_one_update(catalog, session, last_active):
+    lifecycle = at(session, last_active)
+    stored = await lifecycle.enter("planning", {"step": 2}, error="disk full")
+    assert (stored["phase"], stored["step"]) == ("planning", 2)
+    assert (stored[keys.ERROR_COUNT], stored[keys.LAST_ERROR]) == (1, "disk full")
+    with pytest.raises(InvalidPhaseError):
+        await lifecycle.enter("nowhere", error="lost")
+    stored = await lifecycle.enter("failed", error="full again")
+    assert (stored["outcome"], stored[keys.ERROR_COUNT]) == ("failed", 2)
+    with pytest.raises(InvalidPhaseError):
+        await lifecycle.enter("planning", error="too late")
+    assert (await session.get_metadata())[keys.ERROR_COUNT] == 2
+
+
+async def test_sessions_that_can_be_resumed(catalog, engine):
+    async def add(name, phase, **metadata):
+        session = await catalog.create_session(name, metadata={"phase": phase, **metadata})
+        await raw.set_times(engine, name, updated_at=LONG_AGO)
+        return SessionLifecycle(session)
+
+    await (await add("first", "approval", owner_id="u1")).enter("planning")
+    await (await add("second", "approval", owner_id="u2", ready=True)).enter("approval")
+    await (await add("not ready", "planning", ready=False)).enter("planning")
+    await (await add("executing", "planning")).enter("executing")
+    await (await add("failing", "planning", error_count=2)).enter("planning", error="third")
+    await add("too old", "planning")
+    await catalog.create_session("without a phase")
+
+    async def found(*args):
+        return [info.session_id for info in await resumable_sessions(*args)]
+
+    assert await found(catalog) == ["second", "first"]
+    assert await found(catalog, {"owner_id": "u1"}) == ["first"]
+    assert await found(catalog.scoped({"owner_id": "u2"})) == ["second"]
+    policy = ResumePolicy(phases={"executing"}, max_errors=9)
+    assert await found(catalog, None, policy) == ["executing"]
+    assert await found(catalog, None, ResumePolicy(phases=())) == []

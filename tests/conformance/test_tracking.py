@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from agents import Runner, function_tool
@@ -10,7 +11,13 @@ from agents.exceptions import UserError
 from agents.extensions.memory import EncryptedSession
 from processes import run_processes
 
-from agents_session_metadata import SessionCatalog, SessionLifecycle, SessionTracker, keys
+from agents_session_metadata import (
+    SessionCatalog,
+    SessionLifecycle,
+    SessionTracker,
+    add_invocation,
+    keys,
+)
 from conformance.running import (
     Recording,
     Seconds,
@@ -46,6 +53,13 @@ asyncio.run(main())
 """
 
 
+def details(stored):
+    """Id, tool, milliseconds and success of the newest calls, whose ids are elements."""
+    found = stored[keys.INVOCATION_DETAILS]
+    assert stored[keys.INVOCATIONS] == [call["id"] for call in found]
+    return [(call["id"], call["tool"], call["ms"], call["ok"]) for call in found]
+
+
 @pytest.fixture
 def clock():
     return Seconds()
@@ -72,8 +86,15 @@ async def test_a_run(session, clock, tools, catalog):
         keys.RUN_MS: 1750,
         keys.AGENTS: ["engineer"],
         keys.TOOL_CALLS: [["look", 1, 250], ["write", 1, 1500]],
-        keys.INVOCATIONS: [["call-1", "look", 250], ["call-2", "write", 1500]],
+        keys.INVOCATIONS: ["call-1", "call-2"],
+        keys.INVOCATION_DETAILS: stored[keys.INVOCATION_DETAILS],
     }
+    assert details(stored) == [("call-1", "look", 250, True), ("call-2", "write", 1500, True)]
+    moments = [datetime.fromisoformat(call["at"]) for call in stored[keys.INVOCATION_DETAILS]]
+    assert moments[0].utcoffset() == timedelta(0)
+    assert moments == sorted(moments)
+    for where in ({"$contains": "call-2"}, {"$all": ["call-1", "call-2"]}):
+        assert await catalog.count_sessions({"invocations": where}) == 1
     assert len(await session.get_items()) == 6
     assert await catalog.count_sessions({"agents": {"$contains": "engineer"}}) == 1
 
@@ -102,7 +123,7 @@ async def test_a_streamed_run(session, clock, tools):
     assert (result.final_output, bool(events)) == ("done", True)
     stored = await session.get_metadata()
     assert (stored[keys.RUNS], stored[keys.REQUESTS], stored[keys.TOTAL_TOKENS]) == (1, 2, 220)
-    assert stored[keys.INVOCATIONS] == [["call-1", "look", 250]]
+    assert details(stored) == [("call-1", "look", 250, True)]
     assert stored[keys.RUN_MS] == 250
 
 
@@ -135,7 +156,7 @@ async def test_parallel_tools(session):
     async with SessionTracker(session) as hooks:
         await Runner.run(engineer, "hello", session=session, hooks=hooks)
     stored = await session.get_metadata()
-    ids, names, times = zip(*stored[keys.INVOCATIONS], strict=True)
+    ids, names, times, _ = zip(*details(stored), strict=True)
     assert sorted(ids) == ["call-1", "call-2", "call-3"]
     assert set(names) == {"look"}
     assert min(times) >= 50
@@ -211,7 +232,7 @@ async def test_a_tool_whose_failure_the_model_hears_of(session):
         result = await Runner.run(engineer, "hello", session=session, hooks=hooks)
     assert result.final_output == "done"
     stored = await session.get_metadata()
-    assert [call[:2] for call in stored[keys.INVOCATIONS]] == [["call-1", "look"]]
+    assert [call[:2] for call in details(stored)] == [("call-1", "look")]
     assert stored.get(keys.ERROR_COUNT, 0) == 0
 
 
@@ -224,7 +245,7 @@ async def test_a_tool_whose_failure_ends_the_run(session, clock):
     stored = await session.get_metadata()
     assert (stored[keys.ERROR_COUNT], stored[keys.REQUESTS]) == (1, 1)
     assert "nothing to see" in stored[keys.LAST_ERROR]
-    assert stored[keys.INVOCATIONS] == [["call-1", "look", 250]]
+    assert details(stored) == [("call-1", "look", 250, False)]
     assert stored[keys.TOOL_CALLS] == [["look", 1, 250]]
 
 
@@ -249,7 +270,7 @@ async def test_a_cancelled_run(session):
         await task
     stored = await session.get_metadata()
     assert (stored[keys.RUNS], stored[keys.REQUESTS]) == (1, 1)
-    assert [call[:2] for call in stored[keys.INVOCATIONS]] == [["call-1", "wait"]]
+    assert [call[:2] for call in details(stored)] == [("call-1", "wait")]
 
 
 async def test_hooks_of_the_application(session, clock, tools):
@@ -317,7 +338,7 @@ async def test_totals_add_up_over_runs(session, clock, tools):
     assert (stored[keys.RUNS], stored[keys.REQUESTS], stored[keys.TOTAL_TOKENS]) == (5, 15, 1650)
     assert stored[keys.AGENTS] == ["agent 0", "agent 1"]
     assert stored[keys.TOOL_CALLS] == [["look", 10, 2500]]
-    assert stored[keys.INVOCATIONS] == [[f"call-{n}", "look", 250] for n in range(10)]
+    assert details(stored) == [(f"call-{n}", "look", 250, True) for n in range(10)]
     assert stored[keys.RUN_MS] == 2500
 
 
@@ -333,8 +354,8 @@ async def test_runs_that_overlap(session):
     stored = await session.get_metadata()
     assert (stored[keys.RUNS], stored[keys.REQUESTS], stored[keys.TOTAL_TOKENS]) == (20, 40, 4400)
     assert stored[keys.TOOL_CALLS] == [["look", 20, 5000]]
-    assert sorted(stored[keys.INVOCATIONS]) == sorted(
-        [f"call-{number}", "look", 250] for number in range(20)
+    assert sorted(details(stored)) == sorted(
+        (f"call-{number}", "look", 250, True) for number in range(20)
     )
 
 
@@ -400,3 +421,47 @@ async def test_runs_of_two_processes(shared_database, request):
     assert sorted(stored[keys.AGENTS]) == ["one", "two"]
     assert stored[keys.TOOL_CALLS] == [["look", 20, 5000]]
     assert len(stored[keys.INVOCATIONS]) == 20
+
+
+async def test_invocations_that_are_recorded_by_hand(catalog, session):
+    for number in range(51):
+        await add_invocation(session, f"inv_{number:03}", "lint" if number else "compile")
+    at = datetime(2026, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=1)))
+    took = timedelta(seconds=1.5)
+    stored = await add_invocation(session, "inv_\0", "compile", duration=took, ok=False, at=at)
+    assert stored == await session.get_metadata()
+    assert stored[keys.TOOL_CALLS] == [["compile", 2, 1500], ["lint", 50, 0]]
+    assert len(stored[keys.INVOCATIONS]) == len(stored[keys.INVOCATION_DETAILS]) == 50
+    assert stored[keys.INVOCATIONS][0] == "inv_002"
+    newest = stored[keys.INVOCATION_DETAILS][-1]
+    assert newest == {
+        "id": stored[keys.INVOCATIONS][-1],
+        "tool": "compile",
+        "ms": 1500,
+        "ok": False,
+        "at": "2026-01-02T02:04:00+00:00",
+    }
+    assert await catalog.count_sessions({"invocations": {"$contains": "inv_050"}}) == 1
+    assert await catalog.count_sessions({"invocations": {"$contains": "inv_000"}}) == 0
+    before = await session.get_metadata()
+    for wrong in (
+        {"invocation_id": ""},
+        {"tool": ""},
+        {"duration": timedelta(-1)},
+        {"at": datetime(2026, 1, 2)},  # noqa: DTZ001  # what is refused
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            await add_invocation(session, **{"invocation_id": "i", "tool": "t", **wrong})
+    assert await session.get_metadata() == before
+
+
+async def test_invocations_in_the_form_of_the_first_version(session, clock, tools):
+    before = {keys.INVOCATIONS: [["old", "look", 5]], keys.TOOL_CALLS: [["look", 1, 5]]}
+    await session.set_metadata(before)
+    engineer = agent("engineer", calls("look"), "done", tools=tools)
+    async with SessionTracker(session, clock=clock) as hooks:
+        await Runner.run(engineer, "hello", session=session, hooks=hooks)
+    stored = await session.get_metadata()
+    assert stored[keys.INVOCATIONS] == ["old", "call-1"]
+    assert details(stored) == [("old", "look", 5, None), ("call-1", "look", 250, True)]
+    assert stored[keys.TOOL_CALLS] == [["look", 2, 255]]

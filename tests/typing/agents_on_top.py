@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, Literal
 
-from agents import Agent, RunHooks, Runner
+from agents import Agent, RunConfig, RunHooks, Runner
 from agents.extensions.memory import EncryptedSession
 from agents.memory import OpenAIResponsesCompactionSession
 from typing_extensions import assert_type
@@ -26,11 +26,16 @@ from agents_session_metadata import (
     MetadataLimitError,
     ModelPrice,
     PhaseChange,
+    Replay,
+    ReplayDifference,
+    ReplayResult,
     ResumeDecision,
     ResumePolicy,
     ResumeReason,
     ScopeError,
+    SessionCatalog,
     SessionExistsError,
+    SessionInfo,
     SessionLifecycle,
     SessionMetadataError,
     SessionNotFoundError,
@@ -40,7 +45,10 @@ from agents_session_metadata import (
     TablesMissingError,
     TriggersNotAllowedError,
     UnsupportedDialectError,
+    add_invocation,
     normalize_agent,
+    recent_turns,
+    resumable_sessions,
 )
 
 
@@ -63,6 +71,23 @@ async def lifecycle(
     SessionLifecycle(compacting)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     SessionLifecycle("chat-1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ResumePolicy(max_idle=1800)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def more_calls(session: SQLAlchemyMetadataSession, wrapped: EncryptedSession) -> None:
+    """Lists, calls of other tools, and what a model sees."""
+    assert_type(await resumable_sessions(session.catalog), list[SessionInfo])
+    took = timedelta(seconds=1)
+    await add_invocation(wrapped, "inv_001", "lint", duration=took, ok=False, at=None)
+    RunConfig(session_input_callback=recent_turns(5))
+
+
+async def replaying(catalog: SessionCatalog, agent: Agent[Any]) -> None:
+    """A stored session, and what was different."""
+    replay = await Replay.of(catalog, "chat-1")
+    result = await replay.run(agent, model="gpt-4.1-mini", context={})
+    assert_type(result, ReplayResult)
+    assert_type(result.differences, list[ReplayDifference])
+    assert_type(result.ended, str | None)
 
 
 async def usage(session: SQLAlchemyMetadataSession, wrapped: EncryptedSession) -> None:

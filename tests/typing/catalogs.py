@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import MetaData, Table
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -18,6 +18,8 @@ from agents_session_metadata import (
     BudgetExceededError,
     CorruptMetadataError,
     CreateTrigger,
+    Feedback,
+    FeedbackKind,
     IndexInfo,
     ItemInfo,
     ItemPage,
@@ -30,6 +32,7 @@ from agents_session_metadata import (
     OrderBy,
     RunFailedError,
     SessionCatalog,
+    SessionChange,
     SessionChangedError,
     SessionInfo,
     SessionPage,
@@ -112,9 +115,17 @@ async def many_sessions(catalog: SessionCatalog) -> None:
     assert_type(catalog.iter_sessions(), AsyncIterator[SessionInfo])
     async for info in catalog.iter_sessions({"$updated_at": {"$lt": datetime.now(timezone.utc)}}):
         assert_type(info, SessionInfo)
+    assert_type(await catalog.last_sessions("agent", limit=5), list[SessionInfo])
+    async for change in catalog.watch({"owner_id": "u1"}, interval=1, initial=True):
+        assert_type(change, SessionChange)
+        assert_type(change.kind, Literal["added", "changed", "removed"])
     assert_type(await catalog.count_sessions(), int)
     assert_type(await catalog.count_values("tags", {"owner_id": "u1"}, limit=5), list[ValueCount])
     assert_type(await catalog.statistics(), Statistics)
+    for vote in await catalog.feedback("chat-1"):
+        assert_type(vote, Feedback)
+        kind: FeedbackKind = vote.kind
+        assert_type(kind, Literal["positive", "negative"])
 
     errors: list[CorruptMetadataError] = []
     await catalog.list_sessions(order_by="-title", on_corrupt=errors.append)

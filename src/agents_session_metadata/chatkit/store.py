@@ -24,8 +24,9 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.threads.feedback import add_feedback
 from agents_session_metadata.transfer.retention import check_age, moment_before
-from agents_session_metadata.types import JSONValue, Metadata, SessionInfo
+from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 
 from . import transactions
 from .changes import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
@@ -193,6 +194,24 @@ class CatalogStore(Store[TContext]):
             on_corrupt=_leave_out,
         )
         return _page([self._thread(info) for info in page.sessions], page.next_cursor is not None)
+
+    async def add_feedback(
+        self, thread_id: str, item_ids: list[str], feedback: FeedbackKind, context: TContext
+    ) -> None:
+        """Store a vote on items, for `ChatKitServer.add_feedback`.
+
+        The newest vote on an item counts. Read votes with `SessionCatalog.feedback`;
+        `SessionCatalog.statistics` counts them. They are neither copied nor exported.
+
+        Raises:
+            NotFoundError: If there is no such thread.
+            ValueError: If the id of an item cannot be stored.
+        """
+        for item_id in item_ids:
+            _check_id("item", item_id)
+        store = self._within(context)._store
+        if not await add_feedback(store, thread_id, item_ids, feedback):
+            raise _missing("thread", thread_id)
 
     async def delete_thread(self, thread_id: str, context: TContext) -> None:
         """Delete a thread, if it exists: its items, attachments, history and metadata."""

@@ -13,7 +13,7 @@ from .command import REGISTRY
 
 HEADINGS = {
     "Sessions": ("sessions", "list show get set unset count values last"),
-    "History": ("history", "history rewind fork search"),
+    "History": ("history", "history rewind fork search replay"),
     "Lifecycle": ("lifecycle", "start phase resume-check finish"),
     "Runs": ("runs", "runs approve reject discard"),
     "Usage": ("usage", "usage"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from agents_session_metadata.errors import SessionNotFoundError
-from agents_session_metadata.keys import AGENT, normalize_agent
+from agents_session_metadata.keys import AGENT
 
 from .options import parse_pairs, parse_value, usage
 from .output import Answer, no_session, nothing, shown, write_json
@@ -91,14 +91,12 @@ class Target:
             usage("--by requires SESSION")
         if not isinstance(text, str):
             return [await self.resolved(each) for each in text]
-        value = normalize_agent(text) if self.by == AGENT else parse_value(text)
-        where = {str(self.by): {"$eq": value}}
-        page = await self.catalog.list_sessions(where, limit=2, keys=[])
-        if len(page.sessions) == 1:
-            return page.sessions[0].session_id
-        problem = "more than one session has" if page.sessions else "no session has"
-        advice = "pass the session id without --by"
-        raise click.ClickException(f"{problem} {self.by}={text}; {advice}")
+        value = text if self.by == AGENT else parse_value(text)
+        try:
+            return await self.catalog._only_session(str(self.by), value)
+        except LookupError as error:
+            advice = "pass the session id without --by"
+            raise click.ClickException(f"{error}; {advice}") from None
 
     async def problem(self, session: str, problem: str) -> str:
         """Returns a sentence about a session, or that the session does not exist."""

@@ -13,7 +13,7 @@ from . import options
 from .command import WRITES, command
 from .connection import Target
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
-from .output import Answer, Pages, counted, nothing, shown, write
+from .output import Answer, Pages, Table, counted, nothing, shown, write
 
 if TYPE_CHECKING:
     from agents_session_metadata.types import ItemInfo
@@ -124,3 +124,50 @@ def _lines(item: Any) -> Iterator[str]:
         for name, value in item.items():
             if name != "type":
                 yield shown(f"{name}: {shown(value)}")
+
+
+@command("replay chat-1 --agent examples.weather:agent")
+async def replay(
+    target: Target,
+    session: str = SESSION,
+    agent: str = option("The agent to run, as package.module:name.", required=True),
+    model: str | None = option("Ask this model instead of using the recorded answers."),
+) -> Answer:
+    """Run an agent again with the recorded answers and outputs, and print what differs.
+
+    No tool runs, and without --model no model is asked. The working directory is on the import
+    path. The exit code is 1 if there are differences.
+    """
+    from agents_session_metadata.replay import Replay
+
+    found = await (await Replay.of(target.catalog, session)).run(_imported(agent), model=model)
+    rows = [
+        (str(each.turn), each.problem, shown(each.recorded or ""), shown(each.replayed or ""))
+        for each in found.differences
+    ]
+    header = ("turn", "difference", "recorded", "replayed")
+    count = counted(len(found.recorded), "turn")
+    return Answer(
+        document=found,
+        table=Table(header, rows, folded=True) if rows else None,
+        text=None if rows else f"no differences in {count}",
+        code=1 if rows else 0,
+    )
+
+
+def _imported(path: str) -> Any:
+    import sys
+    from importlib import import_module
+    from pathlib import Path
+
+    from agents import Agent
+
+    module, _, name = path.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        usage(f"--agent {path} cannot be imported: {error}")
+    if not isinstance(found, Agent):
+        usage(f"--agent {path} must be an Agent, got {type(found).__name__}")
+    return found

@@ -9,16 +9,19 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import escaped, quoted
 
 from . import options
 from .command import WRITES, command
 from .connection import Target
+from .hooks import NAMES, find_session, hook_answer, outcome_of
 from .options import META, SESSION, Whole, argument, flag, option, repeatable, usage
-from .output import Answer, blocking, no_session, nothing, shown
+from .output import Answer, as_json, blocking, no_session, nothing, shown
 
 if TYPE_CHECKING:
+    from agents_session_metadata.catalog import SessionCatalog
     from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
     from agents_session_metadata.types import Metadata
 
@@ -76,10 +79,10 @@ async def phase(
     metadata = await _stored(target, session)
     if metadata is None:
         return _missing(session)
-    if error is not None:
-        metadata = await _lifecycle(target, session).record_error(error)
     if phase is not None:
-        metadata = await _lifecycle(target, session).enter(phase, more)
+        metadata = await _lifecycle(target, session).enter(phase, more, error)
+    elif error is not None:
+        metadata = await _lifecycle(target, session).record_error(error)
     document = {"session_id": session, "metadata": metadata}
     if phase is not None or error is not None:
         return Answer(document=document)
@@ -92,15 +95,38 @@ async def phase(
 @command("finish chat-1 completed --summary 'the build is green'", WRITES)
 async def finish(
     target: Target,
-    session: str = SESSION,
-    outcome: str = argument("completed, failed or abandoned."),
+    session: str | None = _OPTIONAL,
+    outcome: str | None = argument("completed, failed or abandoned.", "[OUTCOME]", required=False),
     summary: str | None = option("The result, in a sentence."),
+    hook: bool = flag("Read the JSON of an orchestrator's stop hook from stdin."),
 ) -> Answer:
-    """End the work of a session."""
+    """End the work of a session.
+
+    With --hook, the command reads {"agent_id": "chat-1", "exit_code": 0} from stdin. agent_id is
+    the session id. The session is completed if the exit code is 0; otherwise it failed. If the
+    session is unknown or finished, nothing changes and the exit code is 0.
+    """
+    if hook:
+        return await _finish_by_hook(target, session, summary)
+    if session is None or outcome is None:
+        usage("pass SESSION and OUTCOME, or --hook")
     if await _stored(target, session) is None:
         return _missing(session)
     metadata = await _lifecycle(target, session).finish(outcome, summary)
     return Answer(document={"session_id": session, "metadata": metadata})
+
+
+async def _finish_by_hook(target: Target, session: str | None, summary: str | None) -> Answer:
+    target.as_json = True
+    if session is not None:
+        usage("pass only one of SESSION and --hook")
+    session, outcome = outcome_of(await _read_object())
+    document: dict[str, Any] = {"agent_id": session, "outcome": None}
+    try:
+        await _lifecycle(target, session, must_exist=True).finish(outcome, summary)
+    except (SessionNotFoundError, InvalidPhaseError) as error:
+        return Answer(document={**document, "unchanged": str(error)})
+    return Answer(document={**document, "outcome": outcome})
 
 
 @command("resume-check chat-1 --max-idle-minutes 10", timeout=5.0)
@@ -118,6 +144,7 @@ async def resume_check(
         "A phase that allows resuming; repeatable.", "--phase", metavar="PHASE"
     ),
     stdin: bool = flag("Read a JSON request from stdin."),
+    test: bool = flag("Print the request of a hook and its answer, without a database."),
 ) -> Answer:
     """Check whether a session can be resumed: exit code 0 if it can, 1 if not.
 
@@ -129,7 +156,14 @@ async def resume_check(
     session. All other fields are optional. Options override them. The output is JSON and contains
     the context unchanged. If the request is invalid (exit code 2), or the database does not answer
     (exit code 1), the output is {"error": "..."}.
+
+    A request of an orchestrator's hook has "agent_id", the session id, or "agent_name", for that
+    agent's last session, with that "task_id" if it is given. All other fields are allowed. The
+    answer has the fields should_resume, reason, resume_metadata and original_context, and the exit
+    code is 0 for both answers.
     """
+    if test:
+        return await _tested()
     given = {
         "session_id": session,
         "agent": agent,
@@ -143,7 +177,10 @@ async def resume_check(
         target.as_json = target.json_errors = True
         if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
-        request = {**await _read_request(), **request}
+        read = await _read_object()
+        if NAMES & read.keys():
+            return Answer(document=await _hook_answer(target.catalog, read, _policy(request)))
+        request = {**_checked(read), **request}
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
     name, decision = await _decide(target, request)
@@ -162,11 +199,45 @@ async def resume_check(
     )
 
 
-async def _read_request() -> dict[str, Any]:
+async def _hook_answer(
+    catalog: SessionCatalog, request: dict[str, Any], policy: ResumePolicy
+) -> dict[str, Any]:
+    from agents_session_metadata.lifecycle import ResumeDecision
+
+    info = await find_session(catalog, request)
+    decision = ResumeDecision(should_resume=False, reason="not_found")
+    if info is not None:
+        decision = await _lifecycle_of(catalog, info.session_id, policy).resume_decision()
+    return hook_answer(request, info, decision)
+
+
+async def _tested() -> Answer:
+    from agents_session_metadata.catalog import SessionCatalog
+    from agents_session_metadata.lifecycle import ResumePolicy
+
+    request = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
+    async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
+        lifecycle = _lifecycle_of(catalog, "chat-1")
+        await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
+        await lifecycle.enter("approval")
+        answer = await _hook_answer(catalog, request, ResumePolicy())
+    texts = (as_json(each, indent=2) for each in (request, answer))
+    return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
+
+
+async def _read_object() -> dict[str, Any]:
     text = await blocking(options.standard_input().read)
-    fields = options.parse_json(text.decode("utf-8-sig"), "the request")
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        usage("the request is not UTF-8")
+    fields = options.parse_json(decoded, "the request")
     if not isinstance(fields, dict):
         usage("the request must be a JSON object")
+    return fields
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     for name, value in given.items():
         if name not in _FIELDS:
@@ -179,15 +250,21 @@ async def _read_request() -> dict[str, Any]:
     return given
 
 
-async def _decide(target: Target, request: dict[str, Any]) -> tuple[str | None, ResumeDecision]:
-    from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy
+def _policy(request: dict[str, Any]) -> ResumePolicy:
+    from agents_session_metadata.lifecycle import ResumePolicy
 
     names = {"max_errors", "phases"} & {*request}
     chosen: dict[str, Any] = {name: request[name] for name in names}
     if "max_idle_minutes" in request:
         idle = request["max_idle_minutes"]
         chosen["max_idle"] = options.duration("max_idle_minutes", idle, "minutes")
-    policy, session = ResumePolicy(**chosen), request.get("session_id")
+    return ResumePolicy(**chosen)
+
+
+async def _decide(target: Target, request: dict[str, Any]) -> tuple[str | None, ResumeDecision]:
+    from agents_session_metadata.lifecycle import ResumeDecision
+
+    policy, session = _policy(request), request.get("session_id")
     if session is None:
         last = await target.catalog.last_session({AGENT: request["agent"]})
         if last is None:
@@ -203,12 +280,19 @@ def _state(decision: ResumeDecision) -> str:
     return f"phase {phase}, idle {idle} min, errors {count}" + (f", moves {moves}" if moves else "")
 
 
-def _lifecycle(target: Target, session: str, *policy: ResumePolicy) -> SessionLifecycle:
+def _lifecycle(
+    target: Target, session: str, *policy: ResumePolicy, must_exist: bool = False
+) -> SessionLifecycle:
+    return _lifecycle_of(target.catalog, session, *policy, must_exist=must_exist)
+
+
+def _lifecycle_of(
+    catalog: SessionCatalog, session: str, *policy: ResumePolicy, must_exist: bool = False
+) -> SessionLifecycle:
     from agents_session_metadata.lifecycle import SessionLifecycle
 
     # A session of the SDK, which takes long to import, is not needed.
-    catalog: Any = target.catalog
-    edit = partial(catalog.edit_metadata, session)
+    edit = partial(catalog.edit_metadata, session, must_exist=must_exist)
     own: Any = SimpleNamespace(session_id=session, catalog=catalog, edit_metadata=edit)
     return SessionLifecycle(own, *policy)
 

@@ -27,6 +27,7 @@ async def mcp(
     allow_write: bool = flag("Add the tools that change metadata."),
     tool_prefix: str = option("Prefix for the tool names.", default=""),
     session: str | None = option("Restrict the server to this session, the default of all tools."),
+    plain: bool = flag("Answer a query for one key with {KEY: VALUE} and nothing else."),
 ) -> Answer:
     """Run an MCP server on stdin and stdout, for agents.
 
@@ -37,7 +38,11 @@ async def mcp(
     standard_input()
     target.engine_options["pool_pre_ping"] = True
     server = make_server(
-        target.catalog, allow_write=allow_write, tool_prefix=tool_prefix, session=session
+        target.catalog,
+        allow_write=allow_write,
+        tool_prefix=tool_prefix,
+        session=session,
+        plain=plain,
     )
     await target.catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
     exit_at_once = click.get_current_context().obj

@@ -25,6 +25,7 @@ _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
 _RECORDED = {
     *(known.RUNS, known.REQUESTS, known.INPUT_TOKENS, known.OUTPUT_TOKENS, known.TOTAL_TOKENS),
     *(known.RUN_MS, known.COST, known.AGENTS, known.TOOL_CALLS, known.INVOCATIONS),
+    known.INVOCATION_DETAILS,
     *(known.TRACE_IDS, known.TITLE_AUTO, known.CHATKIT, known.TOUCHED_AT, known.PHASE_HISTORY),
 }
 
@@ -172,7 +173,13 @@ async def last(
     agent: str | None = option("The agent's name, with or without a leading @."),
     condition: Any = options.filters(),
 ) -> Answer:
-    """Show the most recently active session that matches, for example of an agent."""
+    """Show the most recently active session of each agent, or one that matches.
+
+    With --agent or a filter, the command shows one session. Without them, it lists the last session
+    of each agent.
+    """
+    if agent is None and condition is None:
+        return await _last_of_each(target)
     if agent is not None:
         of_agent = {known.AGENT: known.normalize_agent(agent)}
         condition = {"$and": [of_agent, condition or {}]}
@@ -181,6 +188,24 @@ async def last(
         return _details(info)
     message = no_match(condition) if agent is None else f"agent {shown(agent)} has no session"
     return nothing(message, None)
+
+
+async def _last_of_each(target: Target) -> Answer:
+    found = await target.catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
+    rows = [
+        (
+            shown(info.metadata[known.AGENT]),
+            info.session_id,
+            ago(info.updated_at),
+            number(info.item_count),
+        )
+        for info in found
+    ]
+    message = None if rows else "no session has an agent"
+    table = Table(("agent", "session", "active", "items"), rows) if rows else None
+    return Answer(
+        document=[_record(info) for info in found], table=table, message=message, code=int(not rows)
+    )
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
+from .changes import log_committed
 from .definitions import CORE
 from .features import features
 from .schema import create_missing, existing_names, lost_sessions, missing_names
@@ -327,7 +328,10 @@ class Database(Generic[Q]):
             begin(connection)
             result = work(connection, self._queries())
             if commits:
+                is_written = connection.in_transaction()
                 connection.commit()
+                if is_written:
+                    log_committed(connection)
             return result
 
     def _queries(self) -> Q:

@@ -79,6 +79,7 @@ class Feature:
         export: Returns its parts of the records of some sessions, as JSON, by session id.
         parse: Checks a part of a record, with a function that validates JSON as a type.
         load: Inserts parts that `parse` returned, by the id of a new session.
+        count: Counts what `Statistics.feedback` contains, for the sessions of a condition.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.
         indexes: Its kinds of indexes, each after the key with which it is created.
@@ -96,6 +97,7 @@ class Feature:
     export: Callable[[Database[Any], Connection, Sequence[str]], Mapping[str, Any]] | None = None
     parse: Callable[[Any, Callable[..., Any]], Any] | None = None
     load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
+    count: Callable[[Database[Any], Connection, Any, Any], dict[str, int]] | None = None
     learn: Callable[[Database[Any], Connection], object] | None = None
     reader: Callable[[Database[Any], Connection, Any], Any] | None = None
     indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()

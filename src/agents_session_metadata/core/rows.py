@@ -31,6 +31,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
+from .changes import note
 from .messages import delete_histories
 from .tables import SessionTables, element_rows
 
@@ -135,7 +136,10 @@ class Rows:
 
         Works without our tables, and keeps rows of an earlier session in them.
         """
-        return self._statements.locks.or_create(connection, session_id)
+        is_new = self._statements.locks.or_create(connection, session_id)
+        if is_new:
+            note(connection, "created", session_id)
+        return is_new
 
     def claim(
         self, connection: Connection, session_id: str, read: Reader, *, create: bool
@@ -153,6 +157,7 @@ class Rows:
             return Claim(False, read(connection, session_id).stored or {})
         if leftovers:
             self._delete_leftovers(connection, session_id)
+        note(connection, "created", session_id)
         return Claim(True, {})
 
     # ---- writing to a session that is locked ----
@@ -169,6 +174,7 @@ class Rows:
             return False
         if leftovers:
             self._delete_leftovers(connection, session_id)
+        note(connection, "created", session_id)
         self.write(connection, session_id, encoded, ())
         return True
 
@@ -232,6 +238,7 @@ class Rows:
         lists: Collection[str],
     ) -> None:
         """The values must be written first."""
+        note(connection, "set", session_id, encoded)
         if lists:
             table = self._tables.elements
             stale = table.c.session_id == session_id, table.c.key.in_(sorted(lists))
@@ -256,11 +263,13 @@ class Rows:
         rows = self._tables.metadata
         own = rows.c.session_id == session_id, rows.c.key.in_(keys)
         connection.execute(delete(rows).where(*own))
+        note(connection, "removed", session_id, keys)
 
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Works without our tables."""
         delete_histories(connection, self._tables, self._dialect, [session_id])
         connection.execute(self._statements.delete_session, {"of_session": session_id})
+        note(connection, "deleted", session_id)
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):
@@ -301,6 +310,8 @@ def delete_sessions(
     of_ids = dialect.one_of(tables.sessions.c.session_id, "ids", len(ids))
     deletion = delete(tables.sessions).where(of_ids)
     connection.execute(deletion, dialect.list_parameters("ids", ids))
+    for session_id in ids:
+        note(connection, "deleted", session_id)
 
 
 def decode_stored(session_id: str, key: str, text: str) -> JSONValue:

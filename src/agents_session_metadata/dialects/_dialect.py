@@ -155,6 +155,10 @@ class Dialect:
         """Sorts by code point, and LIKE can search it; `native` columns already sort that way."""
         return column
 
+    def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        """Returns an expression to group long values by in a window, compared as a whole."""
+        return column
+
     def literal(self, text: str) -> str:
         """Returns one line of SQL that does not depend on settings of server and client."""
         return "'" + text.replace("'", "''") + "'"

@@ -200,6 +200,9 @@ class MySQL(Dialect):
         {1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359}
     )
 
+    def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
+        return func.sha2(column, literal_column("256"))
+
     def error_code(self, error: DBAPIError) -> object:
         arguments = getattr(error.orig, "args", ())
         return arguments[0] if arguments else None

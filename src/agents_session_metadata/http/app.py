@@ -20,12 +20,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import InvalidFilterError
 
+from .events import Streams
 from .openapi import document
 from .requests import APIError, answer_to, read_body, read_query
 from .routes import HIDDEN, ROUTES, Call, Route
 
 MAX_BODY = 8 * 2**20
 BODY_TIMEOUT = 60.0
+MAX_STREAMS = 100
 
 
 def sessions_app(
@@ -36,6 +38,7 @@ def sessions_app(
     public_keys: Collection[str] = (),
     max_body: int = MAX_BODY,
     body_timeout: float = BODY_TIMEOUT,
+    max_streams: int = MAX_STREAMS,
 ) -> ASGIApp:
     """Create an ASGI application that serves a catalog over OpenAI's Conversations API.
 
@@ -57,24 +60,27 @@ def sessions_app(
         max_body: The maximum size of a body in bytes. The response to a larger body is 413.
         body_timeout: The number of seconds in which a body must arrive. Otherwise, the response is
             408.
+        max_streams: The maximum number of open streams of events. The response to another one is
+            503.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `max_body` or `body_timeout` is not positive.
+        ValueError: If `max_body`, `body_timeout` or `max_streams` is not positive.
     """
     check_arguments(catalog, scope)
     for name, given in (("allow_roles", allow_roles), ("public_keys", public_keys)):
         if isinstance(given, str):
             raise TypeError(f"{name} must be a list, not the string {given!r}")
-    if max_body < 1 or body_timeout <= 0:
-        raise ValueError("max_body and body_timeout must be positive")
+    if max_body < 1 or body_timeout <= 0 or max_streams < 1:
+        raise ValueError("max_body, body_timeout and max_streams must be positive")
     roles = None if allow_roles is None else frozenset(allow_roles)
     hidden = HIDDEN - frozenset(public_keys)
     description = _dump(document(ROUTES))
-    return _SessionsApp(catalog, scope, hidden, roles, max_body, body_timeout, description)
+    streams = Streams(max_streams)
+    return _SessionsApp(catalog, scope, hidden, roles, max_body, body_timeout, description, streams)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class _SessionsApp:
     max_body: int
     body_timeout: float
     document: bytes
+    streams: Streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(self._respond, scope, receive, send)
@@ -109,8 +116,10 @@ class _SessionsApp:
                 most, timeout = self.max_body, self.body_timeout
                 body = await read_body(request, route.body, most=most, timeout=timeout)
             key = request.headers.get("idempotency-key")
-            call = Call(catalog, self.hidden, self.allow_roles, path, query, body, key)
-            return _json(_dump(await route.run(call)))
+            roles = self.allow_roles
+            call = Call(catalog, self.hidden, roles, path, query, body, key, self.streams)
+            answer = await route.run(call)
+            return answer if isinstance(answer, Response) else _json(_dump(answer))
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
             problem = answer_to(error)
             headers = problem.headers

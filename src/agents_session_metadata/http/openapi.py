@@ -59,7 +59,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer.",
-                "content": {"application/json": {"schema": _answer(route)}},
+                "content": _content(route),
             },
             "default": {"description": "An error. `param` is its parameter.", "content": error},
         },
@@ -68,6 +68,12 @@ def _operation(route: Route) -> dict[str, Any]:
         content = {"application/json": {"schema": _schema(route.body)}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
+
+
+def _content(route: Route) -> Mapping[str, Any]:
+    if route.path == "/events":
+        return {"text/event-stream": {"schema": {"type": "string"}}}
+    return {"application/json": {"schema": _answer(route)}}
 
 
 def _answer(route: Route) -> Mapping[str, Any]:

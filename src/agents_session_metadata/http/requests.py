@@ -161,6 +161,10 @@ class ListConversations(_Query):
     ] = False
 
 
+class Events(_Query):
+    where: Filter = None
+
+
 class CountValues(_Query):
     where: Filter = None
     limit: Limit = 20

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from pydantic import BaseModel
 from sqlalchemy import Connection
+from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
@@ -34,6 +35,7 @@ from agents_session_metadata.types import ItemInfo, SessionInfo
 from agents_session_metadata.values import is_text
 
 from . import requests
+from .events import Streams
 from .public_items import item_type, keeps_id, shown_item, wanted_items
 from .requests import APIError, changed, conversation_not_found, invalid, item_not_found
 
@@ -77,6 +79,7 @@ class Call:
     query: Any
     body: Any
     key: str | None = None
+    streams: Streams | None = None
 
     @property
     def session_id(self) -> str:
@@ -195,6 +198,11 @@ class Call:
             # OpenAI's clients repeat every 5xx by themselves.
             headers = {"x-should-retry": "false"}
             raise APIError(501, str(error), code="not_available", headers=headers) from error
+
+    async def events(self) -> Response:
+        """Changes of the newest 100 conversations that match, as server-sent events."""
+        assert self.streams is not None  # noqa: S101  # the application has made them
+        return self.streams.follow(self.catalog, self._where(), self._shown, _log_corrupt)
 
     # ---- items ----
 
@@ -341,7 +349,7 @@ class Route:
 
     method: str
     path: str
-    run: Callable[[Call], Awaitable[Answer]]
+    run: Callable[[Call], Awaitable[Answer | Response]]
     query: type[BaseModel] = requests.Nothing
     body: type[BaseModel] | None = None
     repeatable: bool = True
@@ -386,6 +394,7 @@ ROUTES: Final = (
     Route("DELETE", f"{_ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
     Route("POST", f"{_ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
     Route("POST", f"{_ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
+    Route("GET", "/events", Call.events, requests.Events),
     Route("GET", "/search", Call.search, requests.Search),
     Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
 )

@@ -49,6 +49,16 @@ def _filter_or_text(given: Any) -> Any:
 
 
 Session = Annotated[str, Field(description="The session's id.", max_length=255)]
+By = Annotated[
+    str | None,
+    Field(
+        description=(
+            "A metadata key, such as title or agent. session is then its value, which only one "
+            "session may have. Default: session is an id."
+        ),
+        max_length=255,
+    ),
+]
 Key = Annotated[
     str | None,
     Field(description="A metadata key. Default, and null: every key.", max_length=255),
@@ -151,7 +161,9 @@ def arguments_model(function: Callable[..., Any], bound_session: str | None) -> 
     fields: dict[str, Any] = {}
     for each in parameters:
         fields[each.name] = (each.annotation, ... if each.default is each.empty else each.default)
-    if bound_session is not None and "session" in fields:
+    if bound_session is None and "session" in fields:
+        fields["by"] = (By, None)
+    elif "session" in fields:
         described = Field(
             description="The session's id. Default: the only session of this server.",
             max_length=255,

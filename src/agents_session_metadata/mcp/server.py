@@ -28,7 +28,7 @@ from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 
-from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, output_schema, to_text
+from .answers import ERROR_CHARACTERS, HISTORY_NOTE, NOTE, MetadataAnswer, output_schema, to_text
 from .arguments import arguments_model, describe_problems, input_schema
 from .tools import TOOLS, Tool, View
 
@@ -71,6 +71,7 @@ def make_server(
     allow_write: bool = False,
     tool_prefix: str = "",
     session: str | None = None,
+    plain: bool = False,
 ) -> MetadataServer:
     """Create an MCP server for a catalog. Its tools are restricted to the catalog's scope.
 
@@ -85,6 +86,8 @@ def make_server(
         session: The id of a session to which the tools are restricted. It does not have to exist.
             The argument `session` of every tool becomes optional and defaults to it, and any other
             id is an error.
+        plain: Whether `get_metadata` with a key answers `{"role": "reviewer"}` and nothing else, if
+            the value fits. The tool then has no output schema.
 
     Returns:
         The server; `await server.run_stdio_async()` runs it.
@@ -102,7 +105,7 @@ def make_server(
             f"tool_prefix must be at most 40 letters, digits, _ and -, got {quoted(tool_prefix)}"
         )
     offered = [each for each in TOOLS if allow_write or each.effect == "read"]
-    return MetadataServer(View(catalog, tool_prefix, session), offered)
+    return MetadataServer(View(catalog, tool_prefix, session, plain), offered)
 
 
 class MetadataServer(Server[Any]):
@@ -116,12 +119,13 @@ class MetadataServer(Server[Any]):
             name = f"{view.prefix}{each.name}"
             model = arguments_model(each.function, view.session)
             self._tools[name] = each, model
+            is_plain = view.plain and each.answer is MetadataAnswer
             self._published.append(
                 PublishedTool(
                     name=name,
                     description=each.description,
                     input_schema=input_schema(model),
-                    output_schema=output_schema(each.answer),
+                    output_schema=None if is_plain else output_schema(each.answer),
                     annotations=_ANNOTATIONS[each.effect],
                 )
             )
@@ -169,7 +173,7 @@ class MetadataServer(Server[Any]):
         tool, model = self._tools[name]
         checked = model.model_validate(given)
         arguments = {field: getattr(checked, field) for field in model.model_fields}
-        return await tool.function(self._view, **self._view.resolve(arguments))
+        return await tool.function(self._view, **await self._view.resolve(arguments))
 
     def _describe(self, tool: str, error: Exception) -> str:
         """Returns the text that a model may read. Details for operators go to the log."""

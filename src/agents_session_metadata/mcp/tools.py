@@ -64,15 +64,26 @@ class View:
     """The part of a catalog that the tools of one server see.
 
     The names of the tools begin with `prefix`. `session` is the only session that they see; None if
-    they see all sessions.
+    they see all sessions. If `plain`, the value of one key is answered by itself.
     """
 
     catalog: SessionCatalog
     prefix: str = ""
     session: str | None = None
+    plain: bool = False
 
-    def resolve(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sets `session` to the only session of the server, and refuses any other."""
+    async def resolve(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Sets `session` to the only session of the server, and refuses any other.
+
+        With `by`, `session` is the value of that key, which only one session may have.
+        """
+        by = arguments.pop("by", None)
+        if by is not None:
+            try:
+                found = await self.catalog._only_session(by, arguments["session"])
+                return {**arguments, "session": found}
+            except LookupError as error:
+                raise ValueError(f"{error}; pass the session's id without by") from None
         if self.session is None or "session" not in arguments:
             return arguments
         given = arguments["session"]
@@ -146,8 +157,9 @@ async def get_metadata(
     if corrupt:
         return answer
     if key not in stored:
-        return answer | {"value": None}
-    return answer | part_of(stored[key], offset, room(answer))
+        return {key: None} if view.plain else answer | {"value": None}
+    part = part_of(stored[key], offset, room(answer))
+    return {key: part["value"]} if view.plain and {*part} == {"value"} else answer | part
 
 
 @tool(SessionsAnswer)

@@ -43,7 +43,7 @@ from agents_session_metadata.values import (
     upper_bound,
 )
 
-from .logic import All, Condition, Context, Driver
+from .logic import NO_DRIVER, All, Condition, Context, Driver
 
 _COARSE_KEYS = {STATUS, PHASE, READY, PINNED, ARCHIVED}
 _COARSE_VALUES = {NULL, FALSE, TRUE}
@@ -171,6 +171,32 @@ class Contains(Equals):
 
     def encoded(self) -> list[Any]:
         return ["contains", self.key, sorted(map(_hex, self.values))]
+
+
+class ContainsAll(Contains):
+    """The value under a key is a list with all of these scalars. Their search keys are whole."""
+
+    @property
+    def rank(self) -> int:
+        return NO_DRIVER
+
+    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+        return {**super().operands(name, dialect), f"{name}_count": len(self.values)}
+
+    def truth(
+        self, name: str, context: Context, session_id: ColumnElement[str]
+    ) -> ColumnElement[bool]:
+        rows = context.tables.elements.alias()
+        matches = self.matches(name, context.dialect, rows)
+        found = select(func.count(rows.c.search_key.distinct())).where(
+            rows.c.session_id == session_id, _of_key(name, rows), matches
+        )
+        counted = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
+        has_all: ColumnElement[bool] = counted == bindparam(f"{name}_count", type_=Integer)
+        return has_all
+
+    def encoded(self) -> list[Any]:
+        return ["contains_all", self.key, sorted(map(_hex, self.values))]
 
 
 class Bound(NamedTuple):

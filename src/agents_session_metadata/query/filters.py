@@ -25,6 +25,7 @@ from .conditions import (
     Between,
     Bound,
     Contains,
+    ContainsAll,
     Equals,
     Exists,
     HasPrefix,
@@ -38,6 +39,7 @@ from .logic import EVERYTHING, NOTHING, All, AnyOf, Condition, Not
 MAX_DEPTH = 10
 MAX_CONDITIONS = 100
 MAX_OPERANDS = 1000
+MAX_ELEMENTS = 100
 
 Where: TypeAlias = Mapping[str, Any]
 """A filter as it is written."""
@@ -58,7 +60,7 @@ def parse_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
         raise ValueError(f"{what} must not be empty")
     for key, value in values.items():
         path = _place("$", key)
-        _check_key(key, path)
+        check_filter_key(key, path)
         if isinstance(value, Mapping) and any(str(name).startswith("$") for name in value):
             raise InvalidFilterError(f"{what} requires plain values, got operators", path=path)
         _check_value(value, path)
@@ -96,7 +98,7 @@ class _Parser:
             for operator, ids, place in self._operators(operand, path):
                 yield _id_condition(operator, ids, place)
         else:
-            name = _check_key(key, path)
+            name = check_filter_key(key, path)
             conditions = [
                 _condition(name, operator, value, place)
                 for operator, value, place in self._operators(operand, path)
@@ -173,12 +175,18 @@ def _exists(key: str, operand: object, path: str) -> Condition:
 
 
 def _contains(key: str, operand: object, path: str) -> Condition:
-    if isinstance(operand, (list, Mapping)):
-        kind = "list" if isinstance(operand, list) else "object"
-        raise InvalidFilterError(
-            f"expected a string, number, true, false or null, got {kind}", path=path
-        )
-    return Contains(key, (search_key(_check_value(operand, path)),))
+    return Contains(key, (search_key(_check_scalar(operand, path)),))
+
+
+def _all(key: str, operand: object, path: str) -> Condition:
+    values = _check_list(operand, path, MAX_ELEMENTS)
+    if not values:
+        raise InvalidFilterError("expected a list of at least one value", path=path)
+    distinct = sorted({search_key(_check_scalar(value, path)) for value in values})
+    # The first can drive a statement. One look at the elements answers for all that are indexed.
+    whole = tuple(value for value in distinct[1:] if value.is_whole)
+    single = [Contains(key, (value,)) for value in distinct if value not in whole]
+    return All((*single, ContainsAll(key, whole)) if whole else tuple(single))
 
 
 def _prefix(key: str, operand: object, path: str) -> Condition:
@@ -193,6 +201,7 @@ OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
     **{operator: _range(operator) for operator in ("$gt", "$gte", "$lt", "$lte")},
     "$exists": _exists,
     "$contains": _contains,
+    "$all": _all,
     "$prefix": _prefix,
 }
 
@@ -278,7 +287,7 @@ def _place(path: str, key: object) -> str:
     return f"{path}.{key}" if isinstance(key, str) else f"{path}.<{type(key).__name__}>"
 
 
-def _check_key(key: object, path: str) -> str:
+def check_filter_key(key: object, path: str = "key") -> str:
     problem = key_problem(key)
     if problem is None and isinstance(key, str) and len(key) <= MAX_KEY_LENGTH:
         return str.__str__(key)
@@ -300,12 +309,21 @@ def _check_value(value: Any, path: str) -> Any:
     return value
 
 
-def _check_list(operand: object, path: str) -> list[Any]:
+def _check_scalar(operand: object, path: str) -> Any:
+    if isinstance(operand, (list, Mapping)):
+        kind = "list" if isinstance(operand, list) else "object"
+        raise InvalidFilterError(
+            f"expected a string, number, true, false or null, got {kind}", path=path
+        )
+    return _check_value(operand, path)
+
+
+def _check_list(operand: object, path: str, most: int = MAX_OPERANDS) -> list[Any]:
     if not isinstance(operand, list):
         raise InvalidFilterError(f"expected a list, got {type(operand).__name__}", path=path)
-    if len(operand) > MAX_OPERANDS:
+    if len(operand) > most:
         raise InvalidFilterError(
-            f"a list can have at most {MAX_OPERANDS:,} values, got {len(operand):,}", path=path
+            f"a list can have at most {most:,} values, got {len(operand):,}", path=path
         )
     return operand
 

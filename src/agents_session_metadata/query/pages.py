@@ -17,9 +17,10 @@ from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
+from .conditions import IdIn
 from .details import NOTHING_ELSE, Details
 from .logic import Condition
-from .ordering import Ordering, Position
+from .ordering import WALK, Ordering, Position
 from .previews import preview_of
 from .queries import Queries
 from .statements import MISSING
@@ -36,6 +37,7 @@ class Found(NamedTuple):
     info: SessionInfo
     position: Position
     errors: tuple[CorruptMetadataError, ...]
+    newest_item: int | None = None
 
     def checked(self, on_corrupt: OnCorrupt | None = None) -> SessionInfo:
         """Raises the first error, or passes every error to `on_corrupt`."""
@@ -87,6 +89,17 @@ class Reader:
         query = self.queries.last(condition, keys=keys, details=details)
         found = collect(self.connection.execute(*query))
         return found[0] if found else None
+
+    def last_of_each(
+        self, key: str, condition: Condition, limit: int, details: Details
+    ) -> list[Found]:
+        """Reads the most recently active session of each scalar value, newest first."""
+        ids = tuple(self.connection.scalars(*self.queries.last_of_each(key, condition, limit)))
+        if not ids:
+            return []
+        # The plain page: no index is better than the ids.
+        found = Reader.page(self, IdIn(ids), WALK, limit=len(ids), details=details)
+        return sorted(found, key=lambda each: ids.index(each.info.session_id))
 
     def oldest(
         self, condition: Condition, *, limit: int, after: Position | None = None
@@ -166,7 +179,8 @@ def collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
             None if count is None else row[count],
             None if message is None else _preview(rows, message),
         )
-        found.append(Found(info, _position(session_id, row, place), tuple(errors)))
+        newest = row[place["newest_item"]] if "newest_item" in place else None
+        found.append(Found(info, _position(session_id, row, place), tuple(errors), newest))
     return found
 
 

@@ -14,8 +14,9 @@ from sqlalchemy import ColumnElement, Table
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 
+from .conditions import Exists
 from .details import NOTHING_ELSE, Details
-from .logic import Condition, Context
+from .logic import All, Condition, Context
 from .ordering import Ordering, Position
 from .statements import MISSING, Builder
 
@@ -107,6 +108,14 @@ class Queries:
             condition,
             lambda build: build.last(some_keys=some_keys, details=details),
             parameters,
+        )
+
+    def last_of_each(self, key: str, condition: Condition, limit: int) -> Query:
+        return self._query(
+            ("last_of_each",),
+            All((condition, Exists(key))),
+            Builder.last_of_each,
+            {"each_key": key, "limit": limit},
         )
 
     def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:

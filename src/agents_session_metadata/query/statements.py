@@ -145,21 +145,62 @@ class Builder:
         updated, order = self._time("updated_at")
         rank = func.rank().over(order_by=order.desc()).label("rank")
         ranked = source.select(*columns, updated.label("position"), rank).subquery("ranked")
-        messages = self._tables.messages
-        newest = (
-            select(func.max(messages.c.id))
-            .where(messages.c.session_id == ranked.c.session_id)
-            .correlate(ranked)
-            .scalar_subquery()
-        )
         return (
             select(*(column for column in ranked.c if column.name != "rank"))
             .where(ranked.c.rank == 1)
             .order_by(
-                func.coalesce(newest, 0).desc(),
+                self._newest_message(ranked).desc(),
                 self._context.sorted_id(ranked.c.session_id).desc(),
             )
             .limit(constant(1))
+        )
+
+    def _newest_message(self, rows: FromClause) -> ColumnElement[int]:
+        messages = self._tables.messages
+        newest = select(func.max(messages.c.id)).where(messages.c.session_id == rows.c.session_id)
+        return func.coalesce(newest.correlate(rows).scalar_subquery(), 0)
+
+    def last_of_each(self) -> Statement:
+        """Selects the ids of the last sessions of each scalar value, as `last` finds them."""
+        source = self.source(sessions=True)
+        values = self._tables.metadata.alias("of_each")
+        whole_rest = self._dialect.whole(values.c.search_rest).label("search_rest")
+        updated, order = self._time("updated_at")
+        ranked = (
+            select(
+                source.session_id.label("session_id"),
+                values.c.search_key,
+                whole_rest,
+                updated.label("position"),
+                func.rank()
+                .over(partition_by=[values.c.search_key, whole_rest], order_by=order.desc())
+                .label("rank"),
+            )
+            .select_from(self._joined(source.rows, values, source.session_id, selective=True))
+            .where(
+                *source.conditions,
+                values.c.key == bindparam("each_key", type_=String),
+                values.c.search_key < LIST,
+            )
+            .subquery("ranked")
+        )
+        newest = self._newest_message(ranked).label("newest")
+        tied = select(*ranked.c, newest).where(ranked.c.rank == 1).subquery("tied")
+        own_id = self._context.sorted_id(tied.c.session_id)
+        number = func.row_number().over(
+            partition_by=[tied.c.search_key, tied.c.search_rest],
+            order_by=[tied.c.newest.desc(), own_id.desc()],
+        )
+        each = select(*tied.c, number.label("number")).subquery("each")
+        return (
+            select(each.c.session_id)
+            .where(each.c.number == 1)
+            .order_by(
+                each.c.position.desc(),
+                each.c.newest.desc(),
+                self._context.sorted_id(each.c.session_id).desc(),
+            )
+            .limit(limit_of_call())
         )
 
     def count_values(self, pieces: int) -> Statement:
@@ -213,6 +254,11 @@ class Builder:
         if details.count_items:
             count = select(func.count()).where(messages.c.session_id == session_id)
             columns.append(count.correlate(session_id.table).scalar_subquery().label("item_count"))
+        if details.newest_item:
+            newest = select(messages.c.id).where(messages.c.session_id == session_id)
+            newest = newest.order_by(messages.c.created_at.desc(), messages.c.id.desc())
+            newest = newest.limit(constant(1)).correlate(session_id.table)
+            columns.append(newest.scalar_subquery().label("newest_item"))
         return columns
 
     def _with_metadata(

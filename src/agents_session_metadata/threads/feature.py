@@ -12,6 +12,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
 
 from .copies import copy_thread, insert_threads, read_threads
+from .feedback import count_feedback
 from .rows import ThreadItem
 from .tables import THREADS, define
 
@@ -36,11 +37,12 @@ def _parse(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
 
 FEATURE = Feature(
     THREADS,
-    ("_thread_items", "_attachments"),
+    ("_thread_items", "_attachments", "_feedback"),
     define,
     fork=copy_thread,
     field="thread_items",
     export=_export,
     parse=_parse,
     load=insert_threads,
+    count=count_feedback,
 )

@@ -57,7 +57,7 @@ class ThreadRows:
     def __init__(self, database: Database[Any]) -> None:
         self._tables = database.tables
         self._dialect = database.dialect
-        self._items, self._attachments = self._tables.group(THREADS).tables
+        self._items, self._attachments, _ = self._tables.group(THREADS).tables
 
     # ---- items ----
 

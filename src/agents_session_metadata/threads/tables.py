@@ -4,6 +4,7 @@
 |---|---|
 | `…_thread_items` | an item of a thread; the thread is a session |
 | `…_attachments` | a file that was uploaded, before or after it belongs to a session |
+| `…_feedback` | the newest vote of a user on an item; neither copied nor exported |
 
 Items are opaque here: each has a kind and a JSON text.
 """
@@ -36,7 +37,7 @@ THREADS = "threads"
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
-    items_name, attachments_name = names
+    items_name, attachments_name, feedback_name = names
     sessions = core.tables[0]
     items = Table(
         items_name,
@@ -74,8 +75,21 @@ def define(
         **table_options(types),
         keep_existing=True,
     )
+    feedback = Table(
+        feedback_name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("item_id", types.key, primary_key=True),
+        Column("kind", types.key, nullable=False),
+        # Microseconds since 1970.
+        Column("voted_at", BigInteger, nullable=False),
+        session_link(feedback_name, sessions),
+        **table_options(types),
+        keep_existing=True,
+    )
     triggers = (
         ending_with_session(sessions, items),
         ending_with_session(sessions, attachments),
+        ending_with_session(sessions, feedback),
     )
-    return TableGroup(THREADS, (items, attachments), triggers)
+    return TableGroup(THREADS, (items, attachments, feedback), triggers)

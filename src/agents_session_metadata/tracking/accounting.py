@@ -163,16 +163,3 @@ def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:
     if abs(before) >= _TOO_MUCH:
         return stored
     return float((Decimal(str(before)) + cost).quantize(_COST_DECIMALS))
-
-
-def added_calls(stored: list[Any], calls: list[tuple[str, str, int]]) -> list[list[Any]]:
-    """Adds calls to `[tool, calls, milliseconds]` entries; drops entries of another shape."""
-    totals: dict[str, list[int]] = {}
-    for entry in stored:
-        if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
-            totals[entry[0]] = [number if type(number) is int else 0 for number in entry[1:]]
-    for _, tool, milliseconds in calls:
-        total = totals.setdefault(tool, [0, 0])
-        total[0] += 1
-        total[1] += milliseconds
-    return [[tool, *total] for tool, total in totals.items()]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agents import RunHooks
 from agents.tracing import get_current_trace
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from agents_session_metadata import keys
 from agents_session_metadata.core.database import settle
 from agents_session_metadata.errors import SessionMetadataError, TablesMissingError
-from agents_session_metadata.lifecycle import HISTORY_LENGTH, Forwarding, count_of, store_of
+from agents_session_metadata.lifecycle import Forwarding, count_of, store_of
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata
@@ -26,8 +26,9 @@ from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
 from agents_session_metadata.usage.prices import ModelPrice, check_prices
 from agents_session_metadata.values import storable_text
 
-from .accounting import Accounts, added_calls, added_cost
+from .accounting import Accounts, added_cost
 from .budget import Budget, check_budget, read_owner
+from .invocations import Editable, Invocation, record_invocations
 from .titles import SessionTitler
 
 if TYPE_CHECKING:
@@ -41,18 +42,12 @@ _warned: set[str] = set()
 """Warnings that were logged in this process and are not repeated."""
 
 
-class _Session(Protocol):
-    @property
-    def session_id(self) -> str: ...
-
-    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
-
-
 @dataclass
 class _ToolCall:
     identity: str
     tool: str
     started: float
+    at: datetime
     milliseconds: int | None = None
 
 
@@ -65,8 +60,10 @@ class SessionTracker(RunHooks[Any]):
     ```
 
     It adds up, over runs: `runs`, `requests`, `input_tokens`, `output_tokens`, `total_tokens`,
-    `run_ms`, `agents`, `tool_calls`, `invocations` and, when prices are given, `cost`. The newest
-    20 trace ids are kept under `trace_ids`. An exception that leaves the block adds to
+    `run_ms`, `agents`, `tool_calls` and, when prices are given, `cost`. The ids of the newest 50
+    tool calls are kept under `invocations`, and their details under `invocation_details`; a call is
+    not `ok` if the SDK did not report its end. The newest 20 trace ids are kept under `trace_ids`.
+    An exception that leaves the block adds to
     `error_count` and sets `last_error`; a failure that your code catches inside the block is not
     recorded, because the SDK does not report it to hooks. The totals are correct if runs overlap,
     in one process or in several. All runs in an `async with` block are written when the block ends.
@@ -101,7 +98,7 @@ class SessionTracker(RunHooks[Any]):
 
     def __init__(
         self,
-        session: _Session | Forwarding,
+        session: Editable | Forwarding,
         *,
         hooks: RunHooks[Any] | None = None,
         prices: ModelPrice | Mapping[str, ModelPrice] | None = None,
@@ -198,7 +195,8 @@ class SessionTracker(RunHooks[Any]):
     async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
         if self._sees(context):
             # A provider may use the same id again in another turn or run.
-            call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock())
+            now = datetime.now(timezone.utc)
+            call = _ToolCall(_call_id(context, tool), _storable(tool.name), self._clock(), now)
             self._calls.append(call)
             self._open[id(context.usage), call.identity] = call
             self._accounts.tool_starts(context.usage, _storable(agent.name))
@@ -307,7 +305,16 @@ class SessionTracker(RunHooks[Any]):
             keys.TOTAL_TOKENS: used.total,
             keys.RUN_MS: round((self._clock() - self._started) * 1000),
         }
-        calls = [(call.identity, call.tool, self._milliseconds_of(call)) for call in self._calls]
+        calls = [
+            Invocation(
+                call.identity,
+                call.tool,
+                self._milliseconds_of(call),
+                call.milliseconds is not None,
+                call.at.isoformat(),
+            )
+            for call in self._calls
+        ]
         agents, trace_ids = list(self._agents), list(self._trace_ids)
 
         def change(stored: Metadata) -> None:
@@ -322,9 +329,7 @@ class SessionTracker(RunHooks[Any]):
                 newest = [*(each for each in before if each not in trace_ids), *trace_ids]
                 stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
-                stored[keys.TOOL_CALLS] = added_calls(_list_of(stored, keys.TOOL_CALLS), calls)
-                newest = [*_list_of(stored, keys.INVOCATIONS), *map(list, calls)]
-                stored[keys.INVOCATIONS] = newest[-HISTORY_LENGTH:]
+                record_invocations(stored, calls)
             if failures:
                 stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
                 stored[keys.LAST_ERROR] = failures[-1]

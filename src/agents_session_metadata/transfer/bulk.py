@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, select
 
+from agents_session_metadata.core.changes import note
 from agents_session_metadata.core.rows import rows_of
 from agents_session_metadata.core.tables import SessionTables, element_rows
 from agents_session_metadata.dialects._dialect import Dialect
@@ -62,6 +63,10 @@ def insert_sessions(
         for each in new
     ]
     dialect.insert_rows(connection, tables.sessions, own)
+    for each in new:
+        note(connection, "created", each.session_id)
+        if each.metadata:
+            note(connection, "set", each.session_id, each.metadata)
     ids = [each.session_id for each in new]
     _delete_leftovers(connection, tables, dialect, ids)
     metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]

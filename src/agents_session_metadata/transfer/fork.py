@@ -7,12 +7,21 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 
+from agents_session_metadata.core.changes import is_logged, note
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id
 from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.history.rewind import Cut, lock_to_change
-from agents_session_metadata.keys import FORKED_BEFORE, FORKED_FROM, RUN
+from agents_session_metadata.keys import (
+    ARCHIVED,
+    FORKED_BEFORE,
+    FORKED_FROM,
+    PINNED,
+    RUN_KEYS,
+    TITLE,
+    TITLE_AUTO,
+)
 from agents_session_metadata.query.conditions import UNLIMITED
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
@@ -21,6 +30,7 @@ from agents_session_metadata.values import encode_metadata
 
 _ORIGIN = frozenset({FORKED_FROM, FORKED_BEFORE})
 """The keys by which a copy names its original."""
+_LEFT_OUT = _ORIGIN | RUN_KEYS | {PINNED, ARCHIVED}
 
 
 def fork(
@@ -37,8 +47,9 @@ def fork(
         if key in metadata and (key not in origin or metadata[key] != origin[key]):
             raise ValueError(f"metadata must not set {key}: every fork records its own origin")
     store.check_written({}, _ORIGIN - origin.keys())
-    encoded = encode_metadata({**metadata, **origin}, store.limits)
+    encoded = {**encode_metadata({**metadata, **origin}, store.limits), **store.fixed}
     store.scope.check({**metadata, **origin})
+    left_out = sorted({*_LEFT_OUT, *([TITLE_AUTO] if TITLE in metadata else [])})
     tables, dialect, rows = store.database.tables, store.database.dialect, store.rows
 
     def run(connection: Connection, _: Queries) -> None:
@@ -60,11 +71,15 @@ def fork(
                 source = _as_added(table, copied, copied_items)
             else:
                 own = table.c.session_id == session_id
-                source = select(*copied).where(own, table.c.key.not_in({*_ORIGIN, RUN}))
+                source = select(*copied).where(own, table.c.key.not_in(left_out))
             source = source.add_columns(literal(new_id))
             names = [*(column.name for column in copied), "session_id"]
             connection.execute(insert(table).from_select(names, source))
         rows.overwrite(connection, new_id, encoded)
+        if is_logged():
+            own = tables.metadata.c.session_id == new_id
+            stored = connection.scalars(select(tables.metadata.c.key).where(own))
+            note(connection, "set", new_id, stored)
         for feature in in_use(store.database, connection):
             if feature.fork is not None:
                 feature.fork(store.database, connection, session_id, new_id, kept)

@@ -1,0 +1,144 @@
+"""Server-sent events: streams that follow changes of sessions, and the polls that they share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.types import SessionChange
+from agents_session_metadata.watch import poll_changes
+
+from .requests import APIError
+
+logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
+
+INTERVAL = 2.0
+"""Seconds between polls."""
+COMMENT_AFTER = 15.0
+"""Seconds without an event after which a comment is sent."""
+_QUEUED = 1_000
+"""Events that a client may be behind before its stream ends."""
+
+
+class _Poll:
+    """One poll of a scope and filter, for all streams that follow it."""
+
+    def __init__(self, polls: Any) -> None:
+        self.queues: set[asyncio.Queue[SessionChange | None]] = set()
+        self.is_ready = asyncio.Event()
+        self.task = asyncio.ensure_future(self._run(polls))
+
+    async def _run(self, polls: Any) -> None:
+        try:
+            async for changes in polls:
+                self.is_ready.set()
+                for queue in list(self.queues):
+                    try:
+                        for change in changes:
+                            queue.put_nowait(change)
+                    except asyncio.QueueFull:  # noqa: PERF203  # of one client
+                        self._end(queue)
+        except Exception:
+            logger.exception("the changes of sessions could not be read")
+        finally:
+            self.is_ready.set()
+            for queue in list(self.queues):
+                self._end(queue)
+
+    def _end(self, queue: asyncio.Queue[SessionChange | None]) -> None:
+        self.queues.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
+
+
+class Streams:
+    """The streams of an application, at most `most` at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+        self._polls: dict[Any, _Poll] = {}
+
+    def follow(
+        self,
+        catalog: SessionCatalog,
+        where: Any,
+        show: Callable[[Any], Mapping[str, Any]],
+        on_corrupt: Any,
+    ) -> Response:
+        if self._open >= self._most:
+            headers = {"Retry-After": "5"}
+            raise APIError(503, "Too many streams are open.", code="streams", headers=headers)
+        store = catalog._store
+        loop = asyncio.get_running_loop()
+        key = json.dumps([store.scope.values, where], sort_keys=True), loop
+        polls = poll_changes(
+            store, store.condition(where), interval=INTERVAL, on_corrupt=on_corrupt
+        )
+        return _EventStream(self, key, polls, show)
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, streams: Streams, key: Any, polls: Any, show: Any) -> None:
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._streams, self._key, self._polls, self._show = streams, key, polls, show
+
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        streams, key = self._streams, self._key
+        poll = streams._polls.get(key)
+        if poll is None or poll.task.done():
+            poll = streams._polls[key] = _Poll(self._polls)
+        queue: asyncio.Queue[SessionChange | None] = asyncio.Queue(_QUEUED)
+        poll.queues.add(queue)
+        streams._open += 1
+        sending = asyncio.ensure_future(self._send(poll, queue, send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            streams._open -= 1
+            poll.queues.discard(queue)
+            if not poll.queues:
+                poll.task.cancel()
+                if streams._polls.get(key) is poll:
+                    del streams._polls[key]
+            for task in (sending, leaving):
+                task.cancel()
+            with suppress(OSError, asyncio.CancelledError):  # The client has gone.
+                await sending
+
+    async def _send(
+        self, poll: _Poll, queue: asyncio.Queue[SessionChange | None], send: Send
+    ) -> None:
+        await poll.is_ready.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        text = ": follows changes\n\n"
+        while True:
+            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            try:
+                change = await asyncio.wait_for(queue.get(), COMMENT_AFTER)
+            except asyncio.TimeoutError:
+                text = ":\n\n"
+                continue
+            if change is None:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            data = json.dumps(self._show(change.session))
+            text = f"event: {change.kind}\ndata: {data}\n\n"
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,115 @@
+"""The tool calls of a session: the newest ones, and totals per tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple, Protocol
+
+from agents_session_metadata import keys
+from agents_session_metadata.lifecycle import HISTORY_LENGTH, Forwarding
+from agents_session_metadata.text import quoted
+from agents_session_metadata.types import Metadata
+from agents_session_metadata.values import storable_text
+
+
+class Editable(Protocol):
+    """A session with metadata."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    async def edit_metadata(self, change: Callable[[Metadata], object], /) -> Metadata: ...
+
+
+class Invocation(NamedTuple):
+    """A tool call as it is stored. Of calls that 0.1.0 recorded, `ok` and `at` are not known."""
+
+    id: str
+    tool: str
+    ms: int
+    ok: bool | None = None
+    at: str | None = None
+
+
+async def add_invocation(
+    session: Editable | Forwarding,
+    invocation_id: str,
+    tool: str,
+    *,
+    duration: timedelta | None = None,
+    ok: bool = True,
+    at: datetime | None = None,
+) -> Metadata:
+    """Record a call of a tool that runs outside the SDK, as `SessionTracker` records calls.
+
+    Its id is added to `invocations`, its details to `invocation_details`, both for the newest 50
+    calls, and the call is counted in `tool_calls`.
+
+    ```python
+    await add_invocation(session, "inv_001", "compile", duration=timedelta(seconds=3))
+    await session.find_sessions_by_metadata({"invocations": {"$contains": "inv_001"}})
+    ```
+
+    Args:
+        session: The session, or an `EncryptedSession` around it.
+        invocation_id: The id of the call.
+        tool: The name of the tool.
+        duration: How long the call took; without it, it counts as zero.
+        ok: Whether the call succeeded.
+        at: When the call began, an aware datetime; now by default.
+
+    Returns:
+        The metadata afterwards.
+
+    Raises:
+        ValueError: If the id or the name is empty, `duration` is negative, or `at` is not aware.
+    """
+    for name, given in (("invocation_id", invocation_id), ("tool", tool)):
+        if not given:
+            raise ValueError(f"{name} must be a string that is not empty, got {quoted(given)}")
+    took = timedelta(0) if duration is None else duration
+    if took < timedelta(0):
+        raise ValueError(f"duration must not be negative, got {duration}")
+    moment = datetime.now(timezone.utc) if at is None else at
+    if moment.utcoffset() is None:
+        raise ValueError(f"at must be an aware datetime, got {moment}")
+    call = Invocation(
+        storable_text(invocation_id),
+        storable_text(tool),
+        took // timedelta(milliseconds=1),
+        ok,
+        moment.astimezone(timezone.utc).isoformat(),
+    )
+    return await session.edit_metadata(lambda stored: record_invocations(stored, [call]))
+
+
+def record_invocations(stored: Metadata, calls: Sequence[Invocation]) -> None:
+    stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
+    newest = [*invocations_of(stored), *(call._asdict() for call in calls)][-HISTORY_LENGTH:]
+    stored[keys.INVOCATION_DETAILS] = newest
+    stored[keys.INVOCATIONS] = [call["id"] for call in newest]
+
+
+def invocations_of(stored: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the details of the newest tool calls, oldest first, also of those of 0.1.0."""
+    details, calls = stored.get(keys.INVOCATION_DETAILS), stored.get(keys.INVOCATIONS)
+    before = [
+        Invocation(*call)._asdict()
+        for call in (calls if isinstance(calls, list) else [])
+        if isinstance(call, list) and len(call) == 3
+    ]
+    return [*before, *(details if isinstance(details, list) else [])]
+
+
+def _added(stored: object, calls: Iterable[Invocation]) -> list[list[Any]]:
+    """Adds calls to `[tool, calls, milliseconds]` entries; drops entries of another shape."""
+    totals: dict[str, list[int]] = {}
+    for entry in stored if isinstance(stored, list) else []:
+        if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[0], str):
+            totals[entry[0]] = [number if type(number) is int else 0 for number in entry[1:]]
+    for call in calls:
+        total = totals.setdefault(call.tool, [0, 0])
+        total[0] += 1
+        total[1] += call.ms
+    return [[tool, *total] for tool, total in totals.items()]

@@ -1,0 +1,68 @@
+"""Reports which sessions change, by polling. Works for every writer, on every database."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+from .query.details import Details
+from .query.logic import Condition
+from .query.ordering import Ordering
+from .query.pages import Found, OnCorrupt, Reader, read_sessions
+from .scope import ScopedStore
+from .types import SessionChange, SessionInfo
+
+Changes: TypeAlias = "AsyncGenerator[SessionChange, None]"
+
+_NEWEST = Ordering.parse("-updated_at")
+
+
+async def watch_sessions(polls: AsyncGenerator[list[SessionChange], None]) -> Changes:
+    async with aclosing(polls):
+        async for changes in polls:
+            for change in changes:
+                yield change
+
+
+async def poll_changes(
+    store: ScopedStore,
+    condition: Condition,
+    *,
+    limit: int = 100,
+    interval: float = 2.0,
+    initial: bool = False,
+    keys: Sequence[str] | None = None,
+    on_corrupt: OnCorrupt | None = None,
+) -> AsyncGenerator[list[SessionChange], None]:
+    """Yields the changes since the last poll: removed sessions first, the newest session last."""
+
+    def read(reader: Reader) -> list[Found]:
+        details = Details(newest_item=True)
+        return reader.page(condition, _NEWEST, limit=limit, keys=keys, details=details)
+
+    known: dict[str, tuple[str, SessionInfo]] = {}
+    while True:
+        found = {
+            each.info.session_id: (_state_of(each), each.checked(on_corrupt))
+            for each in reversed(await read_sessions(store.database, read))
+        }
+        changes = [SessionChange("removed", known[gone][1]) for gone in known.keys() - found.keys()]
+        for session_id, (state, info) in found.items():
+            if session_id not in known:
+                changes.append(SessionChange("added", info))
+            elif known[session_id][0] != state:
+                changes.append(SessionChange("changed", info))
+        yield changes if initial else []
+        known, initial = found, True
+        await asyncio.sleep(interval)
+
+
+def _state_of(found: Found) -> str:
+    """Returns text that differs if messages or metadata do. In Python, `True` equals `1`."""
+    info = found.info
+    corrupt = sorted(error.key for error in found.errors)
+    state = info.created_at.isoformat(), info.updated_at.isoformat(), found.newest_item, corrupt
+    return json.dumps([*state, info.metadata], sort_keys=True)
