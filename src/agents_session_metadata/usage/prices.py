@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
@@ -71,7 +70,7 @@ class ModelPrice:
         for name, price in vars(self).items():
             if price is not None and not isinstance(price, (Decimal, int, float)):
                 raise TypeError(f"{name} must be a number, got {quoted(price)}")
-            if price is not None and not 0 <= price < math.inf:
+            if price is not None and not (Decimal(price).is_finite() and price >= 0):
                 raise ValueError(f"{name} must be a price, got {quoted(price)}")
 
     def cost(self, usage: Usage) -> Decimal:
