@@ -50,6 +50,7 @@ from .types import (
     Metadata,
     MetadataLimits,
     OnClear,
+    SearchPage,
     SessionInfo,
     SessionPage,
     Statistics,
@@ -879,7 +880,11 @@ class SessionCatalog:
     # ---- indexes and search ----
 
     async def create_index(
-        self, key: str, *, progress: Callable[[int], object] | None = None
+        self,
+        key: str,
+        *,
+        native: bool = False,
+        progress: Callable[[int], object] | None = None,
     ) -> bool:
         """Create an index, so that the cost of a page does not grow with the number of matches.
 
@@ -915,6 +920,10 @@ class SessionCatalog:
         from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
+        if key == "$text":
+            from .search.writing import create
+
+            return await create(self._store.database, progress, native=native)
         return await create_index(self._store.database, check_index_key(key), progress)
 
     async def drop_index(self, key: str) -> bool:
@@ -936,6 +945,10 @@ class SessionCatalog:
         from .indexes.states import check_index_key, drop_index
 
         self._check_unscoped("drop_index")
+        if key == "$text":
+            from .search.writing import drop
+
+            return await drop(self._store.database)
         return await drop_index(self._store.database, check_index_key(key))
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:
@@ -955,6 +968,34 @@ class SessionCatalog:
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)
 
+    async def refresh_index(
+        self, key: str, *, progress: Callable[[int], object] | None = None
+    ) -> int:
+        """Add the messages of other writers to the text index, in short transactions.
+
+        Only the text index needs this, and only after many messages of writers that do not use this
+        package: each search adds those that it meets, up to 1,000.
+
+        Args:
+            key: `"$text"`.
+            progress: Called with the number of messages added so far.
+
+        Returns:
+            The number of messages added.
+
+        Raises:
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If there is no text index.
+            ValueError: If the key is not `"$text"`.
+        """
+        from .search.writing import KEY, refresh
+
+        self._check_unscoped("refresh_index")
+        if key != KEY:
+            raise ValueError(f"only the index {KEY!r} can be refreshed, got {key!r}")
+        await self._store.database.ensure()
+        return await refresh(self._store.database, progress)
+
     async def search(
         self,
         query: str,
@@ -962,24 +1003,56 @@ class SessionCatalog:
         *,
         limit: int = 20,
         cursor: str | None = None,
-    ) -> NoReturn:
+        by_session: bool = False,
+    ) -> SearchPage:
         """Find the messages and titles that contain all words of a query, newest first.
 
-        Search requires the text index, which is not available in this version.
+        The search covers the text of user and assistant messages and the `title` of each session.
+        It does not cover system messages, tool calls, tool output or reasoning. Case, and accents
+        on Latin, Greek and Cyrillic letters, are ignored. `"…"` is a phrase, a trailing `*` a
+        prefix, and a leading `-` excludes. A term of several words, such as `e-mail`, is a phrase.
+        In Chinese, Japanese and Korean text, a term is also found inside longer text. Encrypted
+        histories cannot be searched.
+
+        Hits are ordered by time, then item id, both descending. A title is at the position of the
+        newest message of its session.
+
+        Messages of writers that do not use this package are read and compared if they are met, and
+        up to 1,000 of them are added to the index. If the database user may only read, nothing is
+        added, and the result is the same.
+
+        ```python
+        await catalog.create_index("$text")  # once per database
+        page = await catalog.search('lisbon "tram 28" alf* -bus', {"owner_id": "u1"})
+        ```
 
         Args:
             query: One to 32 terms, at least one of them not excluded.
             where: A filter for the sessions to search; all sessions by default.
             limit: The maximum number of hits per page, 1 to 100.
             cursor: The `next_cursor` of the previous page, for the same query, filter and scope.
+            by_session: Whether to return only the newest hit of each session.
+
+        Returns:
+            A page of hits.
 
         Raises:
-            TablesMissingError: Always.
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If there is no text index. The error says how to create it.
+            TypeError: If the query is not a string.
+            ValueError: If all terms of the query are excluded, if there are none or more than 32,
+                or if `limit` is out of range.
         """
-        from .indexes.states import NO_TEXT_INDEX
+        from .search.query import search
+        from .search.terms import parse_query
 
-        del query, where, limit, cursor
-        raise TablesMissingError((), problem=NO_TEXT_INDEX)
+        parsed = parse_query(query)
+        check_limit(limit, 100)
+        condition = self._store.condition(where)
+        return await search(
+            self._store, parsed, condition, limit=limit, cursor=cursor, by_session=by_session
+        )
 
     async def storage(self) -> list[TableSize]:
         """Count the rows and bytes of the tables of the SDK and this package.

@@ -22,7 +22,7 @@ from .definitions import ColumnTypes, TableGroup, derived_name
 if TYPE_CHECKING:
     from .database import Database
 
-FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency")
+FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency", "search")
 """In the order in which their tables are created."""
 
 
@@ -61,7 +61,7 @@ class IndexKind(ABC):
 class Feature:
     """The tables of a feature, and what it does when sessions and histories change.
 
-    The functions, all but `define` and `parse`, are only called if the tables exist.
+    The functions, all but `define`, `parse` and `insert_items`, are only called if the tables exist.
 
     Attributes:
         name: The name of its group of tables.
@@ -77,6 +77,9 @@ class Feature:
         export: Returns its parts of the records of some sessions, as JSON, by session id.
         parse: Checks a part of a record, with a function that validates JSON as a type.
         load: Inserts parts that `parse` returned, by the id of a new session.
+        insert_items: Inserts items of a locked session in place of the core. Returns False if it does
+            not. It is called whether the tables exist or not.
+        added: Called with the ids of sessions that were imported with their items.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.
         indexes: Its kinds of indexes, each after the key with which it is created.
@@ -93,6 +96,8 @@ class Feature:
     export: Callable[[Database[Any], Connection, Sequence[str]], Mapping[str, Any]] | None = None
     parse: Callable[[Any, Callable[..., Any]], Any] | None = None
     load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
+    insert_items: Callable[[Database[Any], Connection, str, Sequence[str]], bool] | None = None
+    added: Callable[[Database[Any], Connection, Sequence[str]], None] | None = None
     learn: Callable[[Database[Any], Connection], object] | None = None
     reader: Callable[[Database[Any], Connection, Any], Any] | None = None
     indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()

@@ -236,7 +236,7 @@ def _insert(
     """The session must be locked."""
     database = store.database
     last = newest_id(connection, database.tables, session_id)
-    store.rows.insert_items(connection, session_id, texts)
+    store.insert_items(connection, session_id, texts)
     return read_history(connection, database.tables, database.dialect, session_id, last)
 
 
