@@ -14,6 +14,7 @@ from sqlalchemy import (
     Table,
     Text,
     bindparam,
+    cast,
     column,
     delete,
     func,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     text,
     true,
 )
+from sqlalchemy.dialects import mysql
 
 from .sqltypes import Words
 
@@ -48,8 +50,10 @@ class TextSQL:
     def contains(self, words: ColumnElement[Any], pattern: ColumnElement[Any]) -> Any:
         return func.instr(words, pattern) > 0
 
-    def characters(self, words: ColumnElement[Any]) -> ColumnElement[int]:
-        return func.length(words)
+    def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
+        """Returns the text of the search key of a string in lower case, and whether it is ASCII."""
+        spelled = cast(search_key, Text)
+        return func.lower(spelled), func.length(spelled) == func.length(search_key)
 
     def or_else(self, test: ColumnElement[Any], *, default: bool) -> ColumnElement[bool]:
         """Returns a test that no planner reorders, and `default` where it finds no row."""
@@ -149,6 +153,10 @@ class PostgreSQLTextSQL(TextSQL):
     def or_else(self, test: ColumnElement[Any], *, default: bool) -> ColumnElement[bool]:
         return func.coalesce(test, true() if default else ~true())
 
+    def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
+        spelled = func.encode(search_key, "escape", type_=Text).collate("C")
+        return func.lower(spelled), func.strpos(spelled, "\\") == literal_column("0")
+
     def fenced(self, statement: Any) -> Any:
         return statement.offset(literal_column("0"))
 
@@ -218,8 +226,10 @@ class MySQLTextSQL(TextSQL):
     def contains(self, words: ColumnElement[Any], pattern: ColumnElement[Any]) -> Any:
         return func.locate(pattern, words) > 0
 
-    def characters(self, words: ColumnElement[Any]) -> ColumnElement[int]:
-        return func.char_length(words)
+    def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
+        one_byte = cast(search_key, mysql.CHAR(charset="latin1"))
+        spelled = cast(one_byte, mysql.CHAR(charset="utf8mb4"))
+        return func.lower(spelled), func.length(spelled) == func.length(search_key)
 
     def insert(
         self,

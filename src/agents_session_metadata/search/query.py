@@ -28,7 +28,7 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import SearchHit, SearchPage
 
-from .statements import ANY, SearchBuilder, Shape, Way
+from .statements import SearchBuilder, Shape, Way
 from .table import is_indexed, learn
 from .terms import WordQuery, text_of_item
 from .tokenizer import stored_words
@@ -39,6 +39,8 @@ FEW = 5_000
 FEW_SESSIONS = 1_000
 WINDOWS = (2_000, 20_000)
 """The numbers of newest items that are tested before the others; the second without known sessions."""
+MOST_CANDIDATES = 20_000
+"""Candidates of the database's own index that are read at most."""
 _TAIL = 1_000
 """Items that are looked through for missing rows in each search by the database's own index."""
 _NEXT = 100
@@ -91,7 +93,7 @@ class Search:
             query = self.queries.ids(self.condition, after=None, limit=FEW_SESSIONS + 1)
             ids = list(self.connection.scalars(*query))
             self._ids = ids if len(ids) <= FEW_SESSIONS else None
-        count = self._some(self._ids)
+        count = self._some(self._ids) if self._ids else None
         parameters = {**self._of_ids(), **({} if count is None else {"most": FEW + 1})}
         state = self._execute(
             ("search state", count), lambda build: build.state(count), parameters
@@ -120,7 +122,7 @@ class Search:
         if is_small:
             yield from self._all_of(Way.SESSIONS, after)
             return
-        for size in WINDOWS if self._ids is None else WINDOWS[:1]:
+        for size in WINDOWS[: 1 if native or self._ids is not None else None]:
             while True:
                 found, last = self._batch(Way.NEWEST, after, window=size)
                 yield from found
@@ -130,7 +132,7 @@ class Search:
             after = self._end(after, size)
             if after is None:
                 return
-        if native and self._count_candidates() <= ANY:
+        if native and self._count_candidates() <= MOST_CANDIDATES:
             yield from self._all_of(Way.NATIVE, after)
         elif self._ids is None:
             yield from self._all_of(Way.ALL, after)
@@ -312,7 +314,7 @@ class Search:
         }
         if shape.way is Way.NATIVE:
             native = self.queries.dialect.text_search.native_query(self.query.words)
-            parameters["native"] = native
+            parameters |= {"native": native, "candidates": MOST_CANDIDATES + 1}
         if after is not None:
             parameters |= _bound(after, of_items=True)
         return parameters | self._of_ids()
@@ -334,7 +336,7 @@ class Search:
 def _bound(after: Position, *, of_items: bool) -> dict[str, Any]:
     """At a title, the item at the same position comes next."""
     return {
-        "after_time": after.time,
+        "after_time": str(after.time),
         "after_item": after.item_id + (of_items and after.is_title),
         "after_session": after.session_id if after.is_title else "",
     }

@@ -33,12 +33,11 @@ from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.keys import TITLE
 from agents_session_metadata.query.statements import Builder
+from agents_session_metadata.values import SEARCH_KEY_BYTES
 
 from .table import TEXT
 
 ONE = literal_column("1")
-ANY = 20_000
-"""Candidates of the database's own index that are read at most."""
 
 
 class Way(Enum):
@@ -134,17 +133,28 @@ class SearchBuilder(Builder):
         """Reads titles, at the position of the newest item of each session."""
         values, sessions = self._tables.metadata, self._tables.sessions
         messages, stored = self._tables.messages, self._dialect.stored_time
-        own = messages.c.session_id == values.c.session_id
-        newest = select(messages.c.created_at, messages.c.id).where(own).correlate(values)
+        # By the index of search keys: values are read where a title can have the words.
+        titled = values.alias("titled")
+        scope: Any = true()
+        if shape.sessions is not None:
+            scope = self._among(titled.c.session_id, shape.sessions)
+        elif not shape.everything:
+            scope = self.truth(titled.c.session_id)
+        key = bindparam("title_key", TITLE, type_=String)
+        own_ids = select(titled.c.session_id).where(
+            titled.c.key == key,
+            self._title_test(titled.c.search_key, words, only_ascii=only_ascii),
+            scope,
+        )
+        of_titles = self._dialect.text_search.fenced(own_ids).subquery("of_titles")
+        own_id = of_titles.c.session_id
+        newest = select(messages.c.created_at, messages.c.id).where(
+            messages.c.session_id == own_id
+        )
         newest = newest.order_by(*in_order(messages, newest_first=True)).limit(ONE)
+        newest = newest.correlate(of_titles)
         at = newest.with_only_columns(messages.c.created_at).scalar_subquery()
         item_id = newest.with_only_columns(messages.c.id).scalar_subquery()
-        own_id = values.c.session_id
-        scope = true()
-        if shape.sessions is not None:
-            scope = self._among(own_id, shape.sessions)
-        elif not shape.everything:
-            scope = self.truth(own_id)
         titles = (
             select(
                 own_id,
@@ -152,11 +162,10 @@ class SearchBuilder(Builder):
                 func.coalesce(at, sessions.c.updated_at).label("created_at"),
                 func.coalesce(item_id, literal_column("0")).label("id"),
             )
-            .join_from(values, sessions, sessions.c.session_id == own_id)
-            .where(
-                values.c.key == bindparam("title_key", TITLE, type_=String),
-                self._title_test(values.c.value, words, only_ascii=only_ascii),
-                scope,
+            .join_from(of_titles, sessions, self._dialect.looked_up(sessions.c.session_id, own_id))
+            .join(
+                values,
+                and_(self._dialect.looked_up(values.c.session_id, own_id), values.c.key == key),
             )
         )
         found = self._dialect.text_search.fenced(titles).subquery("titles")
@@ -202,7 +211,7 @@ class SearchBuilder(Builder):
         rows = self._tables.group(TEXT)["_text"]
         native = self._dialect.text_search.native_condition(rows)
         found = select(rows.c.id).where(native, self._contained(rows, shape))
-        return found.limit(literal_column(str(ANY + 1)))
+        return found.limit(_given("candidates"))
 
     def _of_scope(self, items: FromClause, shape: Shape) -> list[ColumnElement[bool]]:
         if shape.way is Way.SESSIONS or shape.everything:
@@ -229,14 +238,16 @@ class SearchBuilder(Builder):
             truths.append(not_(any_of) if excluded else any_of)
         return and_(*truths)
 
-    def _title_test(self, value: Any, words: int, *, only_ascii: bool) -> ColumnElement[bool]:
+    def _title_test(
+        self, search_key: Any, words: int, *, only_ascii: bool
+    ) -> ColumnElement[bool]:
         """Holds for each title that can have the words, whose ASCII ones are parameters."""
-        dialect = self._dialect
-        is_ascii = dialect.byte_length(value) == dialect.text_search.characters(value)
-        lower = func.lower(dialect.by_code_point(value, native=False))
+        text_search = self._dialect.text_search
+        lower, is_ascii = text_search.plain(search_key)
+        is_whole = func.length(search_key) < literal_column(str(SEARCH_KEY_BYTES))
         names = (bindparam(f"title_{place}", type_=String) for place in range(words))
-        has_words = and_(true(), *(dialect.text_search.contains(lower, name) for name in names))
-        other = or_(not_(is_ascii), dialect.text_search.contains(value, bindparam("escape", "\\u", type_=String)))
+        has_words = and_(true(), *(text_search.contains(lower, name) for name in names))
+        other = not_(and_(is_ascii, is_whole))
         return or_(other, has_words) if only_ascii else other
 
     def _with_texts(self, page: FromClause, shape: Shape) -> Statement:
