@@ -46,7 +46,7 @@ def texts(language: str, count: int, words: int = 60) -> Iterator[str]:
         start = chance.randrange(len(some) - words)
         found = some[start : start + words]
         if language == "Chinese":
-            yield "，".join("".join(found[place : place + 3]) for place in range(0, words // 4, 3))
+            yield "、".join("".join(found[place : place + 3]) for place in range(0, words // 4, 3))
             continue
         for every, word in zip((10, 1_000, 20_000), WORDS, strict=False):
             if number % every == 7 % every:
@@ -62,7 +62,11 @@ async def fill(engine: AsyncEngine, language: str, count: int) -> int:
     sessions = max(count // 20, 10)
     large = sessions // 10
     owners = {
-        f"s{number}": "small" if number < 10 else "large" if number < 10 + large else f"o{number // 10}"
+        f"s{number}": "small"
+        if number < 10
+        else "large"
+        if number < 10 + large
+        else f"o{number // 10}"
         for number in range(sessions)
     }
     catalog = SessionCatalog(engine, create_tables=True)
@@ -108,7 +112,10 @@ async def used(engine: AsyncEngine) -> int:
             return await connection.scalar(text("SELECT pg_database_size(current_database())"))
         names = (
             await connection.scalars(
-                text("SELECT table_name FROM information_schema.tables WHERE table_schema = database()")
+                text(
+                    "SELECT table_name FROM information_schema.tables"
+                    " WHERE table_schema = database()"
+                )
             )
         ).all()
         await connection.execute(text(f"ANALYZE TABLE {', '.join(names)}"))

@@ -3,12 +3,12 @@
 # ruff: noqa: RUF001
 from __future__ import annotations
 
+from conformance.search_oracle import words
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata.search.tokenizer import normalize, stored_words, tokenize
-from conformance.search_oracle import words
 
 PIECES = [
     *["the", "a", "tram", "TRAM", "trams", "28", "2", "_x", "foo_bar", "x" * 70, "x" * 70 + "y"],
@@ -34,6 +34,8 @@ PIECES = [
     *["\u1112\u1161\u11ab", "각\u11a8", "²", "x²", "́", "ʼn", "ŉ", "½", "\u0345", "α\u0345", "ǰ"],
 ]
 GLUE = [" ", " ", " ", "", "-", "\n", ". ", "\u3000", "_"]
+
+
 def spelled(tokens) -> str:
     """One space around each word, and two between separate runs of Han, Kana and Hangul."""
     found, before = "", None

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Ma
 from datetime import date, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -24,7 +24,6 @@ from .errors import (
     ScopeError,
     SessionExistsError,
     SessionNotFoundError,
-    TablesMissingError,
 )
 from .history.items import list_items
 from .history.rewind import Cut, rewind
@@ -988,7 +987,8 @@ class SessionCatalog:
             TablesMissingError: If there is no text index.
             ValueError: If the key is not `"$text"`.
         """
-        from .search.writing import KEY, refresh
+        from .search.table import KEY
+        from .search.writing import refresh
 
         self._check_unscoped("refresh_index")
         if key != KEY:

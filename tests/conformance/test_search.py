@@ -441,7 +441,9 @@ async def test_the_native_index_follows_each_write(engine, monkeypatch):
     await catalog.session("d").add_items([raw.message(" ".join(map(str, range(200_000))))])
     assert [hit.session_id for hit in await all_hits(catalog, "199999")] == ["d"]
     if engine.dialect.name == "sqlite":
-        await raw.execute(engine, f"INSERT INTO {ROWS}_fts ({ROWS}_fts, rank) VALUES ('integrity-check', 1)")
+        await raw.execute(
+            engine, f"INSERT INTO {ROWS}_fts ({ROWS}_fts, rank) VALUES ('integrity-check', 1)"
+        )
     assert await catalog.drop_index("$text")
 
 

@@ -61,7 +61,7 @@ class IndexKind(ABC):
 class Feature:
     """The tables of a feature, and what it does when sessions and histories change.
 
-    The functions, all but `define`, `parse` and `insert_items`, are only called if the tables exist.
+    The functions are only called if the tables exist, but for `define`, `parse` and `insert_items`.
 
     Attributes:
         name: The name of its group of tables.
@@ -77,8 +77,7 @@ class Feature:
         export: Returns its parts of the records of some sessions, as JSON, by session id.
         parse: Checks a part of a record, with a function that validates JSON as a type.
         load: Inserts parts that `parse` returned, by the id of a new session.
-        insert_items: Inserts items of a locked session in place of the core. Returns False if it does
-            not. It is called whether the tables exist or not.
+        insert_items: Inserts items of a locked session in place of the core, or returns False.
         added: Called with the ids of sessions that were imported with their items.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.

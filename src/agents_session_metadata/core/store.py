@@ -281,7 +281,11 @@ class SessionStore(Generic[Q]):
         """Inserts items, as JSON text, of a session that is locked."""
         for feature in features():
             insert = feature.insert_items
-            if insert is not None and texts and insert(self.database, connection, session_id, texts):
+            if (
+                insert is not None
+                and texts
+                and insert(self.database, connection, session_id, texts)
+            ):
                 return
         self.rows.insert_items(connection, session_id, texts)
 

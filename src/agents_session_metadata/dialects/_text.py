@@ -16,7 +16,6 @@ from sqlalchemy import (
     bindparam,
     cast,
     column,
-    delete,
     func,
     insert,
     literal_column,
@@ -104,7 +103,7 @@ class SQLiteTextSQL(TextSQL):
 
     def native_condition(self, rows: Table) -> ColumnElement[bool]:
         index = Table(f"{rows.name}_fts", rows.metadata, schema=rows.schema, keep_existing=True)
-        found = select(column("rowid")).select_from(index)
+        found: Any = select(column("rowid")).select_from(index)
         match = column(index.name).op("MATCH")(bindparam("native", type_=String))
         return rows.c.id.in_(found.where(match))
 
@@ -139,8 +138,12 @@ class SQLiteTextSQL(TextSQL):
 class PostgreSQLTextSQL(TextSQL):
     time_index: ClassVar[tuple[str, ...]] = ("created_at", "id")
     has_native: ClassVar[bool] = True
-    newest_mark: ClassVar[str] = "CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)"
-    oldest_mark: ClassVar[str] = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
+    newest_mark: ClassVar[str] = (
+        "CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)"
+    )
+    oldest_mark: ClassVar[str] = (
+        "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
+    )
     _lexemes: ClassVar[str] = (
         # A message of a megabyte can have more words than a tsvector holds. A space is no word.
         "CASE WHEN octet_length(words) < 500000 THEN array_to_tsvector(array_remove("
@@ -183,12 +186,16 @@ class PostgreSQLTextSQL(TextSQL):
         index, name = (_quoted(connection, rows.name + end) for end in ("_gin", ""))
         schema = connection.schema_for_object(rows)
         place = f"{_quoted(connection, schema)}." if schema else ""
-        connection.exec_driver_sql(f"CREATE INDEX {index} ON {place}{name} USING gin (({self._lexemes}))")
+        connection.exec_driver_sql(
+            f"CREATE INDEX {index} ON {place}{name} USING gin (({self._lexemes}))"
+        )
 
     def drop_native(self, connection: Connection, rows: Table) -> None:
         schema = connection.schema_for_object(rows)
         place = f"{_quoted(connection, schema)}." if schema else ""
-        connection.exec_driver_sql(f"DROP INDEX IF EXISTS {place}{_quoted(connection, rows.name + '_gin')}")
+        connection.exec_driver_sql(
+            f"DROP INDEX IF EXISTS {place}{_quoted(connection, rows.name + '_gin')}"
+        )
 
 
 @lru_cache(maxsize=64)

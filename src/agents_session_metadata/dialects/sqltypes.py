@@ -111,7 +111,8 @@ class Words(TypeDecorator[str]):
 
     def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
         if _is_mysql(dialect):
-            return _mysql().MEDIUMBLOB()
+            bytes_type: TypeEngine[Any] = _mysql().MEDIUMBLOB()
+            return bytes_type
         return Text(collation="C") if dialect.name == "postgresql" else Text()
 
     def process_bind_param(self, value: str | None, dialect: SADialect) -> Any:

@@ -38,7 +38,7 @@ FEW = 5_000
 """Items of a scope that are all tested."""
 FEW_SESSIONS = 1_000
 WINDOWS = (2_000, 20_000)
-"""The numbers of newest items that are tested before the others; the second without known sessions."""
+"""Newest items that are tested before others. The second window is used if all would be next."""
 MOST_CANDIDATES = 20_000
 """Candidates of the database's own index that are read at most."""
 _TAIL = 1_000
@@ -116,9 +116,7 @@ class Search:
 
     # ---- items ----
 
-    def _items(
-        self, after: Position | None, *, is_small: bool, native: bool
-    ) -> Iterator[Found]:
+    def _items(self, after: Position | None, *, is_small: bool, native: bool) -> Iterator[Found]:
         if is_small:
             yield from self._all_of(Way.SESSIONS, after)
             return
@@ -373,7 +371,9 @@ async def search(
         await fill_met(database, searching.to_write, advances=searching.advances)
     hits = [each.hit for each in found[:limit] if each.hit is not None]
     more = len(found) > limit
-    return SearchPage(hits, _encode(found[limit - 1].position, question) if more else None, complete)
+    return SearchPage(
+        hits, _encode(found[limit - 1].position, question) if more else None, complete
+    )
 
 
 def _encode(position: Position, question: Any) -> str:

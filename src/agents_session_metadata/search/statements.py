@@ -1,8 +1,8 @@
 """The statements of a search.
 
 A statement reads the newest candidates after a position, in four ways. In each, one expression per
-item tests its words, which no planner reorders; what is sorted has no text; and the texts of the few
-rows that are left are read last. Limits are in the text of the statement: planners need to know them.
+item tests its words, which no planner reorders; what is sorted has no text; and the texts of the
+few rows that are left are read last. Limits are in the text of statements, where planners see them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agents_session_metadata.values import SEARCH_KEY_BYTES
 
 from .table import TEXT
 
-ONE = literal_column("1")
+ONE: Any = literal_column("1")
 
 
 class Way(Enum):
@@ -76,8 +76,8 @@ class SearchBuilder(Builder):
         if sessions is not None:
             messages = self._tables.messages
             some = select(ONE).where(self._among(messages.c.session_id, sessions))
-            some = some.limit(_given("most")).subquery("some")
-            count = select(func.count()).select_from(some).scalar_subquery()
+            counted = some.limit(_given("most")).subquery("some")
+            count = select(func.count()).select_from(counted).scalar_subquery()
         newest: Any = select(func.max(self._tables.messages.c.id)).scalar_subquery()
         return select(state.c.native, state.c.filled, newest, count)
 
@@ -148,9 +148,7 @@ class SearchBuilder(Builder):
         )
         of_titles = self._dialect.text_search.fenced(own_ids).subquery("of_titles")
         own_id = of_titles.c.session_id
-        newest = select(messages.c.created_at, messages.c.id).where(
-            messages.c.session_id == own_id
-        )
+        newest = select(messages.c.created_at, messages.c.id).where(messages.c.session_id == own_id)
         newest = newest.order_by(*in_order(messages, newest_first=True)).limit(ONE)
         newest = newest.correlate(of_titles)
         at = newest.with_only_columns(messages.c.created_at).scalar_subquery()
@@ -171,12 +169,18 @@ class SearchBuilder(Builder):
         found = self._dialect.text_search.fenced(titles).subquery("titles")
         time, sorted_id = stored.of(found.c.created_at), self._context.sorted_id(found.c.session_id)
         statement = select(
-            time, found.c.id, found.c.session_id, self._dialect.moment.of(found.c.created_at), found.c.value
+            time,
+            found.c.id,
+            found.c.session_id,
+            self._dialect.moment.of(found.c.created_at),
+            found.c.value,
         )
         if shape.after:
             end, item, name = _after(stored)
             last = and_(found.c.id == item, sorted_id < name)
-            statement = statement.where(or_(time < end, and_(time == end, or_(found.c.id < item, last))))
+            statement = statement.where(
+                or_(time < end, and_(time == end, or_(found.c.id < item, last)))
+            )
         order = time.desc(), found.c.id.desc(), sorted_id.desc()
         return statement.order_by(*order).limit(_given("limit"))
 
@@ -234,13 +238,13 @@ class SearchBuilder(Builder):
         truths = []
         for term, (excluded, count) in enumerate(shape.patterns):
             names = (f"pattern_{term}_{place}" for place in range(count))
-            any_of = or_(*(contains(rows.c.words, bindparam(each, type_=Words())) for each in names))
+            any_of = or_(
+                *(contains(rows.c.words, bindparam(each, type_=Words())) for each in names)
+            )
             truths.append(not_(any_of) if excluded else any_of)
         return and_(*truths)
 
-    def _title_test(
-        self, search_key: Any, words: int, *, only_ascii: bool
-    ) -> ColumnElement[bool]:
+    def _title_test(self, search_key: Any, words: int, *, only_ascii: bool) -> ColumnElement[bool]:
         """Holds for each title that can have the words, whose ASCII ones are parameters."""
         text_search = self._dialect.text_search
         lower, is_ascii = text_search.plain(search_key)
@@ -299,12 +303,18 @@ class SearchBuilder(Builder):
     def _before(self, items: FromClause, shape: Shape) -> list[ColumnElement[bool]]:
         if not shape.after:
             return []
-        time, (end, item, _) = self._dialect.stored_time.of(items.c.created_at), _after(self._dialect.stored_time)
+        time, (end, item, _) = (
+            self._dialect.stored_time.of(items.c.created_at),
+            _after(self._dialect.stored_time),
+        )
         return [or_(time < end, and_(time == end, items.c.id < item))]
 
     def _reaching(self, messages: FromClause) -> list[ColumnElement[bool]]:
         """As `_before`, so that an index of items in their order is read from there."""
-        time, (end, item, _) = self._dialect.stored_time.of(messages.c.created_at), _after(self._dialect.stored_time)
+        time, (end, item, _) = (
+            self._dialect.stored_time.of(messages.c.created_at),
+            _after(self._dialect.stored_time),
+        )
         reaches = self._dialect.reaches(messages.c.created_at, descending=True)
         return [reaches, time <= end, or_(time < end, messages.c.id < item)]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from .tokenizer import LONGEST_WORD, Token, extends, tokenize
@@ -59,7 +59,7 @@ class Term:
         """The places of tokens that stored words can have one space or two before."""
         return [
             place
-            for place, (one, other) in enumerate(zip(self.tokens, self.tokens[1:], strict=False), 1)
+            for place, (one, other) in enumerate(pairwise(self.tokens), 1)
             if one.unspaced and other.unspaced and not other.joined
         ]
 
@@ -73,7 +73,7 @@ class Term:
     def patterns(self) -> list[list[str]]:
         """Substrings of the stored words of each text that matches: one of each list."""
         starts = [0, *self._gaps[_MOST_GAPS:], len(self.tokens)]
-        return [self._spelled(*span) for span in zip(starts, starts[1:], strict=False)]
+        return [self._spelled(*span) for span in pairwise(starts)]
 
     def _spelled(self, start: int, end: int) -> list[str]:
         last = " " if end < len(self.tokens) or not self.prefix else ""

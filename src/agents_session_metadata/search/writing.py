@@ -106,7 +106,7 @@ class TextIndex:
         note(self._database, exists=True)
 
     def fill(self, connection: Connection, after: int | None) -> tuple[int, int | None]:
-        """Adds missing rows. Returns the number of added rows, and the last item unless at the end."""
+        """Adds missing rows. Returns how many, and the last item if there can be more."""
         if self.lock(connection) is None:
             return 0, None
         later = self._messages.c.id > (after or 0)
@@ -146,12 +146,14 @@ class TextIndex:
             if state is None or oldest < state.mark:
                 return
             within = self._messages.c.id.between(state.filled + 1, state.pending)
-            found: Any = connection.execute(_missing(self._database).where(within).limit(MOST)).all()
+            found: Any = connection.execute(
+                _missing(self._database).where(within).limit(MOST)
+            ).all()
             _insert(self._database, connection, [(each, words_of(data)) for each, data in found])
             if len(found) == MOST:
                 return
             newest = select(func.coalesce(func.max(self._messages.c.id), 0)).scalar_subquery()
-            mark = literal_column(marks.newest_mark)
+            mark: Any = literal_column(marks.newest_mark)
             new = {"filled": state.pending, "pending": newest, "mark": mark}
             connection.execute(update(self._state).values(new))
             state = connection.execute(select(self._state)).one()
@@ -269,7 +271,10 @@ def _insert(
 
 
 async def create(
-    database: Database[Any], progress: Callable[[int], object] | None = None, *, native: bool = False
+    database: Database[Any],
+    progress: Callable[[int], object] | None = None,
+    *,
+    native: bool = False,
 ) -> bool:
     await database.ensure(TEXT)
     if await database.read(lambda connection, _: is_indexed(database, connection)):
