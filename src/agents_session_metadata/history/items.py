@@ -184,7 +184,8 @@ async def read_found(
         for session_id in sorted({session_id for session_id, _ in wanted}):
             ids = [item_id for each, item_id in wanted if each == session_id]
             where = connection, store.database.tables, store.database.dialect, session_id
-            for info in read_items(*where, ids, partial(store.question, queries)):
+            condition = store.database.tables.messages.c.id.in_(ids)
+            for info in find_items(*where, condition, partial(store.question, queries)):
                 found[session_id, info.item_id] = info
         return found
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from agents_session_metadata.core.database import Database
-from agents_session_metadata.errors import InvalidCursorError, TablesMissingError
+from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.queries import Queries
@@ -377,24 +377,13 @@ async def search(
 
 
 def _encode(position: Position, question: Any) -> str:
-    time, item_id, is_title, session_id = position
-    body = [str(time), item_id, *([session_id] if is_title else [])]
+    body = [str(position.time), *position[1:]]
     return seal(json.dumps(body, separators=(",", ":")).encode(), question)
 
 
 def _decode(cursor: str, question: Any, database: Database[Queries]) -> Position:
-    dialect = database.dialect
-    try:
-        time, item_id, *title = json.loads(unseal(cursor, question))
-        session_id = title[0] if title else ""
-        if type(item_id) is not int or abs(item_id) >= 2**63 or len(title) > 1:
-            raise InvalidCursorError
-        session_id.encode()
-        if dialect.refuses_nul and "\x00" in session_id:
-            raise InvalidCursorError
-        return Position(dialect.stored_time.to_database(time), item_id, bool(title), session_id)
-    except (ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
-        raise InvalidCursorError from None
+    time, *place = json.loads(unseal(cursor, question))
+    return Position(database.dialect.stored_time.to_database(time), *place)
 
 
 def _look(database: Database[Queries], connection: Connection) -> bool:
