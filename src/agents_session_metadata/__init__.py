@@ -65,6 +65,8 @@ if TYPE_CHECKING:
         JSONValue,
         Metadata,
         MetadataLimits,
+        SearchHit,
+        SearchPage,
         OnClear,
         SessionInfo,
         SessionPage,

@@ -902,23 +902,32 @@ class SessionCatalog:
         five seconds per attempt. A transaction of another writer can also end with a deadlock then,
         which this package retries and the plain SDK raises.
 
+        `"$text"` is the index for `search`: a row with the words of each message. It is filled in
+        steps everywhere, and other processes detect it within a minute. Creating its SQL index of
+        all messages can block other writers like `"$updated_at"`.
+
         Args:
-            key: A metadata key or `"$updated_at"`.
-            progress: Called with the number of indexed sessions so far.
+            key: A metadata key, `"$updated_at"` or `"$text"`.
+            native: For `"$text"`, whether to also create the database's own full-text index: FTS5 on
+                SQLite, GIN on PostgreSQL. Rare words are then found fast among all sessions.
+            progress: Called with the number of indexed sessions so far, or of messages.
 
         Returns:
-            Whether the index was created. False if it exists already.
+            Whether an index was created. False if it exists already.
 
         Raises:
             InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
-            TablesMissingError: If tables are missing and `create_tables` is off; and for `"$text"`,
-                the index for search, which is not available in this version.
+            TablesMissingError: If tables are missing and `create_tables` is off.
             TriggersNotAllowedError: If the database user may not create triggers.
+            UnsupportedDialectError: If the database has no such full-text index.
+            ValueError: If `native` is set for another key than `"$text"`.
         """
         from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
+        if native and key != "$text":
+            raise ValueError(f'native is for the index "$text" only, got {quoted(key)}')
         if key == "$text":
             from .search.writing import create
 

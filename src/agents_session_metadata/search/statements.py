@@ -289,7 +289,9 @@ class SearchBuilder(Builder):
     def _has_row(self, item_id: Any) -> ColumnElement[bool]:
         rows = self._tables.group(TEXT)["_text"]
         found: Any = select(ONE).where(rows.c.id == item_id).correlate_except(rows)
-        has: ColumnElement[bool] = func.coalesce(found.scalar_subquery(), literal_column("0")) == ONE
+        has: ColumnElement[bool] = (
+            func.coalesce(found.scalar_subquery(), literal_column("0")) == ONE
+        )
         return has
 
     def _among(self, session_id: Any, sessions: int) -> ColumnElement[bool]:
