@@ -908,8 +908,8 @@ class SessionCatalog:
 
         Args:
             key: A metadata key, `"$updated_at"` or `"$text"`.
-            native: For `"$text"`, whether to also create the database's own full-text index: FTS5 on
-                SQLite, GIN on PostgreSQL. Rare words are then found fast among all sessions.
+            native: For `"$text"`, whether to also create the database's own full-text index, FTS5
+                on SQLite or GIN on PostgreSQL. Rare words are then found fast among all sessions.
             progress: Called with the number of indexed sessions so far, or of messages.
 
         Returns:
@@ -926,16 +926,16 @@ class SessionCatalog:
         from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
-        if native and key != "$text":
-            raise ValueError(f'native is for the index "$text" only, got {quoted(key)}')
-        if key == "$text":
-            from .search.writing import create
+        if not native:
+            return await create_index(self._store.database, check_index_key(key), progress)
+        from .search.writing import add_native, check_native
 
-            return await create(self._store.database, progress, native=native)
-        return await create_index(self._store.database, check_index_key(key), progress)
+        check_native(self._store.database, key)
+        created = await create_index(self._store.database, key, progress)
+        return await add_native(self._store.database) or created
 
     async def drop_index(self, key: str) -> bool:
-        """Drop an index. Queries then run without it.
+        """Drop an index. Queries then run without it, and `search` raises an error.
 
         The triggers are kept, and do nothing for keys without an index.
 
@@ -953,10 +953,6 @@ class SessionCatalog:
         from .indexes.states import check_index_key, drop_index
 
         self._check_unscoped("drop_index")
-        if key == "$text":
-            from .search.writing import drop
-
-            return await drop(self._store.database)
         return await drop_index(self._store.database, check_index_key(key))
 
     async def list_indexes(self, *, count: bool = False) -> list[IndexInfo]:

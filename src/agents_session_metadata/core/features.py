@@ -52,6 +52,14 @@ class IndexKind(ABC):
         Returns how much it has read, and where it ended; None if there is no more.
         """
 
+    def leave(self, connection: Connection, *, alone: bool) -> None:
+        """Called when the index is dropped, before its rows are deleted.
+
+        If `alone`, other processes cannot change states until the transaction ends.
+        """
+        if alone:
+            self.prepare(connection)
+
     def fill_at_once(self, connection: Connection) -> int:
         """Fills the index while writers are kept out, and returns how much it has read."""
         raise NotImplementedError

@@ -2,8 +2,8 @@
 
 from agents_session_metadata.core.features import Feature
 
-from .table import TEXT, define, learn
-from .writing import add_sessions, copy_session, insert_items
+from .table import KEY, TEXT, define, learn
+from .writing import TextIndex, add_sessions, copy_session, insert_items
 
 FEATURE = Feature(
     TEXT,
@@ -13,4 +13,5 @@ FEATURE = Feature(
     learn=learn,
     insert_items=insert_items,
     added=add_sessions,
+    indexes=((KEY, TextIndex),),
 )

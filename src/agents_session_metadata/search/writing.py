@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Index,
     MetaData,
@@ -21,13 +22,16 @@ from sqlalchemy import (
     inspect,
     literal_column,
     select,
+    true,
     update,
 )
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import derived_name
+from agents_session_metadata.core.features import IndexKind
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
+from agents_session_metadata.text import quoted
 
 from .table import KEY, TEXT, is_indexed, note
 from .terms import text_of_item
@@ -84,16 +88,17 @@ def copy_session(
 # ---- filling ----
 
 
-class TextIndex:
+class TextIndex(IndexKind):
     """The index of words. Each method is work for one transaction."""
 
-    group = TEXT
+    group: str | None = TEXT
 
     def __init__(self, database: Database[Any]) -> None:
         self._database = database
         self._dialect = database.dialect
         self._messages = database.tables.messages
         self._rows, self._state = database.tables.group(TEXT).tables
+        self.rows: tuple[ColumnElement[Any], ColumnElement[bool]] = self._rows.c.id, true()
 
     def prepare(self, connection: Connection) -> None:
         """Announces the index, and adds the SQL index of all items in their order."""
@@ -168,21 +173,7 @@ class TextIndex:
         connection.execute(update(self._state).values(native=1))
         return True
 
-    # ---- dropping ----
-
-    def some(self, connection: Connection) -> list[int]:
-        """Returns what is deleted next: first 0, the state, then rows."""
-        if connection.execute(select(self._state.c.id)).first() is not None:
-            return [0]
-        return list(connection.scalars(select(self._rows.c.id).limit(MOST)))
-
-    def delete(self, connection: Connection, some: Sequence[int]) -> None:
-        if some[0]:
-            wanted: Any = bindparam("items", expanding=True)
-            connection.execute(
-                delete(self._rows).where(self._rows.c.id.in_(wanted)), {"items": list(some)}
-            )
-            return
+    def leave(self, connection: Connection, *, alone: bool) -> None:  # noqa: ARG002  # always
         self._dialect.begin_ddl(connection)
         with self._dialect.brief_waits(connection):
             self._dialect.text_search.drop_native(connection, self._rows)
@@ -190,9 +181,6 @@ class TextIndex:
                 self._time_index.drop(connection)
         connection.execute(delete(self._state))
         note(self._database, exists=False)
-
-    def count(self, connection: Connection) -> int:
-        return connection.scalar(select(func.count()).select_from(self._rows)) or 0
 
     @property
     def _time_index(self) -> Index:
@@ -246,10 +234,19 @@ async def refresh(database: Database[Any], progress: Callable[[int], object] | N
             return done
 
 
-async def add_native(database: Database[Any]) -> bool:
+def check_native(database: Database[Any], key: str) -> None:
+    if key != KEY:
+        raise ValueError(f"native is for the index {KEY!r} only, got {quoted(key)}")
     if not database.dialect.text_search.has_native:
         raise UnsupportedDialectError(database.engine.dialect.name, "native=True")
-    return await database.write(lambda connection, _: TextIndex(database).add_native(connection))
+
+
+async def add_native(database: Database[Any]) -> bool:
+    index = TextIndex(database)
+    added = await database.write(lambda connection, _: index.add_native(connection))
+    for _ in range(2):
+        await database.write(lambda connection, _: index.advance(connection))
+    return added
 
 
 def _missing(database: Database[Any]) -> Any:
@@ -268,32 +265,3 @@ def _insert(
     rows = database.tables.group(TEXT)["_text"]
     for start in range(0, len(new), _AT_ONCE):
         connection.execute(database.dialect.insert_missing(rows), new[start : start + _AT_ONCE])
-
-
-async def create(
-    database: Database[Any],
-    progress: Callable[[int], object] | None = None,
-    *,
-    native: bool = False,
-) -> bool:
-    await database.ensure(TEXT)
-    if await database.read(lambda connection, _: is_indexed(database, connection)):
-        created = False
-    else:
-        index = TextIndex(database)
-        await database.write(lambda connection, _: index.prepare(connection))
-        created = True
-    await refresh(database, progress)
-    return bool(native and await add_native(database)) or created
-
-
-async def drop(database: Database[Any]) -> bool:
-    await database.ensure(TEXT)
-    index = TextIndex(database)
-    some = await database.read(lambda connection, _: index.some(connection))
-    existed = bool(some)
-    while some:
-        step = some
-        await database.write(lambda connection, _: index.delete(connection, step))
-        some = await database.read(lambda connection, _: index.some(connection))
-    return existed
