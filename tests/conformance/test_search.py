@@ -546,3 +546,63 @@ async def test_an_interrupted_index_is_continued(engine, monkeypatch, steps):
     assert len(await found(catalog, "word", limit=100)) == 12
     await catalog.create_index("$text")
     assert await raw.count_rows(engine, ROWS) == 12
+
+
+# ---- plans ----
+
+
+async def explained(catalog, monkeypatch, *calls) -> list[str]:
+    """The plans of the statements that some searches run, without statistics on PostgreSQL."""
+    engine, statements = catalog.engine, []
+
+    def remember(connection, cursor, statement, parameters, context, many):
+        if "_text" in statement and statement.lstrip().startswith(("SELECT", "WITH")):
+            statements.append((statement, parameters))
+
+    event.listen(engine.sync_engine, "before_cursor_execute", remember)
+    for call in calls:
+        await call()
+    event.remove(engine.sync_engine, "before_cursor_execute", remember)
+    kind = "QUERY PLAN " if engine.dialect.name == "sqlite" else ""
+    plans = []
+    async with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            await connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+        for statement, parameters in statements:
+            rows = await connection.exec_driver_sql(f"EXPLAIN {kind}{statement}", parameters)
+            plans.append("\n".join(" ".join(map(str, row)) for row in rows))
+    assert plans
+    return plans
+
+
+@pytest.mark.thorough
+async def test_words_are_looked_up_by_item(catalog, engine, monkeypatch):
+    records = (
+        {
+            "format": 1,
+            "session_id": f"s{number}",
+            "created_at": "2026-01-01T00:00:00Z",
+            "updated_at": "2026-01-01T00:00:00Z",
+            "metadata": {"owner_id": f"u{number % 50}"},
+            "items": [
+                {"created_at": f"2026-01-01T00:00:{n:02}Z", "item": raw.message(f"word {n}")}
+                for n in range(10)
+            ],
+        }
+        for number in range(600)
+    )
+    await catalog.import_sessions(records)
+    monkeypatch.setattr(searching, "WINDOWS", (20, 40))
+    monkeypatch.setattr(searching, "FEW", 50)
+    plans = await explained(
+        catalog,
+        monkeypatch,
+        lambda: catalog.search("nothing"),
+        lambda: catalog.search("word", by_session=True),
+        lambda: catalog.search("nothing", {"owner_id": "u1"}),
+    )
+    for plan in plans:
+        # No statement reads all words, in any order: each item is looked up by its key.
+        for line in plan.splitlines():
+            if ROWS in line and f"{ROWS}_state" not in line:
+                assert not any(word in line for word in ("Seq Scan", "SCAN", " ALL ")), plan

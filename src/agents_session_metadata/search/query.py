@@ -36,7 +36,8 @@ from .writing import MOST, NO_INDEX, fill_met
 
 FEW = 5_000
 """Items of a scope that are all tested."""
-FEW_SESSIONS = 1_000
+FEW_SESSIONS, SMALL_SESSIONS = 1_000, 50
+"""Sessions whose ids are read, and sessions that are known to be small from one statement."""
 WINDOWS = (2_000, 20_000)
 """Newest items that are tested before others. The second window is used if all would be next."""
 MOST_CANDIDATES = 20_000
@@ -89,30 +90,44 @@ class Search:
     def run(self, after: Position | None) -> tuple[list[Found], bool]:
         """Returns up to one hit more than the page has, and whether nothing is left out."""
         self._everything = self.condition.constant is True
-        if not self._everything:
-            query = self.queries.ids(self.condition, after=None, limit=FEW_SESSIONS + 1)
-            ids = list(self.connection.scalars(*query))
-            self._ids = ids if len(ids) <= FEW_SESSIONS else None
-        count = self._some(self._ids) if self._ids else None
-        parameters = {**self._of_ids(), **({} if count is None else {"most": FEW + 1})}
+        is_small, titled = self._choose_sessions()
+        if self._ids == []:
+            return [], True
+        native = False
+        if not is_small:
+            native, is_small = self._read_state()
+        titles = self._titles(after) if titled else iter(())
+        ways = self._items(after, is_small=is_small, native=native)
+        merged = heapq.merge(ways, titles, key=lambda found: found.position, reverse=True)
+        page = list(islice(self._distinct(merged), self.limit + 1))
+        is_full = len(page) > self.limit
+        complete = self._unread is None or (is_full and page[-1].position >= self._unread)
+        return page, complete
+
+    def _choose_sessions(self) -> tuple[bool, bool]:
+        """Returns whether all sessions are known to be small, and whether a title can match."""
+        if self._everything:
+            return False, True
+        parameters = {"limit": FEW_SESSIONS + 1, "few": FEW // SMALL_SESSIONS}
+        rows = self._execute(("search sessions",), lambda build: build.sessions(), parameters).all()
+        self._ids = [row[0] for row in rows] if len(rows) <= FEW_SESSIONS else None
+        if self._ids is None or len(rows) > SMALL_SESSIONS:
+            return False, True
+        titled = any(self._matches_title(title) for _, title, _ in rows if title is not None)
+        return all(many is None for _, _, many in rows), titled
+
+    def _read_state(self) -> tuple[bool, bool]:
+        """Returns whether there is a native index, and whether all items are to be tested."""
+        count = self._some(self._ids)
+        parameters = {**self._of_ids(), "most": FEW + 1}
         state = self._execute(
             ("search state", count), lambda build: build.state(count), parameters
         ).first()
         if state is None:
             raise TablesMissingError((), problem=NO_INDEX)
         native, self._filled, newest, items = state
-        if self._ids == []:
-            return [], True
-        is_small = items is not None and items <= FEW
-        ways = self._items(after, is_small=is_small, native=bool(native))
         self.advances = bool(native) and (newest or 0) - self._filled > _TAIL
-        merged = heapq.merge(
-            ways, self._titles(after), key=lambda found: found.position, reverse=True
-        )
-        page = list(islice(self._distinct(merged), self.limit + 1))
-        is_full = len(page) > self.limit
-        complete = self._unread is None or (is_full and page[-1].position >= self._unread)
-        return page, complete
+        return bool(native), items is not None and items <= FEW
 
     # ---- items ----
 
@@ -120,7 +135,12 @@ class Search:
         if is_small:
             yield from self._all_of(Way.SESSIONS, after)
             return
-        for size in WINDOWS[: 1 if native or self._ids is not None else None]:
+        candidates = 0
+        for size in WINDOWS:
+            if size != WINDOWS[0]:
+                candidates = self._count_candidates() if native else MOST_CANDIDATES + 1
+                if self._ids is not None or candidates <= WINDOWS[0]:
+                    break
             while True:
                 found, last = self._batch(Way.NEWEST, after, window=size)
                 yield from found
@@ -130,7 +150,7 @@ class Search:
             after = self._end(after, size)
             if after is None:
                 return
-        if native and self._count_candidates() <= MOST_CANDIDATES:
+        if native and candidates <= MOST_CANDIDATES:
             yield from self._all_of(Way.NATIVE, after)
         elif self._ids is None:
             yield from self._all_of(Way.ALL, after)

@@ -69,6 +69,20 @@ class Shape(NamedTuple):
 
 
 class SearchBuilder(Builder):
+    def sessions(self) -> Statement:
+        """Reads ids, titles, and the id of an item of each session that has many."""
+        messages, values = self._tables.messages, self._tables.metadata.alias("titled")
+        source, key = self.source(), bindparam("title_key", TITLE, type_=String)
+        own_id = source.session_id
+        title = select(values.c.value).where(values.c.session_id == own_id, values.c.key == key)
+        many = select(messages.c.id).where(messages.c.session_id == own_id)
+        many = many.order_by(messages.c.created_at).limit(ONE).offset(_given("few"))
+        inner = (
+            title.correlate_except(values).scalar_subquery(),
+            many.correlate_except(messages).scalar_subquery(),
+        )
+        return source.select(own_id, *inner).limit(_given("limit"))
+
     def state(self, sessions: int | None) -> Statement:
         """Reads the state, and counts the items of some sessions up to a limit."""
         state = self._tables.group(TEXT)["_text_state"]
@@ -298,8 +312,8 @@ class SearchBuilder(Builder):
         return self._dialect.one_of(session_id, "ids", sessions)
 
     def _order(self, time: Any, item_id: Any, shape: Shape) -> list[Any]:
-        if shape.way is Way.ALL and not shape.by_session:
-            # In the order of an index, all rows take longer to read than they take to sort.
+        if shape.way in (Way.ALL, Way.SESSIONS) and not shape.by_session:
+            # A planner could read all items in the order of an index, to find a few of them.
             time = self._dialect.stored_time.of(self._dialect.unindexed(time))
         return [time.desc(), item_id.desc()]
 
