@@ -135,12 +135,11 @@ class Search:
         if is_small:
             yield from self._all_of(Way.SESSIONS, after)
             return
-        candidates = 0
         for size in WINDOWS:
-            if size != WINDOWS[0]:
-                candidates = self._count_candidates() if native else MOST_CANDIDATES + 1
-                if self._ids is not None or candidates <= WINDOWS[0]:
-                    break
+            if size != WINDOWS[0] and (
+                self._ids is not None or (native and self._has_few_candidates(WINDOWS[0]))
+            ):
+                break
             while True:
                 found, last = self._batch(Way.NEWEST, after, window=size)
                 yield from found
@@ -150,7 +149,7 @@ class Search:
             after = self._end(after, size)
             if after is None:
                 return
-        if native and candidates <= MOST_CANDIDATES:
+        if native and self._has_few_candidates(MOST_CANDIDATES):
             yield from self._all_of(Way.NATIVE, after)
         elif self._ids is None:
             yield from self._all_of(Way.ALL, after)
@@ -248,16 +247,14 @@ class Search:
         ).first()
         return None if row is None else Position(row[0], int(row[1]), False, "")
 
-    def _count_candidates(self) -> int:
+    def _has_few_candidates(self, most: int) -> bool:
         shape = self._shape(Way.NATIVE, None, by_session=False, strict=True)
-        parameters = self._parameters(shape, None)
-        return int(
-            self._execute(
-                ("search candidates", shape.patterns),
-                lambda build: build.count_candidates(shape),
-                parameters,
-            ).scalar()
-        )
+        count = self._execute(
+            ("search candidates", shape.patterns),
+            lambda build: build.count_candidates(shape),
+            {**self._parameters(shape, None), "candidates": most + 1},
+        ).scalar()
+        return int(count) <= most
 
     def _found(self, row: Any) -> tuple[Found, str]:
         time, item_id, session_id, created_at, data, has_row, holds, title = row

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from .tokenizer import LONGEST_WORD, Token, extends, tokenize
+from .tokenizer import ASCII_WORD, LONGEST_WORD, Token, extends, tokenize
 
 MAX_TERMS = 32
 SNIPPET = 160
@@ -29,14 +29,25 @@ class Match(NamedTuple):
 
 
 class _Text:
-    """The words of a text. Most matches need few places."""
+    """The words of a text. Those of ASCII text need no object each, and only hits need places."""
 
     def __init__(self, text: str) -> None:
-        self.tokens: list[Token] = list(tokenize(text))
+        self._text = text
+        self._tokens = None if text.isascii() else list(tokenize(text))
+        self.words: list[str] = (
+            ASCII_WORD.findall(text.lower())
+            if self._tokens is None
+            else [token.word for token in self._tokens]
+        )
 
     @cached_property
-    def words(self) -> list[str]:
-        return [token.word for token in self.tokens]
+    def spans(self) -> list[tuple[int, int]]:
+        if self._tokens is None:
+            return [found.span() for found in ASCII_WORD.finditer(self._text)]
+        return [(token.start, token.end) for token in self._tokens]
+
+    def is_joined(self, place: int) -> bool:
+        return self._tokens is not None and self._tokens[place].joined
 
     def places(self, words: Container[str]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -102,7 +113,7 @@ class Term:
 
     def _is_at(self, text: _Text, start: int, place: int) -> bool:
         wanted, found = self.tokens[place], text.words[start + place]
-        if wanted.joined and place and not text.tokens[start + place].joined:
+        if wanted.joined and place and not text.is_joined(start + place):
             return False
         if self.prefix and place == len(self.tokens) - 1:
             return found.startswith(wanted.word)
@@ -164,15 +175,15 @@ class WordQuery:
             if earliest is not None:
                 found.append(of_term)
                 firsts.append(earliest)
-        tokens = words.tokens
-        shown = [(tokens[first].start, tokens[last].end) for first, last in firsts]
+        spans = words.spans
+        shown = [(spans[first][0], spans[last][1]) for first, last in firsts]
         # A snippet ends before the others.
         end = min(shown)[0] + SNIPPET
         for each in found:
             for first, last in each:
-                if tokens[first].start >= end:
+                if spans[first][0] >= end:
                     break
-                shown.append((tokens[first].start, tokens[last].end))
+                shown.append((spans[first][0], spans[last][1]))
         return _snippet(text, sorted(shown))
 
 

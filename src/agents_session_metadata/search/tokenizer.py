@@ -30,7 +30,7 @@ _LONGEST_CACHED = 64
 # Compiled at first use: compiling these takes longer than importing the rest of the module.
 _DROPPED = "[\u034f\u180b-\u180f\u200c\u200d\u2060\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 """Joiners and variation selectors."""
-_ASCII_WORD = re.compile(r"[0-9A-Za-z_]+")
+ASCII_WORD = re.compile(r"[0-9A-Za-z_]+")
 _PIECE = r"[^\s\u3001\u3002\u300c-\u300f\uff01\uff08\uff09\uff0c\uff1a\uff1b\uff1f]+"
 _PLAIN_UNSPACED = "[\u3041-\u3096\u30a1-\u30fa\u30fc\u4e00-\u9fff\uac00-\ud7a3]+"
 """Characters that are tokens as they are, unless a mark follows."""
@@ -159,7 +159,7 @@ def _cached_tokens(text: str) -> tuple[Token, ...]:
 
 def tokenize(text: str) -> Iterator[Token]:
     if text.isascii():
-        for found in _ASCII_WORD.finditer(text):
+        for found in ASCII_WORD.finditer(text):
             yield Token(found[0].lower(), *found.span())
         return
     for found in _compiled(_PIECE).finditer(text):
@@ -176,7 +176,7 @@ def stored_words(text: str) -> str:
     Hangul, so that a phrase is not found across them. Without words, returns an empty string.
     """
     if text.isascii():
-        words = " ".join([word[:LONGEST_WORD] for word in _ASCII_WORD.findall(text.lower())])
+        words = " ".join([word[:LONGEST_WORD] for word in ASCII_WORD.findall(text.lower())])
     elif _compiled(_UNSPACED).search(text):
         words = _joined(_compiled(_PIECE).findall(text))
     else:
