@@ -116,14 +116,18 @@ class SQLiteTextSQL(TextSQL):
             f"CREATE VIRTUAL TABLE {place}{index} USING fts5(words, content='{content}',"
             " content_rowid='id', detail=none, columnsize=0, tokenize=\"ascii tokenchars '_'\")"
         )
-        old = f"INSERT INTO {index} ({index}, rowid, words) VALUES ('delete', OLD.id, OLD.words)"  # noqa: S608  # names
+        old = (
+            f"INSERT INTO {index} ({index}, rowid, words)"  # noqa: S608  # names
+            " VALUES ('delete', OLD.id, OLD.words)"
+        )
         new = f"INSERT INTO {index} (rowid, words) VALUES (NEW.id, NEW.words)"  # noqa: S608  # names
         for event, statements in (("INSERT", new), ("DELETE", old), ("UPDATE", f"{old}; {new}")):
             trigger = place + _quoted(connection, f"{rows.name}_fts_{event.lower()}")
             connection.exec_driver_sql(
                 f"CREATE TRIGGER {trigger} AFTER {event} ON {name} BEGIN {statements}; END"
             )
-        connection.exec_driver_sql(f"INSERT INTO {place}{index} ({index}) VALUES ('rebuild')")  # noqa: S608  # names
+        rebuild = f"INSERT INTO {place}{index} ({index}) VALUES ('rebuild')"  # noqa: S608  # names
+        connection.exec_driver_sql(rebuild)
 
     def drop_native(self, connection: Connection, rows: Table) -> None:
         schema = connection.schema_for_object(rows)
@@ -180,7 +184,9 @@ class PostgreSQLTextSQL(TextSQL):
 
     def native_condition(self, rows: Table) -> ColumnElement[bool]:
         query = "CAST(CAST(:native AS text) AS tsquery)"
-        return text(f"{self._lexemes} @@ {query}").bindparams(bindparam("native", type_=Text))  # type: ignore[return-value]
+        found: Any = text(f"{self._lexemes} @@ {query}")
+        condition: ColumnElement[bool] = found.bindparams(bindparam("native", type_=Text))
+        return condition
 
     def create_native(self, connection: Connection, rows: Table) -> None:
         index, name = (_quoted(connection, rows.name + end) for end in ("_gin", ""))
