@@ -83,9 +83,24 @@ async def test_index(cli, filled):
 # ---- histories ----
 
 
-async def test_search_is_not_available(cli, filled):
-    for args in (("search", "hello"), ("index", "create", "$text"), ("index", "drop", "$text")):
-        assert "which is not available" in said((await cli(*args, code=1)).stderr)
+async def test_search(cli, catalog):
+    assert "index create" in said((await cli("search", "tram", code=1)).stderr)
+    await cli("index", "create", "$text")
+    await catalog.session("a").add_items(
+        [{"role": "user", "content": f"tram {n}"} for n in range(3)]
+    )
+    await catalog.set_metadata("b", {"title": "The tram"})
+    shown = (await cli("search", "tram", "--limit", "2")).stdout
+    assert len(shown.splitlines()) == 4
+    assert "[tram]" in shown
+    found = json.loads((await cli("search", "tram", "--all", "--json")).stdout)
+    assert len(found["hits"]) == 4
+    found = json.loads((await cli("search", "tram", "--by-session", "--json")).stdout)
+    assert {hit["session_id"] for hit in found["hits"]} == {"a", "b"}
+    assert "no message matches" in said((await cli("search", "bus", code=1)).stderr)
+    assert "not excluded" in said((await cli("search", "--", "-bus", code=2)).stderr)
+    assert "added 0 messages" in (await cli("index", "refresh", "$text")).stdout
+    await cli("index", "drop", "$text")
 
 
 async def test_history(cli, catalog):

@@ -72,6 +72,7 @@ class Tools:
         if tool in READ_TOOLS:
             notes = {
                 "get_history": HISTORY_NOTE,
+                "search_sessions": HISTORY_NOTE,
                 "list_runs": WAITING_NOTE,
             }
             assert answer.pop("note") == notes.get(tool, NOTE)
@@ -288,11 +289,28 @@ async def test_histories(catalog, shared_database):
 async def test_half_of_a_character_is_answered(catalog, shared_database):
     item = {"role": "user", "content": "tram \ud83d"}
     await catalog.session("gt-alpha-Toast").add_items([item, {**item, "more": ["\udc00"] * 5_000}])
+    await catalog.create_index("$text")
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        answer = await tools("search_sessions", query="tram")
+        assert [hit["snippet"] for hit in answer["hits"]] == ["tram \ufffd"] * 2
         answer = await tools("get_history", session="gt-alpha-Toast")
         short, long = answer["items"]
         assert short["item"] == {**item, "content": "tram \ufffd"}
         assert long["json_text"].endswith('"\ufffd","\ufffd",')
+
+
+async def test_search_stays_in_the_scope(catalog, shared_database):
+    await catalog.session("gt-alpha-Toast").add_items([{"role": "user", "content": "tram 28"}])
+    await catalog.session("secret").add_items([{"role": "user", "content": "a secret tram"}])
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        assert "text index" in await tools.error("search_sessions", query="tram")
+    await catalog.create_index("$text")
+    async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
+        answer = await tools("search_sessions", query="TRAM")
+        assert [hit["session"] for hit in answer["hits"]] == ["gt-alpha-Toast"]
+        assert answer["complete"]
+        assert (await tools("search_sessions", query="secret"))["hits"] == []
+        assert "not excluded" in await tools.error("search_sessions", query="-tram")
 
 
 @sqlite_only

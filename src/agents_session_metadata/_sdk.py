@@ -383,9 +383,8 @@ class StoredSession(SQLAlchemySession):
 
         def write(connection: Connection) -> None:
             if begin(connection):
-                rows = self._store.rows
-                rows.insert_items(connection, self.session_id, texts)
-                rows.touch(connection, self.session_id)
+                self._store.insert_items(connection, self.session_id, texts)
+                self._store.rows.touch(connection, self.session_id)
                 end(connection)
 
         await self._transact(write)

@@ -17,7 +17,7 @@ from collections.abc import (
 from datetime import date, timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from sqlalchemy import URL, Connection
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -32,7 +32,6 @@ from .errors import (
     ScopeError,
     SessionExistsError,
     SessionNotFoundError,
-    TablesMissingError,
 )
 from .history.items import list_items
 from .history.rewind import Cut, rewind
@@ -59,6 +58,7 @@ from .types import (
     Metadata,
     MetadataLimits,
     OnClear,
+    SearchPage,
     SessionChange,
     SessionInfo,
     SessionPage,
@@ -987,7 +987,11 @@ class SessionCatalog:
     # ---- indexes and search ----
 
     async def create_index(
-        self, key: str, *, progress: Callable[[int], object] | None = None
+        self,
+        key: str,
+        *,
+        native: bool = False,
+        progress: Callable[[int], object] | None = None,
     ) -> bool:
         """Create an index, so that the cost of a page does not grow with the number of matches.
 
@@ -1006,27 +1010,40 @@ class SessionCatalog:
         five seconds per attempt. A transaction of another writer can also end with a deadlock then,
         which this package retries and the plain SDK raises.
 
+        `"$text"` is the index for `search`: a row with the words of each message. It is filled in
+        steps everywhere, and other processes detect it within a minute. Creating its SQL index of
+        all messages can block other writers like `"$updated_at"`.
+
         Args:
-            key: A metadata key or `"$updated_at"`.
-            progress: Called with the number of indexed sessions so far.
+            key: A metadata key, `"$updated_at"` or `"$text"`.
+            native: For `"$text"`, whether to also create the database's own full-text index, FTS5
+                on SQLite or GIN on PostgreSQL. Rare words are then found fast among all sessions.
+            progress: Called with the number of indexed sessions so far, or of messages.
 
         Returns:
-            Whether the index was created. False if it exists already.
+            Whether an index was created. False if it exists already.
 
         Raises:
             InvalidMetadataError: If the key cannot be stored.
             ScopeError: If the catalog has a scope.
-            TablesMissingError: If tables are missing and `create_tables` is off; and for `"$text"`,
-                the index for search, which is not available in this version.
+            TablesMissingError: If tables are missing and `create_tables` is off.
             TriggersNotAllowedError: If the database user may not create triggers.
+            UnsupportedDialectError: If the database has no such full-text index.
+            ValueError: If `native` is set for another key than `"$text"`.
         """
         from .indexes.states import check_index_key, create_index
 
         self._check_unscoped("create_index")
-        return await create_index(self._store.database, check_index_key(key), progress)
+        if not native:
+            return await create_index(self._store.database, check_index_key(key), progress)
+        from .search.writing import add_native, check_native
+
+        check_native(self._store.database, key)
+        created = await create_index(self._store.database, key, progress)
+        return await add_native(self._store.database) or created
 
     async def drop_index(self, key: str) -> bool:
-        """Drop an index. Queries then run without it.
+        """Drop an index. Queries then run without it, and `search` raises an error.
 
         The triggers are kept, and do nothing for keys without an index.
 
@@ -1063,6 +1080,35 @@ class SessionCatalog:
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)
 
+    async def refresh_index(
+        self, key: str, *, progress: Callable[[int], object] | None = None
+    ) -> int:
+        """Add the messages of other writers to the text index, in short transactions.
+
+        Only the text index needs this, and only after many messages of writers that do not use this
+        package: each search adds those that it meets, up to 1,000.
+
+        Args:
+            key: `"$text"`.
+            progress: Called with the number of messages added so far.
+
+        Returns:
+            The number of messages added.
+
+        Raises:
+            ScopeError: If the catalog has a scope.
+            TablesMissingError: If there is no text index.
+            ValueError: If the key is not `"$text"`.
+        """
+        from .search.table import KEY
+        from .search.writing import refresh
+
+        self._check_unscoped("refresh_index")
+        if key != KEY:
+            raise ValueError(f"only the index {KEY!r} can be refreshed, got {key!r}")
+        await self._store.database.ensure()
+        return await refresh(self._store.database, progress)
+
     async def search(
         self,
         query: str,
@@ -1070,24 +1116,56 @@ class SessionCatalog:
         *,
         limit: int = 20,
         cursor: str | None = None,
-    ) -> NoReturn:
+        by_session: bool = False,
+    ) -> SearchPage:
         """Find the messages and titles that contain all words of a query, newest first.
 
-        Search requires the text index, which is not available in this version.
+        The search covers the text of user and assistant messages and the `title` of each session.
+        It does not cover system messages, tool calls, tool output or reasoning. Case, and accents
+        on Latin, Greek and Cyrillic letters, are ignored. `"…"` is a phrase, a trailing `*` a
+        prefix, and a leading `-` excludes. A term of several words, such as `e-mail`, is a phrase.
+        In Chinese, Japanese and Korean text, a term is also found inside longer text. Encrypted
+        histories cannot be searched.
+
+        Hits are ordered by time, then item id, both descending. A title is at the position of the
+        newest message of its session.
+
+        Messages of writers that do not use this package are read and compared if they are met, and
+        up to 1,000 of them are added to the index. If the database user may only read, nothing is
+        added, and the result is the same.
+
+        ```python
+        await catalog.create_index("$text")  # once per database
+        page = await catalog.search('lisbon "tram 28" alf* -bus', {"owner_id": "u1"})
+        ```
 
         Args:
             query: One to 32 terms, at least one of them not excluded.
             where: A filter for the sessions to search; all sessions by default.
             limit: The maximum number of hits per page, 1 to 100.
             cursor: The `next_cursor` of the previous page, for the same query, filter and scope.
+            by_session: Whether to return only the newest hit of each session.
+
+        Returns:
+            A page of hits.
 
         Raises:
-            TablesMissingError: Always.
+            InvalidCursorError: If the cursor is damaged or belongs to another question.
+            InvalidFilterError: If the filter is invalid.
+            TablesMissingError: If there is no text index. The error says how to create it.
+            TypeError: If the query is not a string.
+            ValueError: If all terms of the query are excluded, if there are none or more than 32,
+                or if `limit` is out of range.
         """
-        from .indexes.states import NO_TEXT_INDEX
+        from .search.query import search
+        from .search.terms import parse_query
 
-        del query, where, limit, cursor
-        raise TablesMissingError((), problem=NO_TEXT_INDEX)
+        parsed = parse_query(query)
+        check_limit(limit, 100)
+        condition = self._store.condition(where)
+        return await search(
+            self._store, parsed, condition, limit=limit, cursor=cursor, by_session=by_session
+        )
 
     async def storage(self) -> list[TableSize]:
         """Count the rows and bytes of the tables of the SDK and this package.

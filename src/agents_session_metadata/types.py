@@ -260,6 +260,44 @@ class IndexInfo:
 
 
 @dataclass(frozen=True)
+class SearchHit:
+    """A message, or the title of a session, that matches a search query.
+
+    Attributes:
+        session_id: The session.
+        item_id: The id of the message's row; None for a title.
+        created_at: When the message was stored; for a title, when the newest message of its session
+            was stored, or if there is none, when the session was last active. Aware, UTC.
+        role: `user` or `assistant`; `title` for a title.
+        snippet: At most 160 characters of the text, around the first match.
+        highlights: The start and end of each match in the snippet.
+    """
+
+    session_id: str
+    item_id: int | None
+    created_at: datetime
+    role: str
+    snippet: str
+    highlights: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class SearchPage:
+    """A page of hits, newest first.
+
+    Attributes:
+        hits: The hits.
+        next_cursor: The `cursor` of the next page, or None on the last page.
+        complete: False if messages of other writers were left out because there are too many that
+            have not been indexed. Search again, or call `refresh_index`.
+    """
+
+    hits: list[SearchHit]
+    next_cursor: str | None
+    complete: bool
+
+
+@dataclass(frozen=True)
 class UsageRow:
     """Usage of runs, added up from the usage ledger.
 

@@ -16,7 +16,6 @@ from agents_session_metadata import (
     SessionMetadataError,
     SessionNotFoundError,
     SessionTracker,
-    TablesMissingError,
 )
 from conformance import raw
 from conformance.running import agent
@@ -310,9 +309,19 @@ async def check_list_indexes(everyone, mine):
         await mine.list_indexes()
 
 
+async def check_refresh_index(everyone, mine):
+    await everyone.create_index("$text")
+    with pytest.raises(ScopeError):
+        await mine.refresh_index("$text")
+
+
 async def check_search(everyone, mine):
-    with pytest.raises(TablesMissingError):
-        await mine.search("theirs")
+    await everyone.create_index("$text")
+    for query in ({}, {"by_session": True}):
+        hits = (await mine.search("mine", **query)).hits
+        assert {hit.session_id for hit in hits} == {"mine-0", "mine-1"}
+        assert (await mine.search("theirs", **query)).hits == []
+        assert len((await everyone.search("theirs", **query)).hits) > 0
 
 
 async def check_usage(everyone, mine):

@@ -106,6 +106,13 @@ class Call:
         found = await self.catalog.last_session({"tags": {"$contains": "all"}})
         return found and found.metadata["owner_id"]
 
+    async def hits(self, query: str, where: Any = None) -> Any:
+        found, cursor = [], None
+        while not found or cursor:
+            page = await self.catalog.search(query, where, limit=2, cursor=cursor)
+            found, cursor = [*found, *page.hits, None], page.next_cursor
+        return sorted(repr((hit.session_id, hit.role, hit.snippet)) for hit in filter(None, found))
+
     async def pause(self) -> None:
         deployer = Deployer().agent(deploys(f"call-{self.dice.randrange(2)}"))
         await self.runs.run(self.target, deployer, self.word)
@@ -187,6 +194,7 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.catalog.usage(session_id=c.target, by=("agent",)),
     lambda c: c.pages(c.where),
     lambda c: c.iterated(),
+    lambda c: c.hits(c.word, c.where),
     lambda c: c.catalog.count_sessions(c.where),
     lambda c: c.catalog.count_values(c.dice.choice(("tags", "owner_id")), c.where),
     lambda c: c.found(),
@@ -203,6 +211,10 @@ CALLS: list[Callable[[Call], Any]] = [
     lambda c: c.threads.delete_thread_item(c.target, c.dice.choice(ITEMS), c.user),
     lambda c: c.listed_threads(),
     lambda c: c.thread_items(),
+    lambda c: c.hits(c.word),
+    lambda c: c.hits(f"{c.word} -{c.word.split()[0]}"),
+    lambda c: c.hits(c.word, {"$updated_at": {"$gt": LONG_AGO}}),
+    lambda c: c.hits(c.word, {"$created_at": {"$lte": LONG_AGO}}),
     lambda c: c.pages({"$created_at": {"$lte": LONG_AGO}}),
     lambda c: c.runs.list(None, {"$updated_at": {"$gt": LONG_AGO}}),
     lambda c: c.catalog.get_or_create_session({"project": c.word}),
@@ -291,7 +303,7 @@ async def test_answers_do_not_depend_on_others(shared_database, seed):
         for name in ("alone", "both")
     )
     for catalog in (alone, both):
-        for key in ("owner_id", "tags", "$updated_at"):
+        for key in ("owner_id", "tags", "$updated_at", "$text"):
             await catalog.create_index(key)
     mine, theirs = (
         [f"{owner}{number}" for number in ("0", "1", "2", "1 ")] for owner in ("m", "t")

@@ -333,12 +333,40 @@ async def test_corrupt_values(catalog):
 
 
 async def test_search(catalog):
-    async with raw_client(mounted(catalog)) as client:
+    async with raw_client(mounted(catalog)) as client, raw_client(mounted(catalog), "u2") as other:
         missing = await client.get("/search?q=tram")
         assert (missing.status_code, missing.headers["x-should-retry"]) == (501, "false")
-        assert "not available" in missing.json()["error"]["message"]
-        for query in ("q=", "", "q=tram&limit=101"):
+        await catalog.create_index("$text")
+        items = [user("Which tram goes there?"), {"id": "msg_1", **user("the tram 28")}]
+        metadata = {"title": "Trams: tram 28"}
+        made = await client.post("/conversations", json={"items": items[:1], "metadata": metadata})
+        name = made.json()["id"]
+        await client.post(f"/conversations/{name}/items", json={"items": items[1:]})
+        await other.post("/conversations", json={"items": [user("a tram elsewhere")]})
+
+        hits, after, pages = [], None, 0
+        while True:
+            query = {"q": "tram", "limit": 1, **({"after": after} if after else {})}
+            page = (await client.get("/search", params=query)).json()
+            assert page["complete"] is True
+            hits += page["data"]
+            pages += 1
+            if not page["has_more"]:
+                break
+            after = page["last_id"]
+        assert pages >= 3
+        assert {hit["conversation_id"] for hit in hits} == {name}
+        listed = (await client.get(f"/conversations/{name}/items?order=asc")).json()["data"]
+        assert {hit["item_id"] for hit in hits} == {None, *(item["id"] for item in listed)}
+        for hit in hits:
+            found = [hit["snippet"][start:end].lower() for start, end in hit["highlights"]]
+            assert found
+            assert set(found) == {"tram"}
+        for query in ("q=", "q=-tram", "", "q=tram&limit=101", f"q=other&after={after}"):
             assert (await client.get(f"/search?{query}")).status_code == 400, query
+        where = json.dumps({"title": "none"})
+        page = (await client.get("/search", params={"q": "tram", "where": where})).json()
+        assert page["data"] == []
 
 
 BAD = [

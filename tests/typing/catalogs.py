@@ -31,6 +31,8 @@ from agents_session_metadata import (
     OnCorrupt,
     OrderBy,
     RunFailedError,
+    SearchHit,
+    SearchPage,
     SessionCatalog,
     SessionChange,
     SessionChangedError,
@@ -223,6 +225,12 @@ async def histories(catalog: SessionCatalog, session: SQLAlchemyMetadataSession)
     assert_type(page.items, list[ItemInfo])
     assert_type(page.next_cursor, str | None)
     assert_type(page.items[0].item, dict[str, Any])
+    found = await catalog.search("word", {"a": 1}, limit=5, cursor=None, by_session=True)
+    assert_type(found, SearchPage)
+    assert_type(found.hits, list[SearchHit])
+    assert_type(found.hits[0].highlights, list[tuple[int, int]])
+    assert_type(await catalog.create_index("$text", native=True), bool)
+    assert_type(await catalog.refresh_index("$text"), int)
     assert_type(await session.rewind(turns=1), list[ItemInfo])
     assert_type(await catalog.rewind_session("chat-1", before=1, expect_last=2), list[ItemInfo])
     assert_type((await catalog.list_sessions(preview=True)).sessions[0].preview, str | None)

@@ -17,7 +17,11 @@ REGISTRY["index"] = click.Group("index", help="Create, drop and list indexes.")
 
 
 @command("index create owner_id")
-async def create_index(target: Target, key: str = _KEY) -> Answer:
+async def create_index(
+    target: Target,
+    key: str = _KEY,
+    native: bool = flag("For '$text', also create the database's own full-text index."),
+) -> Answer:
     """Create an index on a key, for fast lists of sessions.
 
     Creates missing tables. Triggers keep the index up to date. If the command is interrupted, run
@@ -27,10 +31,18 @@ async def create_index(target: Target, key: str = _KEY) -> Answer:
     target.create_tables = True
     total = await target.catalog.count_sessions()
     with progress(f"Indexing {shown(key)}", total) as reach:
-        created = await target.catalog.create_index(key, progress=reach)
+        created = await target.catalog.create_index(key, native=native, progress=reach)
     index = f"the index on {shown(key)}"
     message = f"created {index}" if created else f"{index} exists already"
     return Answer(document={"key": key, "created": created}, message=message)
+
+
+@command("index refresh '$text'")
+async def refresh_index(target: Target, key: str = _KEY) -> Answer:
+    """Add the messages of other writers to the text index."""
+    with progress("messages") as reach:
+        added = await target.catalog.refresh_index(key, progress=reach)
+    return Answer(document={"added": added}, text=f"added {counted(added, 'message')}")
 
 
 @command("index drop owner_id")

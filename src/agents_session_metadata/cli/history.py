@@ -13,13 +13,14 @@ from . import options
 from .command import WRITES, command
 from .connection import Target
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
-from .output import Answer, Pages, Table, counted, nothing, shown, write
+from .output import Answer, Pages, Table, counted, nothing, say, shown, write
 
 if TYPE_CHECKING:
-    from agents_session_metadata.types import ItemInfo
+    from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
 
 _PAGE = 50
+_HITS, _MOST_HITS = 20, 100
 
 
 @command("history chat-1 --limit 20 --newest-first")
@@ -96,9 +97,39 @@ async def search(
     target: Target,
     query: str = argument('Words, "a phrase", a prefix* or -excluded words.'),
     condition: Any = options.filters(),
+    pages: Pages = options.paging("Hits", _HITS),
+    by_session: bool = flag("Print only the newest hit of each session."),
 ) -> Answer:
-    """Find messages and titles that contain all words. Not available in this version."""
-    return await target.catalog.search(query, condition)
+    """Find messages and titles that contain all words, newest first.
+
+    Requires the text index: agent-sessions index create '$text'.
+    """
+    complete = True
+
+    async def fetch(limit: int, cursor: str | None) -> SearchPage:
+        nonlocal complete
+        most = min(limit, _MOST_HITS)
+        page = await target.catalog.search(
+            query, condition, limit=most, cursor=cursor, by_session=by_session
+        )
+        complete = complete and page.complete
+        return page
+
+    found = await pages.write(fetch, "hits", _HITS, _write_hits)
+    if not complete:
+        say("messages may be missing; run agent-sessions index refresh '$text'")
+    return Answer() if found else nothing("no message matches")
+
+
+def _write_hits(hits: Sequence[SearchHit]) -> None:
+    for hit in hits:
+        item = "" if hit.item_id is None else f"  {hit.item_id}"
+        write(f"{escaped(hit.session_id)}{item}  {hit.created_at:%Y-%m-%d %H:%M:%S}  {hit.role}")
+        marked, end = "", 0
+        for start, stop in hit.highlights:
+            marked += f"{hit.snippet[end:start]}[{hit.snippet[start:stop]}]"
+            end = stop
+        write(f"    {escaped(' '.join((marked + hit.snippet[end:]).split()))}")
 
 
 def _write_items(items: Sequence[ItemInfo]) -> None:

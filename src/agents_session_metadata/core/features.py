@@ -22,7 +22,7 @@ from .definitions import ColumnTypes, TableGroup, derived_name
 if TYPE_CHECKING:
     from .database import Database
 
-FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency")
+FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency", "search")
 """In the order in which their tables are created."""
 
 
@@ -52,6 +52,14 @@ class IndexKind(ABC):
         Returns how much it has read, and where it ended; None if there is no more.
         """
 
+    def leave(self, connection: Connection, *, alone: bool) -> None:
+        """Called when the index is dropped, before its rows are deleted.
+
+        If `alone`, other processes cannot change states until the transaction ends.
+        """
+        if alone:
+            self.prepare(connection)
+
     def fill_at_once(self, connection: Connection) -> int:
         """Fills the index while writers are kept out, and returns how much it has read."""
         raise NotImplementedError
@@ -61,7 +69,7 @@ class IndexKind(ABC):
 class Feature:
     """The tables of a feature, and what it does when sessions and histories change.
 
-    The functions, all but `define` and `parse`, are only called if the tables exist.
+    The functions are only called if the tables exist, but for `define`, `parse` and `insert_items`.
 
     Attributes:
         name: The name of its group of tables.
@@ -80,6 +88,8 @@ class Feature:
         parse: Checks a part of a record, with a function that validates JSON as a type.
         load: Inserts parts that `parse` returned, by the id of a new session.
         count: Counts what `Statistics.feedback` contains, for the sessions of a condition.
+        insert_items: Inserts items of a locked session in place of the core, or returns False.
+        added: Called with the ids of sessions that were imported with their items.
         learn: Puts into `Database.notes` what it has to know, once per process and database.
         reader: Returns a reader of pages in place of the one that uses no index.
         indexes: Its kinds of indexes, each after the key with which it is created.
@@ -98,6 +108,8 @@ class Feature:
     parse: Callable[[Any, Callable[..., Any]], Any] | None = None
     load: Callable[[Database[Any], Connection, Mapping[str, Any]], None] | None = None
     count: Callable[[Database[Any], Connection, Any, Any], dict[str, int]] | None = None
+    insert_items: Callable[[Database[Any], Connection, str, Sequence[str]], bool] | None = None
+    added: Callable[[Database[Any], Connection, Sequence[str]], None] | None = None
     learn: Callable[[Database[Any], Connection], object] | None = None
     reader: Callable[[Database[Any], Connection, Any], Any] | None = None
     indexes: tuple[tuple[str, Callable[[Database[Any]], IndexKind]], ...] = ()

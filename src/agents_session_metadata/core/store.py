@@ -6,7 +6,7 @@ Requests are checked here before anything is written. `database` runs them, and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, get_args
 
 from sqlalchemy import Connection
@@ -25,6 +25,7 @@ from agents_session_metadata.values import (
 
 from .database import Database
 from .definitions import CORE
+from .features import features
 from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
 
 Q = TypeVar("Q")
@@ -275,6 +276,18 @@ class SessionStore(Generic[Q]):
             also(connection, metadata)
         keys = map(str.__str__, metadata)
         return decoded(session_id, ((key, texts[key]) for key in keys))
+
+    def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
+        """Inserts items, as JSON text, of a session that is locked."""
+        for feature in features():
+            insert = feature.insert_items
+            if (
+                insert is not None
+                and texts
+                and insert(self.database, connection, session_id, texts)
+            ):
+                return
+        self.rows.insert_items(connection, session_id, texts)
 
     def enter_history(self, connection: Connection, session_id: str, *, must_exist: bool) -> None:
         """Locks a session at the beginning of a transaction that then writes its history.

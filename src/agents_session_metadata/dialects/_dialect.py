@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
+from ._text import TextSQL
 from ._triggers import TriggerSQL
 from .sqltypes import SDKTime, SessionId
 
@@ -51,6 +52,7 @@ class Dialect:
     moment: ClassVar[SDKTime]
     """The same time as an aware datetime in UTC."""
     triggers: ClassVar[TriggerSQL] = TriggerSQL()
+    text_search: ClassVar[TextSQL] = TextSQL()
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
     lost_statement_codes: ClassVar[frozenset[object]] = frozenset()

@@ -43,6 +43,7 @@ from agents_session_metadata.errors import UnsupportedDialectError
 
 from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
+from ._text import MySQLTextSQL, TextSQL
 from ._triggers import MySQLTriggerSQL, TriggerSQL
 from .sqltypes import ID_LENGTH, Impl, SDKTime
 
@@ -188,6 +189,7 @@ class MySQL(Dialect):
     moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "REPEATABLE READ"
     triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
+    text_search: ClassVar[TextSQL] = MySQLTextSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.

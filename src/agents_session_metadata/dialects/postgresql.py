@@ -41,6 +41,7 @@ from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Statement, Triples, qualified, qualified_text
 from ._locks import ROUNDS, Locks
+from ._text import PostgreSQLTextSQL, TextSQL
 from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
 from .sqltypes import Impl, SDKTime
 
@@ -101,6 +102,7 @@ class PostgreSQL(Dialect):
     moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "READ COMMITTED"
     triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
+    text_search: ClassVar[TextSQL] = PostgreSQLTextSQL()
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock

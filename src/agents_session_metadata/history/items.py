@@ -9,7 +9,7 @@ last item; the question is `["items", session id, newest first, scope]`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -175,6 +175,24 @@ async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> Item
     )
 
 
+async def read_found(
+    store: ScopedStore, wanted: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], ItemInfo]:
+    """Reads items of several sessions, by the ids of sessions and items, within the scope."""
+
+    def read(connection: Connection, queries: Queries) -> dict[tuple[str, int], ItemInfo]:
+        found = {}
+        for session_id in sorted({session_id for session_id, _ in wanted}):
+            ids = [item_id for each, item_id in wanted if each == session_id]
+            where = connection, store.database.tables, store.database.dialect, session_id
+            condition = store.database.tables.messages.c.id.in_(ids)
+            for info in find_items(*where, condition, partial(store.question, queries)):
+                found[session_id, info.item_id] = info
+        return found
+
+    return await store.database.read(read) if wanted else {}
+
+
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
     """Does not change `updated_at`, like `pop_item`."""
     if id_problem(session_id) is not None:
@@ -238,7 +256,7 @@ def _insert(
     """The session must be locked."""
     database = store.database
     last = newest_id(connection, database.tables, session_id)
-    store.rows.insert_items(connection, session_id, texts)
+    store.insert_items(connection, session_id, texts)
     return read_history(connection, database.tables, database.dialect, session_id, last)
 
 

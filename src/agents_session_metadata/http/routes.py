@@ -20,7 +20,12 @@ from starlette.responses import Response
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import CorruptMetadataError, TablesMissingError
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    InvalidCursorError,
+    InvalidFilterError,
+    TablesMissingError,
+)
 from agents_session_metadata.history.items import (
     Wanted,
     appending,
@@ -28,6 +33,7 @@ from agents_session_metadata.history.items import (
     delete_item,
     find_item,
     read_after,
+    read_found,
 )
 from agents_session_metadata.idempotency.feature import once
 from agents_session_metadata.query.filters import parse_filter
@@ -36,7 +42,7 @@ from agents_session_metadata.values import is_text
 
 from . import requests
 from .events import Streams
-from .public_items import item_type, keeps_id, shown_item, wanted_items
+from .public_items import item_type, keeps_id, public_id, shown_item, wanted_items
 from .requests import APIError, changed, conversation_not_found, invalid, item_not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
@@ -193,11 +199,37 @@ class Call:
         """Messages and titles that contain all words of a query, the newest first."""
         query: requests.Search = self.query
         try:
-            await self.catalog.search(query.q, self._where(), limit=query.limit, cursor=query.after)
+            page = await self.catalog.search(
+                query.q, self._where(), limit=query.limit, cursor=query.after
+            )
         except TablesMissingError as error:
             # OpenAI's clients repeat every 5xx by themselves.
             headers = {"x-should-retry": "false"}
             raise APIError(501, str(error), code="not_available", headers=headers) from error
+        except (InvalidFilterError, InvalidCursorError):
+            raise
+        except ValueError as error:
+            raise invalid(str(error), "q") from error
+        wanted = [(hit.session_id, hit.item_id) for hit in page.hits if hit.item_id is not None]
+        items = await read_found(self.catalog._store, wanted)
+        data = [
+            {
+                "object": "search.hit",
+                "conversation_id": hit.session_id,
+                "item_id": None if item is None else public_id(item),
+                "created_at": int(hit.created_at.timestamp()),
+                "role": hit.role,
+                "snippet": hit.snippet,
+                "highlights": hit.highlights,
+            }
+            for hit in page.hits
+            for item in [items.get((hit.session_id, hit.item_id or 0))]
+            # An item that was deleted in the meantime is no hit.
+            if hit.item_id is None or item is not None
+        ]
+        more = page.next_cursor is not None
+        found = {"object": "list", "data": data, "first_id": None, "last_id": page.next_cursor}
+        return {**found, "has_more": more, "complete": page.complete}
 
     async def events(self) -> Response:
         """Changes of the newest 100 conversations that match, as server-sent events."""

@@ -17,14 +17,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import IndexKind, features
 from agents_session_metadata.errors import (
     InvalidMetadataError,
-    TablesMissingError,
     TriggersNotAllowedError,
 )
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
@@ -39,15 +38,12 @@ T = TypeVar("T")
 Progress = Callable[[int], object]
 
 _AT_ONCE = 1_000
-NO_TEXT_INDEX = "search requires the text index, which is not available in this version"
 
 
 def check_index_key(key: object) -> str:
-    """Raises `InvalidMetadataError` for an invalid key, `TablesMissingError` for `$text`."""
+    """Raises `InvalidMetadataError` for an invalid key."""
     if key == UPDATED_AT or key in _kinds():
         return str(key)
-    if key == "$text":
-        raise TablesMissingError((), problem=NO_TEXT_INDEX)
     problem = key_problem(key)
     if problem is None and isinstance(key, str):
         if len(key) <= MAX_KEY_LENGTH:
@@ -195,8 +191,7 @@ class _Index:
         token = uuid.uuid4().hex
         left = update(self._states).where(self._own)
         connection.execute(left.values(state=DROPPING, token=token))
-        if alone:
-            self._kind.prepare(connection)
+        self._kind.leave(connection, alone=alone)
         return token
 
     def empty_step(self, token: str | None, connection: Connection) -> bool:
@@ -209,9 +204,8 @@ class _Index:
         if row is None or row.token != token:
             return False
         if some:
-            these = self._dialect.one_of(column, "some", len(some))
-            parameters = self._dialect.list_parameters("some", some)
-            connection.execute(delete(column.table).where(own, these), parameters)
+            these = column.in_(bindparam("some", expanding=True))
+            connection.execute(delete(column.table).where(own, these), {"some": some})
         else:
             connection.execute(delete(self._states).where(self._own))
         return bool(some)

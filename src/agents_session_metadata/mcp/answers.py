@@ -101,6 +101,26 @@ class HistoryAnswer(TypedDict):
     cut: NotRequired[str]
 
 
+class FoundText(TypedDict):
+    """A message or title that matches a query, with the part around the first match."""
+
+    session: str
+    item_id: int | None
+    created_at: str
+    role: str
+    snippet: str
+
+
+class SearchAnswer(TypedDict):
+    """A page of hits."""
+
+    note: str
+    hits: list[FoundText]
+    next_cursor: str | None
+    complete: bool
+    cut: NotRequired[str]
+
+
 class WaitingCall(TypedDict):
     """A call that waits for an approval."""
 

@@ -123,6 +123,12 @@ RunStatus = Annotated[
 ]
 Limit = Annotated[int, Field(description="Sessions per page. Default: 20.", ge=1, le=100)]
 ItemLimit = Annotated[int, Field(description="Items per page. Default: 20.", ge=1, le=100)]
+Query = Annotated[
+    str, Field(description='The words to find, such as: lisbon "tram 28" alf* -bus', max_length=500)
+]
+BySession = Annotated[
+    bool, Field(description="true: only the newest hit of each session. Default: false.")
+]
 NewestFirst = Annotated[
     bool, Field(description="true: newest items first. Default: false, oldest first.")
 ]

@@ -205,6 +205,7 @@ def _instructions(view: View) -> str:
     return (
         "Metadata of conversations (sessions): owner, title, tags and status. "
         f"{prefix}list_sessions and {prefix}find_sessions find sessions, {prefix}get_metadata "
-        f"reads all metadata of one, {prefix}get_history its messages, {prefix}list_runs lists "
+        f"reads all metadata of one, {prefix}get_history its messages, {prefix}search_sessions "
+        f"finds messages by words, {prefix}list_runs lists "
         f"the runs that wait for an approval.{own} {NOTE} {HISTORY_NOTE}"
     )

@@ -1,1 +1,1 @@
-"""The tokenizer of text search. Nothing searches with it yet."""
+"""Text search: the normalized words of each item, and queries that find substrings of them."""

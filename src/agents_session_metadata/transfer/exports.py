@@ -198,6 +198,9 @@ class Import:
                 parts = {each.session_id: each.parts.get(feature.name) for each in new}
                 if feature.load is not None and any(parts.values()):
                     feature.load(store.database, connection, parts)
+            for feature in in_use(store.database, connection):
+                if feature.added is not None:
+                    feature.added(store.database, connection, [each.session_id for each in new])
             return len(new)
 
         return await store.database.write(write)

@@ -1,0 +1,256 @@
+"""What a query asks for, and whether a text matches it.
+
+The database only finds candidates: `WordQuery.match` decides.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+from .tokenizer import ASCII_WORD, LONGEST_WORD, Token, extends, tokenize
+
+MAX_TERMS = 32
+SNIPPET = 160
+"""The maximum number of characters of a snippet."""
+_LEAD = 40
+"""Characters of a snippet before the first match."""
+_MOST_GAPS = 3
+"""Places of a phrase, between unspaced characters, where stored words have one space or two."""
+
+
+class Match(NamedTuple):
+    snippet: str
+    highlights: list[tuple[int, int]]
+
+
+class _Text:
+    """The words of a text. Those of ASCII text need no object each, and only hits need places."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = None if text.isascii() else list(tokenize(text))
+        self.words: list[str] = (
+            ASCII_WORD.findall(text.lower())
+            if self._tokens is None
+            else [token.word for token in self._tokens]
+        )
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        if self._tokens is None:
+            return [found.span() for found in ASCII_WORD.finditer(self._text)]
+        return [(token.start, token.end) for token in self._tokens]
+
+    def is_joined(self, place: int) -> bool:
+        return self._tokens is not None and self._tokens[place].joined
+
+    def places(self, words: Container[str]) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for place, word in enumerate(self.words):
+            if word in words:
+                found.setdefault(word, []).append(place)
+        return found
+
+
+@dataclass(frozen=True)
+class Term:
+    """A word or a phrase. If `prefix`, words that begin with its last word match."""
+
+    tokens: tuple[Token, ...]
+    prefix: bool
+    excluded: bool
+
+    @cached_property
+    def _gaps(self) -> list[int]:
+        """The places of tokens that stored words can have one space or two before."""
+        return [
+            place
+            for place, (one, other) in enumerate(pairwise(self.tokens), 1)
+            if one.unspaced and other.unspaced and not other.joined
+        ]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if stored words match one of the `patterns` only if the text matches."""
+        is_short = all(len(token.word) < LONGEST_WORD for token in self.tokens)
+        return is_short and len(self._gaps) <= _MOST_GAPS
+
+    @property
+    def patterns(self) -> list[list[str]]:
+        """Substrings of the stored words of each text that matches: one of each list."""
+        starts = [0, *self._gaps[_MOST_GAPS:], len(self.tokens)]
+        return [self._spelled(*span) for span in pairwise(starts)]
+
+    def _spelled(self, start: int, end: int) -> list[str]:
+        last = " " if end < len(self.tokens) or not self.prefix else ""
+        gaps = [place for place in self._gaps if start < place < end]
+        found = []
+        for spaces in product((" ", "  "), repeat=len(gaps)):
+            space = dict(zip(gaps, spaces, strict=True))
+            words = (
+                space.get(place, " ") + self.tokens[place].word[:LONGEST_WORD]
+                for place in range(start, end)
+            )
+            found.append("".join(words) + last)
+        return found
+
+    def find(self, text: _Text, places: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
+        """Yields the places of the first and the last word of each occurrence."""
+        last = len(self.tokens) - 1
+        starts: Sequence[int] = places.get(self.tokens[0].word, ())
+        if self.prefix and not last:
+            starts = range(len(text.words))
+        for start in starts:
+            if start + last < len(text.words) and all(
+                self._is_at(text, start, place) for place in range(last + 1)
+            ):
+                yield start, start + last
+
+    def _is_at(self, text: _Text, start: int, place: int) -> bool:
+        wanted, found = self.tokens[place], text.words[start + place]
+        if wanted.joined and place and not text.is_joined(start + place):
+            return False
+        if self.prefix and place == len(self.tokens) - 1:
+            return found.startswith(wanted.word)
+        return found == wanted.word
+
+
+@dataclass(frozen=True)
+class WordQuery:
+    """Terms that must all occur, and terms that must not."""
+
+    terms: tuple[Term, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        return all(term.is_exact for term in self.terms)
+
+    @property
+    def patterns(self) -> list[tuple[bool, list[str]]]:
+        """Substrings of stored words: one of each list must occur, or none where True.
+
+        Every text that matches passes. If not `is_exact`, others can pass as well.
+        """
+        return [
+            (term.excluded, alternatives)
+            for term in self.terms
+            if term.is_exact or not term.excluded
+            for alternatives in term.patterns
+        ]
+
+    @property
+    def words(self) -> list[tuple[str, bool]]:
+        """The words that every match has; with True, the beginnings of such words."""
+        return sorted(
+            {
+                (token.word[:LONGEST_WORD], term.prefix and token is term.tokens[-1])
+                for term in self.terms
+                if not term.excluded
+                for token in term.tokens
+            }
+        )
+
+    def encoded(self) -> list[Any]:
+        """Returns the query as JSON, for cursors. Version 1."""
+        return sorted(
+            [[[token.word, token.joined] for token in term.tokens], term.prefix, term.excluded]
+            for term in set(self.terms)
+        )
+
+    def match(self, text: str) -> Match | None:
+        words = _Text(text)
+        places = words.places({term.tokens[0].word for term in self.terms})
+        found: list[Iterator[tuple[int, int]]] = []
+        firsts: list[tuple[int, int]] = []
+        for term in self.terms:
+            of_term = term.find(words, places)
+            earliest = next(of_term, None)
+            if (earliest is None) is not term.excluded:
+                return None
+            if earliest is not None:
+                found.append(of_term)
+                firsts.append(earliest)
+        spans = words.spans
+        shown = [(spans[first][0], spans[last][1]) for first, last in firsts]
+        # A snippet ends before the others.
+        end = min(shown)[0] + SNIPPET
+        for each in found:
+            for first, last in each:
+                if spans[first][0] >= end:
+                    break
+                shown.append((spans[first][0], spans[last][1]))
+        return _snippet(text, sorted(shown))
+
+
+def _snippet(text: str, spans: list[tuple[int, int]]) -> Match:
+    first = spans[0][0]
+    start = max(0, min(first - _LEAD, len(text) - SNIPPET))
+    if 0 < start < first:
+        # Begin with a word, or at least not within a character.
+        space = re.compile(r"\s").search(text, start - 1, first)
+        start = space.end() if space else start
+        while start < first and extends(text[start]):
+            start += 1
+    end = min(len(text), start + SNIPPET)
+    while end < len(text) and end > start + SNIPPET - _LEAD and extends(text[end]):
+        end -= 1
+    highlights: list[tuple[int, int]] = []
+    for begin, finish in spans:
+        if begin >= end:
+            break
+        shown = begin - start, min(finish, end) - start
+        if highlights and shown[0] < highlights[-1][1]:
+            shown = highlights[-1][0], max(shown[1], highlights[-1][1])
+            highlights.pop()
+        highlights.append(shown)
+    return Match(text[start:end], highlights)
+
+
+_TERM = re.compile(r'(?P<minus>-?)(?:"(?P<phrase>[^"]*)"?(?P<star>\*?)|(?P<word>[^\s"]+))')
+
+
+def parse_query(query: str) -> WordQuery:
+    """Raises ValueError if no term must occur, or if there are too many."""
+    if not isinstance(query, str):
+        raise TypeError(f"a search query must be a string, got {type(query).__name__}")
+    terms: dict[Term, None] = {}
+    for found in _TERM.finditer(query):
+        text = found["word"] if found["phrase"] is None else found["phrase"] + found["star"]
+        prefix = text.endswith("*")
+        text = text[:-1] if prefix else text
+        tokens = tuple(tokenize(text))
+        if not tokens:
+            continue
+        # A star after something else than a word, as in `a-*`, says nothing; and in an unspaced
+        # run, every text is found within others anyway.
+        prefix = prefix and tokens[-1].end == len(text) and not tokens[-1].unspaced
+        plain = tuple(token._replace(start=0, end=0) for token in tokens)
+        terms[Term(plain, prefix, bool(found["minus"]))] = None
+    if len(terms) > MAX_TERMS:
+        raise ValueError(f"a search query must have at most {MAX_TERMS} terms, got {len(terms)}")
+    if all(term.excluded for term in terms):
+        raise ValueError(
+            "a search query must have at least one word that is not excluded, got "
+            + (f"{len(terms)} excluded terms" if terms else "no words")
+        )
+    return WordQuery(tuple(terms))
+
+
+def text_of_item(item: object) -> tuple[str, str] | None:
+    """Returns role and text of a message of the user or the assistant; None for other items."""
+    if not isinstance(item, dict) or item.get("type", "message") != "message":
+        return None
+    role, content = item.get("role"), item.get("content")
+    if role not in ("user", "assistant"):
+        return None
+    if isinstance(content, str):
+        return role, content
+    if not isinstance(content, list):
+        return None
+    parts = [part.get("text", part.get("refusal")) for part in content if isinstance(part, dict)]
+    return role, "\n".join(part for part in parts if isinstance(part, str))
