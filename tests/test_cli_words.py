@@ -812,9 +812,9 @@ def test_every_command_on_a_session_takes_the_value_of_a_key(tmp_path):
     for line, words in (
         ("history x", "session chat has no items"),
         ("rewind x --turns 1 --yes", "session chat has no turns"),
-        ("approve x --all", "session chat has no waiting run"),
-        ("reject x --all", "session chat has no waiting run"),
-        ("discard x --yes", "session chat has no waiting run"),
+        ("approve x --all", "session chat has no run"),
+        ("reject x --all", "session chat has no run"),
+        ("discard x --yes", "session chat has no run"),
     ):
         result = run(*line.split(), "--by", "title", url=url)
         assert (result.exit_code, result.stderr) == (1, f"{words}\n"), line

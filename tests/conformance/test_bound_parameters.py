@@ -96,6 +96,7 @@ BY_FILTER: dict[str, Call] = {
     "count_values": lambda catalog, where: catalog.count_values("number", where),
     "statistics": lambda catalog, where: catalog.statistics(where),
     "export_sessions": lambda catalog, where: each(catalog.export_sessions(where)),
+    "last_sessions": lambda catalog, where: catalog.last_sessions("number", where),
     "delete_sessions": lambda catalog, where: catalog.delete_sessions(
         {"$and": [where, {"never": 1}]}, inactive_for=timedelta(seconds=1)
     ),
@@ -117,9 +118,12 @@ BY_TEXT: dict[str, Call] = {
     "delete_metadata": lambda catalog, text: catalog.delete_metadata(text, [text, "fraction"]),
     "delete_session": lambda catalog, text: catalog.delete_session(text),
     "scoped": scoped,
+    "feedback": lambda catalog, text: catalog.feedback(text),
+    "last_sessions": lambda catalog, text: catalog.last_sessions(text),
     "usage": lambda catalog, text: catalog.usage(owner_id=text, session_id=text, by=["agent"]),
 }
-NO_STATEMENT = {"from_url", "engine", "session", "delete_usage"}
+# `watch` sends the statement of `list_sessions`.
+NO_STATEMENT = {"from_url", "engine", "session", "delete_usage", "storage", "watch"}
 # PostgreSQL has the keys of indexes in its trigger functions: test_indexes has odd ones. Search
 # needs an index: test_search has random texts.
 WITH_INDEXES = {"create_index", "drop_index", "list_indexes", "refresh_index", "search"}

@@ -63,7 +63,7 @@ async def test_many_sessions(catalog, lines):
     assert await catalog.import_sessions(records, on_conflict="skip") == 0
     assert lines() == []
     assert await catalog.import_sessions(records[:1], on_conflict="replace") == 1
-    assert lines() == ["session 'a': deleted; created; set 'n', 'run'"]
+    assert lines() == ["session 'a': deleted; created; set 'n'"]
     assert await catalog.delete_sessions({"n": 1}) == 3
     assert sorted(lines()) == [f"session '{name}': deleted" for name in "abc"]
     assert await catalog.import_sessions(records) == 3

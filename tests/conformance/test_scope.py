@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import aclosing
 from datetime import date, timedelta
 
 import pytest
@@ -17,6 +18,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
     SessionTracker,
 )
+from agents_session_metadata.threads.feedback import add_feedback
 from conformance import raw
 from conformance.running import agent
 
@@ -322,6 +324,35 @@ async def check_search(everyone, mine):
         assert {hit.session_id for hit in hits} == {"mine-0", "mine-1"}
         assert (await mine.search("theirs", **query)).hits == []
         assert len((await everyone.search("theirs", **query)).hits) > 0
+
+
+async def check_storage(everyone, mine):
+    with pytest.raises(ScopeError):
+        await mine.storage()
+    assert await everyone.storage() != []
+
+
+async def check_last_sessions(everyone, mine):
+    assert {info.session_id for info in await mine.last_sessions("owner_id")} <= {
+        "mine-0",
+        "mine-1",
+    }
+    assert len(await everyone.last_sessions("owner_id")) > 1
+
+
+async def check_watch(everyone, mine):
+    async with aclosing(mine.watch(initial=True, interval=0.01)) as changes:
+        found = {(await anext(changes)).session.session_id for _ in range(2)}
+        assert found == {"mine-0", "mine-1"}
+        await everyone.set_metadata("mine-0", {"title": "new"})
+        assert (await anext(changes)).session.session_id == "mine-0"
+
+
+async def check_feedback(everyone, mine):
+    for name in ("mine-0", "theirs-0"):
+        assert await add_feedback(everyone._store, name, ["item"], "positive")
+    assert [vote.item_id for vote in await mine.feedback("mine-0")] == ["item"]
+    assert await mine.feedback("theirs-0") == []
 
 
 async def check_usage(everyone, mine):

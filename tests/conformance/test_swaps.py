@@ -9,11 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from datetime import date
 from typing import Any
 
 import pytest
-from agents import Runner
 from chatkit.store import NotFoundError
 from chatkit.types import FileAttachment
 from servers import Database
@@ -24,13 +22,11 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionExistsError,
     SessionNotFoundError,
-    SessionTracker,
     UnsupportedDialectError,
 )
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.web.list_page import View, read_facets
 from conformance import raw
-from conformance.running import agent
 from conformance.thread_items import user_item
 
 pytestmark = pytest.mark.dialect
@@ -73,30 +69,6 @@ async def my_session(engine: AsyncEngine):
     session = await SessionCatalog(engine, create_tables=True).scoped(MINE).create_session("chat")
     await session.add_items([raw.message("mine")])
     return session
-
-
-@pytest.mark.not_on("sqlite")  # It has one writer.
-@pytest.mark.parametrize("moment", ["SELECT agent_sessions.session_id", "DELETE FROM"])
-async def test_usage_that_leaves_the_scope(database: Database, moment):
-    """The team of a session changes before it is locked, or while its rows are deleted."""
-    engine = database.engine()
-    catalog = SessionCatalog(engine, create_tables=True)
-    session = await catalog.create_session("chat", metadata={"team": "a"})
-    async with SessionTracker(session) as hooks:
-        await Runner.run(agent("first", "Done"), "Go", session=session, hooks=hooks)
-    seen = []
-
-    async def move() -> None:
-        others = SessionCatalog(database.engine())
-        await others.set_metadata("chat", {"team": "b"})
-        seen.append(len(await others.scoped({"team": "b"}).usage()))
-        await others.engine.dispose()
-
-    thread = meanwhile(engine, move, lambda statement, _: statement.startswith(moment))
-    deleted = await catalog.scoped({"team": "a"}).delete_usage(before=date(2100, 1, 1))
-    await asyncio.to_thread(thread.join)
-    assert seen == [1 - deleted]
-    assert len(await catalog.usage()) == 1 - deleted
 
 
 WRITES = ["clear_session", "pop_item", "add_items"]

@@ -326,12 +326,20 @@ class SessionStore(Generic[Q]):
 
 
 def _check_result(result: object, metadata: Metadata) -> None:
-    is_new = not any(result is each for each in (metadata, *metadata.values()))
-    if isinstance(result, Mapping) and is_new:
+    """Rejects a new mapping that a function returned instead of changing its argument."""
+    if isinstance(result, Mapping) and not _is_part(result, metadata):
         raise TypeError(
             "the function given to edit_metadata changed nothing and returned a new mapping, which "
             "is ignored; change the dict that it is given in place"
         )
+
+
+def _is_part(wanted: object, value: object) -> bool:
+    if value is wanted:
+        return True
+    if isinstance(value, Mapping):
+        return any(_is_part(wanted, item) for item in value.values())
+    return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
 
 
 def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:

@@ -17,7 +17,6 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.errors import TablesMissingError
 from agents_session_metadata.types import SessionInfo, UsageRow
 from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
 
@@ -109,11 +108,6 @@ async def _usage(call: Call, view: View, since: date) -> tuple[list[UsageRow] | 
     question = call.catalog.usage(owner_id=owner, since=since)
     try:
         return await asyncio.wait_for(question, _TOTAL_SECONDS), ""
-    except TablesMissingError:
-        return None, (
-            "The database has no usage ledger. Create its table with create_tables=True or a "
-            "migration to see tokens and cost by day."
-        )
     except asyncio.TimeoutError:
         return None, "Adding up the usage ledger took too long."
 
