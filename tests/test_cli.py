@@ -314,7 +314,9 @@ async def test_the_last_session_of_an_agent(cli, filled):
     for agent in ("ai-engineer", "@ai-engineer", " @ai-engineer "):
         found = document(await cli("last", "--agent", agent, "--json"))
         assert (found["session_id"], found["item_count"]) == ("b", 1)
-    assert document(await cli("last", "--json"))["session_id"] == "c"
+    [last] = document(await cli("last", "--json"))
+    assert (last["session_id"], last["metadata"]["agent"]) == ("b", "ai-engineer")
+    assert document(await cli("last", "--meta", "owner_id=u1", "--json"))["session_id"] == "c"
     await cli("last", "--agent", "ai-engineer", "--meta", "owner_id=u2", code=1)
 
 

@@ -208,7 +208,7 @@ def test_no_command_waits_for_the_sdk(tmp_path):
         *("index create owner_id", "index list", "index drop owner_id", "size"),
     ]
     # These are about the SDK's own items, or are servers.
-    others = {"mcp", "web", "history", "rewind", "fork", "usage", "search", *APPROVALS}
+    others = {"mcp", "web", "history", "rewind", "fork", "usage", "search", "replay"} | APPROVALS
     assert {line.split()[0] for line in lines} == {*COMMANDS} - others
     script = (
         "import sys; sys.modules['agents'] = None; from commands import run\n"

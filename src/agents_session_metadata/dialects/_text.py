@@ -23,7 +23,6 @@ from sqlalchemy import (
     text,
     true,
 )
-from sqlalchemy.dialects import mysql
 
 from .sqltypes import Words
 
@@ -240,6 +239,8 @@ class MySQLTextSQL(TextSQL):
         return func.locate(pattern, words) > 0
 
     def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
+        from sqlalchemy.dialects import mysql  # Only this database loads it.
+
         one_byte = cast(search_key, mysql.CHAR(charset="latin1"))
         spelled = cast(one_byte, mysql.CHAR(charset="utf8mb4"))
         return func.lower(spelled), func.length(spelled) == func.length(search_key)

@@ -65,8 +65,7 @@ def check_definers(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _existing(inspection: Inspection) -> dict[str, str]:
-    core = [table for table in inspection.queried.tables if table.name in inspection.existing]
-    return inspection.dialect.existing_triggers(inspection.connection, *core)
+    return inspection.dialect.existing_triggers(inspection.connection, *inspection.present)
 
 
 def _index_triggers(inspection: Inspection) -> list[RowTrigger]:
