@@ -147,10 +147,3 @@ def test_a_percent_sign_in_a_name_stays_single():
 def test_an_unknown_dialect():
     with pytest.raises(ValueError, match="must be one of postgresql, mysql, mariadb, sqlite"):
         create_statements("oracle")
-
-
-def test_the_sql_comes_with_a_warning():
-    made = commands.run("ddl", "--dialect", "sqlite", "--sessions-table", "talks")
-    assert "if talks was renamed or dropped" in made.stderr
-    assert "renamed" not in made.stdout
-    assert commands.run("ddl", "--dialect", "sqlite", "--drop").stderr == ""

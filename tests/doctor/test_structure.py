@@ -80,7 +80,8 @@ async def test_statements_follow_a_schema_translation(engine, shared_database):
     await repair(translated, "indexes")
 
 
-@pytest.mark.parametrize("table", OPTIONAL)
+# The table of runs can only be dropped after that of their steps.
+@pytest.mark.parametrize("table", sorted({*OPTIONAL} - {f"{ROWS}_runs"}))
 async def test_a_feature_has_all_tables_or_none(engine, shared_database, table):
     await every_table(engine, table_names())
     group = next(group for group in GROUPS if table in [each.name for each in group.tables])
