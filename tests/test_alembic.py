@@ -15,6 +15,7 @@ from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from conformance import raw
 from documentation import DOCS, blocks
+from servers import ignored_warnings
 from sqlalchemy import Column, String, inspect
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -67,8 +68,10 @@ asyncio.run(main())
 @pytest.fixture
 async def engine(shared_database):
     engine = create_async_engine(shared_database.url)
-    yield engine
-    await engine.dispose()
+    # Alembic's own table, and the migration's DROP TRIGGER IF EXISTS, warn on MariaDB and MySQL.
+    with ignored_warnings():
+        yield engine
+        await engine.dispose()
 
 
 @pytest.fixture
@@ -203,10 +206,7 @@ CHANGED = {
         "ALTER TABLE {table} COMMENT = 'changed'",
     ],
 }
-WIDENED = {
-    "postgresql": "ALTER TABLE agent_messages ALTER COLUMN id TYPE BIGINT",
-    "mysql": "ALTER TABLE agent_messages MODIFY id BIGINT NOT NULL AUTO_INCREMENT",
-}
+WIDENED = {"postgresql": "ALTER TABLE agent_messages ALTER COLUMN id TYPE BIGINT"}
 TABLES = ("agent_sessions", "agent_messages", "agent_sessions_metadata")
 DROPPED = "agent_sessions_metadata_search_idx"
 
@@ -232,7 +232,9 @@ async def test_a_migration_keeps_what_others_added_to_the_tables(engine, config,
     await SessionCatalog(engine, create_tables=True).create_session("chat", metadata={"a": 1})
     for table in TABLES:
         for statement in CHANGED[kind]:
-            await raw.execute(engine, statement.format(table=table))
+            # MySQL refuses a foreign key from a table to itself here.
+            if table != "agent_sessions" or "REFERENCES" not in statement:
+                await raw.execute(engine, statement.format(table=table))
         await raw.execute(engine, f"UPDATE {table} SET note = 'kept'")
     if kind in WIDENED:
         await raw.execute(engine, WIDENED[kind])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from scaling import examples
+from servers import ignored_warnings
 
 from agents_session_metadata import SessionCatalog
 from conformance import raw
@@ -231,19 +232,20 @@ async def test_more_operands_than_a_driver_takes_parameters(corpus):
     for number, value in {0: 1, 20: "a", 32: []}.items():
         many[number].append(value)
     few = [1, "a", []]
-    assert await corpus.check(
-        {"$or": [{"v": {"$in": operands}} for operands in many]}, {"v": {"$in": few}}
-    )
-    assert await corpus.check(
-        {"$and": [{"v": {"$nin": operands}} for operands in many]}, {"v": {"$nin": few}}
-    )
-    assert await corpus.check(
-        {f"key {number}": {"$nin": operands} for number, operands in enumerate(many)},
-        {"$not": {"$or": [{"missing": 1}]}},
-    )
     ids = [[f"nobody {number} {one}" for one in range(999)] + ["bare"] for number in range(33)]
     where = {"$and": [{"$session_id": {"$in": some}} for some in ids]}
-    assert await corpus.check(where, {"$session_id": "bare"}) == ["bare"]
+    with ignored_warnings():  # MySQL does not plan ranges for so many.
+        assert await corpus.check(
+            {"$or": [{"v": {"$in": operands}} for operands in many]}, {"v": {"$in": few}}
+        )
+        assert await corpus.check(
+            {"$and": [{"v": {"$nin": operands}} for operands in many]}, {"v": {"$nin": few}}
+        )
+        assert await corpus.check(
+            {f"key {number}": {"$nin": operands} for number, operands in enumerate(many)},
+            {"$not": {"$or": [{"missing": 1}]}},
+        )
+        assert await corpus.check(where, {"$session_id": "bare"}) == ["bare"]
 
 
 async def test_long_operands(corpus):
