@@ -5,7 +5,7 @@ All state is plain metadata, under the keys in `keys`, so filters can use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, Protocol, TypeAlias
@@ -17,7 +17,8 @@ from .errors import InvalidMetadataError, InvalidPhaseError, SessionNotFoundErro
 from .query.filters import Where
 from .scope import ScopedStore
 from .text import quoted
-from .types import JSONValue, Metadata, SessionInfo
+from .types import JSONValue, Metadata, MetadataLimits, SessionInfo
+from .values import json_text
 
 PHASES = ("initializing", "investigating", "planning", "approval", "executing", "validating")
 """The default phases of active work. `start` enters the first one."""
@@ -26,9 +27,7 @@ FINAL_PHASES = ("completed", "failed", "abandoned")
 """The default phases of finished work."""
 
 HISTORY_LENGTH = 50
-"""The number of newest phase changes and tool calls to keep."""
-
-KEPT = (HISTORY_LENGTH,)
+"""The number of newest phase changes and tool calls to keep; fewer if the value limit is small."""
 
 ResumeReason: TypeAlias = Literal[
     "not_found", "not_ready", "not_resumable_phase", "too_old", "too_many_errors", "resumable"
@@ -221,7 +220,7 @@ class SessionLifecycle:
                 stored[keys.PURPOSE] = purpose
             stored[keys.ERROR_COUNT] = 0
             stored[keys.STARTED_AT] = now.isoformat()
-            enter_phase(stored, first, now, HISTORY_LENGTH)
+            enter_phase(stored, first, now, self.session)
             _check_kept(stored, metadata or {})
 
         return await self.session.edit_metadata(change)
@@ -358,7 +357,7 @@ class SessionLifecycle:
                 if started is not None:
                     duration = max(now - started, timedelta(0))  # Clocks are set back.
                     stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
-            enter_phase(stored, phase, now, HISTORY_LENGTH, final=phase in self._final)
+            enter_phase(stored, phase, now, self.session, final=phase in self._final)
             _check_kept(stored, metadata)
 
         return await self.session.edit_metadata(change)
@@ -433,15 +432,25 @@ def _count_error(stored: Metadata, message: str) -> None:
 
 
 def enter_phase(
-    stored: Metadata, phase: str, now: datetime, kept: int, *, final: bool = False
+    stored: Metadata, phase: str, now: datetime, session: object, *, final: bool = False
 ) -> None:
     history = stored.get(keys.PHASE_HISTORY)
     moves = history if isinstance(history, list) else []
-    entry = {"phase": phase, "at": now.isoformat()}
-    stored[keys.PHASE_HISTORY] = [*moves, entry][-kept:]
+    entry: JSONValue = {"phase": phase, "at": now.isoformat()}
+    stored[keys.PHASE_HISTORY] = newest(session, [*moves, entry])
     stored[keys.PHASE] = phase
     stored[keys.STATUS] = phase if final else "active"
     stored[keys.TOUCHED_AT] = now.isoformat()
+
+
+def newest(session: object, entries: Sequence[JSONValue]) -> list[JSONValue]:
+    """Returns the newest entries whose JSON is within the session's limit for a value."""
+    store = store_of(session)
+    limits = MetadataLimits() if store is None else store.limits
+    kept = list(entries[-HISTORY_LENGTH:])
+    while len(kept) > 1 and len(json_text("", kept).encode()) > limits.max_value_bytes:
+        del kept[0]
+    return kept
 
 
 def store_of(session: Any) -> ScopedStore | None:

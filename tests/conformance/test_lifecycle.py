@@ -18,6 +18,7 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionLifecycle,
     SessionNotFoundError,
+    add_invocation,
     keys,
 )
 from conformance import raw
@@ -402,3 +403,19 @@ async def test_a_counter_that_somebody_wrote_as_a_float(session):
     await session.set_metadata({"error_count": 3.0})
     assert (await lifecycle.resume_decision()).reason == "too_many_errors"
     assert (await lifecycle.record_error("again"))["error_count"] == 4
+
+
+async def test_a_history_of_phases_is_within_a_small_limit(database):
+    limits = MetadataLimits(max_value_bytes=1_024)
+    catalog = SessionCatalog(database.engine(), create_tables=True, metadata_limits=limits)
+    session = await catalog.create_session("chat")
+    lifecycle = SessionLifecycle(session)
+    await lifecycle.start("engineer")
+    for number in range(20):
+        await lifecycle.enter(("planning", "executing")[number % 2])
+        await add_invocation(session, f"inv_{number:03}", "compile")
+    metadata = await session.get_metadata()
+    assert metadata["phase_history"][-1]["phase"] == "executing"
+    assert 5 < len(metadata["phase_history"]) < 20
+    assert metadata["invocations"][-1] == "inv_019"
+    assert metadata["tool_calls"] == [["compile", 20, 0]]

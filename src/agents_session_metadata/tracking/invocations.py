@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, Protocol
 
 from agents_session_metadata import keys
-from agents_session_metadata.lifecycle import HISTORY_LENGTH, Forwarding
+from agents_session_metadata.lifecycle import Forwarding, newest
 from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata
 from agents_session_metadata.values import storable_text
@@ -81,14 +81,14 @@ async def add_invocation(
         ok,
         moment.astimezone(timezone.utc).isoformat(),
     )
-    return await session.edit_metadata(lambda stored: record_invocations(stored, [call]))
+    return await session.edit_metadata(lambda stored: record_invocations(session, stored, [call]))
 
 
-def record_invocations(stored: Metadata, calls: Sequence[Invocation]) -> None:
+def record_invocations(session: object, stored: Metadata, calls: Sequence[Invocation]) -> None:
     stored[keys.TOOL_CALLS] = _added(stored.get(keys.TOOL_CALLS), calls)
-    newest = [*invocations_of(stored), *(call._asdict() for call in calls)][-HISTORY_LENGTH:]
-    stored[keys.INVOCATION_DETAILS] = newest
-    stored[keys.INVOCATIONS] = [call["id"] for call in newest]
+    kept: Any = newest(session, [*invocations_of(stored), *(call._asdict() for call in calls)])
+    stored[keys.INVOCATION_DETAILS] = kept
+    stored[keys.INVOCATIONS] = [call["id"] for call in kept]
 
 
 def invocations_of(stored: Mapping[str, Any]) -> list[dict[str, Any]]:

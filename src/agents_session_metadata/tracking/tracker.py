@@ -329,7 +329,7 @@ class SessionTracker(RunHooks[Any]):
                 newest = [*(each for each in before if each not in trace_ids), *trace_ids]
                 stored[keys.TRACE_IDS] = newest[-MOST_TRACE_IDS:]
             if calls:
-                record_invocations(stored, calls)
+                record_invocations(self.session, stored, calls)
             if failures:
                 stored[keys.ERROR_COUNT] = count_of(stored, keys.ERROR_COUNT) + len(failures)
                 stored[keys.LAST_ERROR] = failures[-1]
