@@ -28,7 +28,10 @@ class KeyIndex(IndexKind):
         self._dialect = database.dialect
         self._tables = database.tables
         self._indexes, self._entries = database.tables.group(ACTIVITY).tables
-        self.rows = self._entries.c.session_id, self._entries.c.key == key
+        self.rows: tuple[ColumnElement[Any], ColumnElement[bool]] = (
+            self._entries.c.session_id,
+            self._entries.c.key == key,
+        )
 
     def keep_out(self, connection: Connection) -> bool:
         tables = self._tables
