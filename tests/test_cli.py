@@ -316,7 +316,7 @@ async def test_the_last_session_of_an_agent(cli, filled):
         assert (found["session_id"], found["item_count"]) == ("b", 1)
     [last] = document(await cli("last", "--json"))
     assert (last["session_id"], last["metadata"]["agent"]) == ("b", "ai-engineer")
-    assert document(await cli("last", "--meta", "owner_id=u1", "--json"))["session_id"] == "c"
+    assert document(await cli("last", "--where", "{}", "--json"))["session_id"] == "c"
     await cli("last", "--agent", "ai-engineer", "--meta", "owner_id=u2", code=1)
 
 

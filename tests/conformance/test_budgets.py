@@ -325,8 +325,7 @@ async def test_a_chat_that_is_deleted_in_the_middle_is_paid_by_its_owner(catalog
 async def test_row_level_security_as_documented(catalog, database):
     """A policy on `session_id` would hide what deleted sessions have spent."""
     user = f"app_{make_url(database.url).database}"[:30]
-    await catalog.usage()
-    await catalog.create_session("other")
+    await run(await catalog.create_session("other"), Budget(tokens=1_000_000))
     rows = await raw.execute(
         catalog.engine,
         "SELECT table_name FROM information_schema.columns WHERE table_schema = 'public'"

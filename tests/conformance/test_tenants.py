@@ -115,7 +115,7 @@ class Call:
 
     async def pause(self) -> None:
         deployer = Deployer().agent(deploys(f"call-{self.dice.randrange(2)}"))
-        await self.runs.run(self.target, deployer, self.word)
+        await self.runs.run(self.own, deployer, self.word)  # It creates the session.
 
     async def resume(self) -> Any:
         return (await self.runs.resume(self.target, Deployer().agent("deployed"))).final_output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -67,7 +66,11 @@ class Budget:
             raise ValueError("a budget needs cost or tokens")
         for name in ("cost", "tokens"):
             limit = getattr(self, name)
-            if limit is not None and not 0 <= limit < math.inf:
+            if limit is None:
+                continue
+            if not isinstance(limit, (int, float, Decimal)):
+                raise TypeError(f"{name} must be a number, got {quoted(limit)}")
+            if not Decimal(limit).is_finite() or limit < 0:
                 raise ValueError(f"{name} must be finite and not negative, got {limit}")
         if self.per not in get_args(Per):
             raise ValueError(f"per must be 'session' or 'owner_id', got {quoted(self.per)}")
