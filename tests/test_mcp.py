@@ -323,7 +323,11 @@ async def test_waiting_runs(catalog, shared_database):
     async with connected(shared_database.url, "--scope", "owner_id=u1") as tools:
         answer = await tools("list_runs", limit=1)
         [run] = answer["runs"]
-        assert (run["session"], run["agent"], run["status"]) == ("secret", "deployer", "waiting")
+        assert (run["session"], run["agent"], run["status"]) == (
+            "gt-beta-Jam",
+            "deployer",
+            "waiting",
+        )
         [waiting] = run["calls"]
         assert waiting.pop("arguments").startswith('{"target":"xxx')
         assert waiting == {

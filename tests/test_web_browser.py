@@ -88,7 +88,7 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
 async def test_approving_and_rejecting(demo, browser) -> None:
     page = await browser.new_page(java_script_enabled=False, viewport=WIDE)
     await page.goto(demo)
-    await follow(page, "nav >> text=Waiting")
+    await follow(page, "nav >> text=Runs")
     runs = page.locator("article.run")
     assert await runs.count() == 4
     await follow(page, "button[aria-label='Approve refund']")
@@ -147,7 +147,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
             )
         return found
 
-    wanted = ["Skip to content", "Sessions", "Waiting", "Statistics", "filter", "order"]
+    wanted = ["Skip to content", "Sessions", "Runs", "Statistics", "filter", "order"]
     first = await page.goto(demo) and await page.inner_text("td.name a >> nth=0")
     found = await reached("/", first)
     assert [each for each in found if each in {*wanted, first}] == [*wanted, first]
