@@ -490,12 +490,6 @@ def _time_of(value: object) -> datetime | None:
     return moment if moment is not None and moment.tzinfo is not None else None
 
 
-def came_from(stored: Mapping[str, Any], phase: str) -> str | None:
-    """Returns the phase before the last move into `phase`, or None if that is not stored."""
-    earlier = [each.phase for each in _history_of(stored) if each.phase != phase]
-    return earlier[-1] if earlier else None
-
-
 def _history_of(stored: Mapping[str, Any]) -> list[PhaseChange]:
     history = stored.get(keys.PHASE_HISTORY)
     found = []

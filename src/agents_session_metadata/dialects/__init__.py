@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 
-from sqlalchemy import URL
 from sqlalchemy import Dialect as SADialect
 
 from agents_session_metadata.errors import UnsupportedDialectError
@@ -60,11 +59,3 @@ def offline(name: str) -> SADialect:
 def connected_name(sa_dialect: SADialect) -> str:
     """Returns the name of the connected database: a mysql:// URL can lead to MariaDB."""
     return "mariadb" if getattr(sa_dialect, "is_mariadb", False) else sa_dialect.name
-
-
-def possible_names(url: URL) -> tuple[str, ...]:
-    """Returns the more likely name first."""
-    backend = url.get_backend_name()
-    if backend == "mysql":
-        return "mariadb", "mysql"
-    return (backend,) if backend in DIALECTS else ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from typing import Any
 
@@ -67,24 +66,6 @@ def file_of(url: URL) -> str | None:
     if not is_file_based(url) or not name or name == ":memory:" or name.startswith("file:"):
         return None
     return name
-
-
-def is_file_of(url: URL, path: str) -> bool:
-    own = file_of(url)
-    return own is not None and os.path.realpath(own) == os.path.realpath(path)
-
-
-def may_be_same(one: URL, other: URL) -> bool:
-    """A server can have several addresses, so different hosts may have the same database."""
-    if one.get_backend_name() != other.get_backend_name():
-        return False
-    if is_file_based(one):
-        path = file_of(other)
-        if path is not None:
-            return is_file_of(one, path)
-        return one.database == other.database and (one.database or "").startswith("file:")
-    same_server = (one.host, one.port) == (other.host, other.port)
-    return not same_server or one.database == other.database
 
 
 def create_engine(url: str | URL, engine_kwargs: dict[str, Any] | None = None) -> AsyncEngine:

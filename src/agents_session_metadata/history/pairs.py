@@ -68,12 +68,6 @@ def is_user_message(item: object) -> bool:
     )
 
 
-def calls_and_outputs(items: Sequence[object]) -> tuple[set[Call], set[Call]]:
-    """Returns the calls among items, and the calls whose outputs are among them."""
-    calls, outputs = _positions(_found(items))
-    return {*calls}, {*outputs}
-
-
 def unanswered(items: Sequence[object]) -> list[int]:
     """Returns the positions of calls without an output, and of the reasoning that led to them."""
     found = _found(items)

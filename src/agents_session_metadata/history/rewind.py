@@ -16,7 +16,6 @@ from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     delete_messages,
-    find_items,
     read_history,
 )
 from agents_session_metadata.core.rows import check_id_type
@@ -127,13 +126,6 @@ def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
         raise ValueError(
             "the history is encrypted, so its turns and pairs of items cannot be recognized"
         )
-
-
-def is_item_encrypted(store: ScopedStore, connection: Connection, session: str, item: int) -> bool:
-    """Must be called while the session is locked."""
-    tables, dialect = store.database.tables, store.database.dialect
-    found = find_items(connection, tables, dialect, session, tables.messages.c.id == item)
-    return any(_is_encrypted(each.item) for each in found)
 
 
 def _is_encrypted(item: Any) -> bool:
