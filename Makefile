@@ -172,3 +172,10 @@ $(DOCS): $(DEV)
 
 stress: $(DEV)  ## kill servers and connections under load and count losses; ARGS="galera" selects
 	@PYTHONPATH=tests $(BIN)/python -W 'ignore:XDG_RUNTIME_DIR' -m stress $(ARGS)
+
+# ---- the contribution to the SDK ----
+
+.PHONY: upstream
+
+upstream: $(DEV)  ## apply contrib/upstream to the newest SDK and run its checks and tests
+	@$(BIN)/python -W 'ignore:XDG_RUNTIME_DIR' contrib/upstream/check.py
