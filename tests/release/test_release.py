@@ -25,7 +25,10 @@ ROOT = Path(__file__).parents[2]
 (SDIST,) = (ROOT / "dist").glob("*.tar.gz")
 CONSTRAINTS = ROOT / "constraints.txt"
 # Only in a checkout.
-LEFT_OUT = (".ci/", "benchmarks/", "contrib/", "stress/", "tests/test_benchmarks.py")
+LEFT_OUT = (
+    *(".ci/", "benchmarks/", "contrib/", "stress/"),
+    *("tests/test_benchmarks.py", "tests/test_upstream.py"),
+)
 
 
 def wheel_files() -> dict[str, bytes]:
