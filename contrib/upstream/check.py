@@ -30,6 +30,10 @@ SUITE = [
     "tests/extensions/memory/test_sqlalchemy_session.py",
     "tests/memory/test_sqlalchemy_compaction.py",
 ]
+# Upstream's setting, and a package that its tests import and its source distribution lacks.
+ISORT = (
+    'lint.isort = {combine-as-imports = true, known-first-party = ["agents", "integration_tests"]}'
+)
 EXTRAS = "sqlalchemy,encrypt,redis,dapr,mongodb"
 # What these checks and tests need of upstream's dev group, in the versions of its uv.lock.
 TOOLS = (
@@ -93,7 +97,7 @@ def apply() -> None:
 
 def check() -> None:
     run(PYTHON, "-m", "ruff", "format", "--check")
-    run(PYTHON, "-m", "ruff", "check")
+    run(PYTHON, "-m", "ruff", "check", "--config", ISORT)
     run(PYTHON, "-m", "mypy", SOURCE, "src/agents/extensions/memory/sqlalchemy_session.py")
     config = SDK / "pyrightconfig.new.json"
     base = json.loads((SDK / "pyrightconfig.json").read_text(encoding="utf-8"))

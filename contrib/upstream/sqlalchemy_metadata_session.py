@@ -156,7 +156,7 @@ class SQLAlchemyMetadataSession(SQLAlchemySession):
             if not await self._lock_session(sess):
                 return 0
             result = await sess.execute(delete(self._entries).where(own_entries))
-            return cast(Any, result).rowcount
+            return int(cast(Any, result).rowcount)
 
         return await self._in_transaction(_delete_values)
 
