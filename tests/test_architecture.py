@@ -50,10 +50,10 @@ LAYERS = [
     {"runs"},
     {"replay"},
     {"http"},
-    {"chatkit", "doctor", "mcp", "web"},
+    {"chatkit", "doctor", "mcp", "testing", "web"},
     {"cli"},
 ]
-DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "web"}
+DOORS = {"chatkit", "cli", "doctor", "http", "mcp", "testing", "web"}
 # Each can be taken out, with what stands above it.
 REMOVABLE = [
     *["idempotency", "indexes", "search", "usage", "threads", "lifecycle", "tracking", "runs"],
@@ -69,6 +69,7 @@ ONLY_IN = {
     "jinja2": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
+    "pytest": {"testing"},
     "pydantic": {"replay", "transfer", "threads", "runs", "mcp", "http", "chatkit"},
 }
 DRIVERS = [*EXTRAS, "aiomysql"]

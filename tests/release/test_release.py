@@ -163,6 +163,7 @@ COMMANDS = {
     "mcp": ["agent-sessions", "mcp", "--help"],
     "web": ["agent-sessions", "web", "--help"],
     "chatkit": ["python", "-c", "import agents_session_metadata.chatkit"],
+    "testing": ["pytest", "--session=agents:SQLiteSession", "--session-in-memory", "-q"],
 }
 
 
