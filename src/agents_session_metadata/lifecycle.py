@@ -295,9 +295,7 @@ class SessionLifecycle:
             The decision. `reason` is the first condition that failed.
         """
         info = await self.session.catalog.get_session(self.session.session_id)
-        if info is None:
-            return ResumeDecision(should_resume=False, reason="not_found")
-        return _decide(self.policy, info.metadata, info.updated_at, self._now())
+        return decide(self.policy, info, self._now())
 
     async def resume(self) -> ResumeDecision:
         """Decide whether the session may be resumed, and count the attempt.
@@ -310,15 +308,15 @@ class SessionLifecycle:
             The decision, with the metadata afterwards.
         """
         catalog, session_id = self.session.catalog, self.session.session_id
-        missing = decision = ResumeDecision(should_resume=False, reason="not_found")
         info = await catalog.get_session(session_id, keys=[])
+        missing = decision = decide(self.policy, None)
         if info is None:
             return missing
 
         def change(stored: Metadata) -> None:
             nonlocal decision
             now = self._now()
-            decision = _decide(self.policy, dict(stored), info.updated_at, now)
+            decision = decide(self.policy, replace(info, metadata=dict(stored)), now)
             stored[keys.RESUME_ATTEMPTS] = count_of(stored, keys.RESUME_ATTEMPTS) + 1
             if decision.should_resume:
                 stored[keys.RESUMES] = count_of(stored, keys.RESUMES) + 1
@@ -394,17 +392,20 @@ async def resumable_sessions(
     found = [
         (decision.idle, info)
         async for info in catalog.iter_sessions({"$and": [where or {}, in_phases]})
-        if (decision := _decide(policy, info.metadata, info.updated_at, now)).should_resume
+        if (decision := decide(policy, info, now)).should_resume
     ]
     return [info for _, info in sorted(found, key=lambda each: (each[0], each[1].session_id))]
 
 
-def _decide(
-    policy: ResumePolicy, stored: Metadata, updated_at: datetime, now: datetime
+def decide(
+    policy: ResumePolicy, info: SessionInfo | None, now: datetime | None = None
 ) -> ResumeDecision:
+    if info is None:
+        return ResumeDecision(should_resume=False, reason="not_found")
+    stored = info.metadata
     phase = stored.get(keys.PHASE)
-    last_active = max(updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or updated_at)
-    idle = max(now - last_active, timedelta(0))
+    last_active = max(info.updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or info.updated_at)
+    idle = max((now or datetime.now(timezone.utc)) - last_active, timedelta(0))
     error_count = count_of(stored, keys.ERROR_COUNT)
     reason: ResumeReason = "resumable"
     if stored.get(keys.READY) is False:

@@ -98,10 +98,11 @@ class Target:
             advice = "pass the session id without --by"
             raise click.ClickException(f"{error}; {advice}") from None
 
-    async def problem(self, session: str, problem: str) -> str:
-        """Returns a sentence about a session, or that the session does not exist."""
+    async def nothing(self, session: str, problem: str, document: Any = ...) -> Answer:
+        """Answers with a sentence about a session, or that the session does not exist."""
         exists = await self.catalog.get_session(session, keys=[]) is not None
-        return f"session {shown(session)} {problem}" if exists else no_session(session)
+        sentence = f"session {shown(session)} {problem}" if exists else no_session(session)
+        return nothing(sentence, document)
 
 
 Function: TypeAlias = Callable[..., Coroutine[Any, Any, Answer]]

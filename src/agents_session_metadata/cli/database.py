@@ -6,14 +6,14 @@ import click
 
 from agents_session_metadata.text import escaped
 
-from .command import DATABASE, REGISTRY, TABLES, command
+from .app import DATABASE, TABLES, app, command
 from .connection import Target
 from .options import argument, flag, option, usage
 from .output import Answer, Table, counted, nothing, number, progress, shown
 
 _KEY = argument("A metadata key, or $updated_at for lists without a filter.")
 
-REGISTRY["index"] = click.Group("index", help="Create, drop and list indexes.")
+app.add_command(click.Group("index", help="Create, drop and list indexes."))
 
 
 @command("index create owner_id")

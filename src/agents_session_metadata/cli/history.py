@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from agents_session_metadata.text import content_texts, escaped
+from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
 from . import options
-from .command import WRITES, command
+from .app import WRITES, command
 from .connection import Target
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
 from .output import Answer, Pages, Table, counted, nothing, say, shown, write
-
-if TYPE_CHECKING:
-    from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
-
 
 _PAGE = 50
 _HITS, _MOST_HITS = 20, 100
@@ -40,7 +37,7 @@ async def history(
         _PAGE,
         _write_items,
     )
-    return Answer() if found else nothing(await target.problem(session, "has no items"))
+    return Answer() if found else await target.nothing(session, "has no items")
 
 
 @command("rewind chat-1 --turns 1 --yes")
@@ -69,7 +66,7 @@ async def rewind(
         raise click.ClickException(str(error)) from None
     document = {"session_id": session, "removed": removed}
     if not removed:
-        return nothing(await target.problem(session, "has no turns"), document)
+        return await target.nothing(session, "has no turns", document)
     return Answer(document=document, message=f"removed {counted(len(removed), 'item')}")
 
 
@@ -188,15 +185,14 @@ async def replay(
 
 def _imported(path: str) -> Any:
     import sys
-    from importlib import import_module
     from pathlib import Path
+    from pkgutil import resolve_name
 
     from agents import Agent
 
-    module, _, name = path.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(import_module(module), name)
+        found = resolve_name(path)
     except (ImportError, AttributeError, ValueError) as error:
         usage(f"--agent {path} cannot be imported: {error}")
     if not isinstance(found, Agent):

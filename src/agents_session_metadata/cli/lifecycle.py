@@ -1,4 +1,4 @@
-"""The commands about phases and resuming."""
+"""The commands about phases and resuming, for people and for hooks of an orchestrator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
 from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.types import SessionInfo
 
 from . import options
-from .command import WRITES, command
+from .app import WRITES, command
 from .connection import Target
-from .hooks import NAMES, find_session, hook_answer, outcome_of
-from .options import META, SESSION, Whole, argument, flag, option, repeatable, usage
+from .options import META, SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
 from .output import Answer, as_json, blocking, no_session, nothing, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.catalog import SessionCatalog
     from agents_session_metadata.lifecycle import ResumeDecision, ResumePolicy, SessionLifecycle
-    from agents_session_metadata.types import Metadata
 
 
 _OPTIONAL = argument("The session id.", "[SESSION]", required=False)
@@ -43,6 +42,8 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "phases": ("a list of strings", list),
     "context": ("an object", dict),
 }
+# A request with one of these fields is one of an orchestrator's hook.
+_HOOK_FIELDS = frozenset({"agent_id", "agent_name"})
 
 
 @command("start chat-1 --agent ai-engineer --purpose 'fix the build'", WRITES)
@@ -59,8 +60,8 @@ async def start(
     if not normalize_agent(agent):
         usage(f"--agent must be the name of an agent, got {quoted(agent)}")
     name = str(uuid.uuid4()) if session is None else session
-    more = options.parse_pairs(meta, "--meta")
-    metadata = await _lifecycle(target, name).start(agent, purpose, more)
+    more = parse_pairs(meta, "--meta")
+    metadata = await _lifecycle(target.catalog, name).start(agent, purpose, more)
     return Answer(document={"session_id": name, "metadata": metadata}, text=escaped(name))
 
 
@@ -73,16 +74,17 @@ async def phase(
     error: str | None = option("Record an error with this message."),
 ) -> Answer:
     """Enter a phase or record an error. Without both, print the current phase."""
-    more = options.parse_pairs(meta, "--meta")
+    more = parse_pairs(meta, "--meta")
     if phase is None and more:
         usage("--meta needs a phase; use the command set to store metadata only")
-    metadata = await _stored(target, session)
-    if metadata is None:
+    info = await target.catalog.get_session(session)
+    if info is None:
         return _missing(session)
+    lifecycle, metadata = _lifecycle(target.catalog, session, must_exist=True), info.metadata
     if phase is not None:
-        metadata = await _lifecycle(target, session).enter(phase, more, error)
+        metadata = await lifecycle.enter(phase, more, error)
     elif error is not None:
-        metadata = await _lifecycle(target, session).record_error(error)
+        metadata = await lifecycle.record_error(error)
     document = {"session_id": session, "metadata": metadata}
     if phase is not None or error is not None:
         return Answer(document=document)
@@ -110,9 +112,11 @@ async def finish(
         return await _finish_by_hook(target, session, summary)
     if session is None or outcome is None:
         usage("pass SESSION and OUTCOME, or --hook")
-    if await _stored(target, session) is None:
+    lifecycle = _lifecycle(target.catalog, session, must_exist=True)
+    try:
+        metadata = await lifecycle.finish(outcome, summary)
+    except SessionNotFoundError:
         return _missing(session)
-    metadata = await _lifecycle(target, session).finish(outcome, summary)
     return Answer(document={"session_id": session, "metadata": metadata})
 
 
@@ -120,13 +124,18 @@ async def _finish_by_hook(target: Target, session: str | None, summary: str | No
     target.as_json = True
     if session is not None:
         usage("pass only one of SESSION and --hook")
-    session, outcome = outcome_of(await _read_object())
-    document: dict[str, Any] = {"agent_id": session, "outcome": None}
+    request = await _read_object()
+    name, code = request.get("agent_id"), request.get("exit_code")
+    if not isinstance(name, str) or type(code) is not int:
+        usage("the request must have agent_id, a string, and exit_code, an integer")
+    outcome = "failed" if code else "completed"
+    lifecycle = _lifecycle(target.catalog, name, must_exist=True)
     try:
-        await _lifecycle(target, session, must_exist=True).finish(outcome, summary)
+        await lifecycle.finish(outcome, summary)
     except (SessionNotFoundError, InvalidPhaseError) as error:
-        return Answer(document={**document, "unchanged": str(error)})
-    return Answer(document={**document, "outcome": outcome})
+        document = {"agent_id": name, "outcome": None, "unchanged": str(error)}
+        return Answer(document=document)
+    return Answer(document={"agent_id": name, "outcome": outcome})
 
 
 @command("resume-check chat-1 --max-idle-minutes 10", timeout=5.0)
@@ -162,6 +171,8 @@ async def resume_check(
     answer has the fields should_resume, reason, resume_metadata and original_context, and the exit
     code is 0 for both answers.
     """
+    from agents_session_metadata.lifecycle import decide
+
     if test:
         return await _tested()
     given = {
@@ -178,19 +189,21 @@ async def resume_check(
         if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
         read = await _read_object()
-        if NAMES & read.keys():
+        if _HOOK_FIELDS & read.keys():
             return Answer(document=await _hook_answer(target.catalog, read, _policy(request)))
         request = {**_checked(read), **request}
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
-    name, decision = await _decide(target, request)
-    answer: dict[str, Any] = {"session_id": name, **vars(decision)}
+    policy, name = _policy(request), request.get("session_id")
+    info = await _find(target.catalog, name, {AGENT: request.get("agent")})
+    decision = decide(policy, info)
+    answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
     if "context" in request:
         answer["context"] = request["context"]
     verdict = "resume" if decision.should_resume else "do not resume"
-    what = "the agent's last session" if name is None else shown(name)
+    what = shown(answer["session_id"] or "the agent's last session")
     return Answer(
         document=answer,
         text=f"{verdict} {what}: {_REASONS[decision.reason]} ({decision.reason})",
@@ -202,13 +215,31 @@ async def resume_check(
 async def _hook_answer(
     catalog: SessionCatalog, request: dict[str, Any], policy: ResumePolicy
 ) -> dict[str, Any]:
-    from agents_session_metadata.lifecycle import ResumeDecision
+    """Answers a request in the names of the hook's request."""
+    from agents_session_metadata.lifecycle import decide
 
-    info = await find_session(catalog, request)
-    decision = ResumeDecision(should_resume=False, reason="not_found")
-    if info is not None:
-        decision = await _lifecycle_of(catalog, info.session_id, policy).resume_decision()
-    return hook_answer(request, info, decision)
+    for name in _HOOK_FIELDS:
+        if not isinstance(request.get(name, ""), (str, type(None))):
+            usage(f"{name} in the request must be a string")
+    session, agent, task = map(request.get, ("agent_id", "agent_name", "task_id"))
+    if not (session or agent):
+        usage("the request must have agent_id or agent_name")
+    of_task = {} if task is None else {"task_id": {"$eq": task}}
+    info = await _find(catalog, session or None, {AGENT: agent, **of_task})
+    decision = decide(policy, info)
+    about = info and {
+        "previous_phase": decision.phase,
+        "created_at": info.created_at,
+        "last_updated": info.updated_at,
+        "history": [vars(change) for change in decision.history],
+        "session_metadata": decision.metadata,
+    }
+    return {
+        "should_resume": decision.should_resume,
+        "reason": "session_resumable" if decision.should_resume else decision.reason,
+        "resume_metadata": about,
+        "original_context": request,
+    }
 
 
 async def _tested() -> Answer:
@@ -217,7 +248,7 @@ async def _tested() -> Answer:
 
     request = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
     async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
-        lifecycle = _lifecycle_of(catalog, "chat-1")
+        lifecycle = _lifecycle(catalog, "chat-1")
         await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
         await lifecycle.enter("approval")
         answer = await _hook_answer(catalog, request, ResumePolicy())
@@ -261,16 +292,11 @@ def _policy(request: dict[str, Any]) -> ResumePolicy:
     return ResumePolicy(**chosen)
 
 
-async def _decide(target: Target, request: dict[str, Any]) -> tuple[str | None, ResumeDecision]:
-    from agents_session_metadata.lifecycle import ResumeDecision
-
-    policy, session = _policy(request), request.get("session_id")
-    if session is None:
-        last = await target.catalog.last_session({AGENT: request["agent"]})
-        if last is None:
-            return None, ResumeDecision(should_resume=False, reason="not_found")
-        session = last.session_id
-    return session, await _lifecycle(target, session, policy).resume_decision()
+async def _find(
+    catalog: SessionCatalog, session: str | None, where: dict[str, Any]
+) -> SessionInfo | None:
+    found = catalog.last_session(where) if session is None else catalog.get_session(session)
+    return await found
 
 
 def _state(decision: ResumeDecision) -> str:
@@ -281,26 +307,14 @@ def _state(decision: ResumeDecision) -> str:
 
 
 def _lifecycle(
-    target: Target, session: str, *policy: ResumePolicy, must_exist: bool = False
-) -> SessionLifecycle:
-    return _lifecycle_of(target.catalog, session, *policy, must_exist=must_exist)
-
-
-def _lifecycle_of(
-    catalog: SessionCatalog, session: str, *policy: ResumePolicy, must_exist: bool = False
+    catalog: SessionCatalog, session: str, *, must_exist: bool = False
 ) -> SessionLifecycle:
     from agents_session_metadata.lifecycle import SessionLifecycle
 
     # A session of the SDK, which takes long to import, is not needed.
     edit = partial(catalog.edit_metadata, session, must_exist=must_exist)
     own: Any = SimpleNamespace(session_id=session, catalog=catalog, edit_metadata=edit)
-    return SessionLifecycle(own, *policy)
-
-
-async def _stored(target: Target, session: str) -> Metadata | None:
-    """Returns the metadata of a session. A misspelled id must not create a session."""
-    info = await target.catalog.get_session(session)
-    return None if info is None else info.metadata
+    return SessionLifecycle(own)
 
 
 def _missing(session: str) -> Answer:

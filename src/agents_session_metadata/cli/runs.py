@@ -1,24 +1,36 @@
-"""The commands about runs: their list, and the approvals that they wait for."""
+"""The commands about runs: their list, the approvals that they wait for, and their usage."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agents_session_metadata.text import ago
+from agents_session_metadata.types import UsageRow
 
 from . import options
-from .command import command
+from .app import command
 from .connection import Target
-from .options import SESSION, YES, argument, confirm, flag, option, usage
-from .output import Answer, Table, counted, nothing, shown
+from .options import SESSION, YES, argument, confirm, flag, option, parse_value, repeatable, usage
+from .output import Answer, Table, counted, nothing, number, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.runs.records import RunInfo
 
 
+_DAY = click.DateTime(["%Y-%m-%d"])
+_NUMBERS = {
+    "requests": "requests",
+    "input_tokens": "input",
+    "cached_input_tokens": "cached",
+    "output_tokens": "output",
+    "reasoning_tokens": "reasoning",
+    "total_tokens": "total",
+}
 _CALL = argument("The call id; or pass --all.", "[CALL]", required=False)
 _EVERY = flag("Every call that has no decision.", "--all")
 _NAME = option("Who decides; stored with the decision.", "--as")
@@ -92,7 +104,7 @@ async def discard(target: Target, session: str = SESSION, yes: bool = YES) -> An
     discarded = await SessionRuns(target.catalog).discard(session)
     document = {"session_id": session, "discarded": discarded}
     if not discarded:
-        return nothing(await target.problem(session, "has no run"), document)
+        return await target.nothing(session, "has no run", document)
     return Answer(document=document, message="discarded the run")
 
 
@@ -106,7 +118,7 @@ async def _decide(
     runs = SessionRuns(target.catalog)
     run = await runs.get(session)
     if run is None:
-        return nothing(await target.problem(session, "has no run"))
+        return await target.nothing(session, "has no run")
     calls = [each.call_id for each in run.undecided] if call is None else [call]
     try:
         for each in calls:
@@ -130,3 +142,52 @@ def _rows(runs: list[RunInfo]) -> Iterator[list[str]]:
             decision = "approved" if given and given.approve else "rejected" if given else "waiting"
             arguments = "(encrypted)" if call.arguments is None else shown(call.arguments)
             yield [run.session_id, call.call_id, call.tool or "", arguments, decision, *end]
+
+
+@command("usage --owner u1 --by day --by model --since 2025-01-01")
+async def usage_(
+    target: Target,
+    owner: str | None = option(
+        "Only this owner_id. Parsed as JSON; if it is not valid JSON, a string."
+    ),
+    session: str | None = option("Only this session."),
+    fields: Sequence[str] = repeatable(
+        "day, agent, model, owner_id or session_id; repeatable. Default: day and model.", "--by"
+    ),
+    since: datetime | None = option("The first day (UTC).", type=_DAY),
+    until: datetime | None = option("The last day (UTC).", type=_DAY),
+) -> Answer:
+    """Print the requests, tokens and cost of tracked runs, and the total."""
+    fields = fields or ("day", "model")
+    rows = await target.catalog.usage(
+        owner_id=None if owner is None else parse_value(owner, "--owner"),
+        session_id=session,
+        by=fields,
+        since=since and since.date(),
+        until=until and until.date(),
+    )
+    if not rows:
+        is_used = await target.catalog.usage(by=())
+        return Answer(document=[], message="no usage is recorded", code=1 if is_used else 0)
+    columns = (*fields, *_NUMBERS, "cost", "unpriced")
+    cells = [[*(_text(getattr(row, name)) for name in fields), *_sums([row])] for row in rows]
+    if rows[1:]:
+        cells.append(["total", *[""] * (len(fields) - 1), *_sums(rows)])
+    unpriced = sorted({shown(each or "unknown models") for row in rows for each in row.unpriced})
+    names = ", ".join(unpriced)
+    return Answer(
+        document=[{name: getattr(row, name) for name in columns} for row in rows],
+        table=Table((*fields, *_NUMBERS.values(), "cost"), cells),
+        message=f"without a price, and not in the cost: {names}" if names else None,
+    )
+
+
+def _sums(rows: Sequence[UsageRow]) -> list[str]:
+    sums = [number(sum(getattr(row, name) for row in rows)) for name in _NUMBERS]
+    costs = [row.cost for row in rows if row.cost is not None]
+    cost = f"{sum(costs, Decimal(0)):f}" if costs else "-"
+    return [*sums, f"{cost} +?" if costs and any(row.unpriced for row in rows) else cost]
+
+
+def _text(value: Any) -> str:
+    return "-" if value is None else shown(f"{value}" if isinstance(value, date) else value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import SERVER, command
+from .app import SERVER, command
 from .connection import Target
 from .options import Whole, flag, option, standard_input, usage
 from .output import Answer, say, stream_error

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents_session_metadata import keys as known
 from agents_session_metadata.text import ago
+from agents_session_metadata.types import Metadata, SessionInfo
 
 from . import options
-from .command import WRITES, command
+from .app import WRITES, command
 from .connection import Target
 from .options import SESSION, argument, flag, option, parse_pairs, repeatable, usage
 from .output import Answer, Pages, Table, counted, no_match, no_session, nothing, number, shown
-
-if TYPE_CHECKING:
-    from agents_session_metadata.types import Metadata, SessionInfo
-
 
 _PAGE = 20
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
@@ -139,7 +136,7 @@ async def unset(
         usage("pass either the keys to remove or --all")
     removed = await target.catalog.delete_metadata(session, None if every else keys)
     if not removed:
-        return nothing(await target.problem(session, "has none of these keys"))
+        return await target.nothing(session, "has none of these keys")
     document = {"session_id": session, "removed": removed}
     return Answer(document=document, message=f"removed {counted(removed, 'key')}")
 

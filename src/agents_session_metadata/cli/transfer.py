@@ -17,7 +17,7 @@ import click
 from agents_session_metadata.text import strict_json
 
 from . import options, output
-from .command import WRITES, command
+from .app import WRITES, command
 from .connection import Target
 from .options import JSON_LINES, YES, argument, confirm, duration, flag, naming, option, usage
 from .output import Answer, blocking, counted, no_match, nothing, progress, say, shown
