@@ -176,6 +176,7 @@ async def test_read_only_unless_told_otherwise(catalog, shared_database):
         }
         for tool in offered.values():
             assert tool.description
+            assert tool.title
             for name, field in tool.input_schema["properties"].items():
                 assert field.get("description"), (tool.name, name)
         answer = await tools("get_metadata", session="secret", key="role")

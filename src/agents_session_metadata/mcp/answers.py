@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
 
 from pydantic import TypeAdapter
 from typing_extensions import NotRequired, TypedDict
 
 from agents_session_metadata.values import utf8_text
-
-Record = TypeVar("Record")
 
 ANSWER_CHARACTERS = 20_000
 """The longest answer, counted as its text is sent: JSON text, escaped in a JSON string."""
@@ -72,13 +71,18 @@ class ListedSession(TypedDict):
     cut: NotRequired[str]
 
 
-class SessionsAnswer(TypedDict):
-    """A page of sessions."""
+class Page(TypedDict):
+    """A part of a longer list."""
 
     note: str
-    sessions: list[ListedSession]
     next_cursor: str | None
     cut: NotRequired[str]
+
+
+class SessionsAnswer(Page):
+    """A page of sessions."""
+
+    sessions: list[ListedSession]
 
 
 class ListedItem(TypedDict):
@@ -91,14 +95,11 @@ class ListedItem(TypedDict):
     characters: NotRequired[int]
 
 
-class HistoryAnswer(TypedDict):
+class HistoryAnswer(Page):
     """A page of a history."""
 
-    note: str
     session: str
     items: list[ListedItem]
-    next_cursor: str | None
-    cut: NotRequired[str]
 
 
 class FoundText(TypedDict):
@@ -111,14 +112,11 @@ class FoundText(TypedDict):
     snippet: str
 
 
-class SearchAnswer(TypedDict):
+class SearchAnswer(Page):
     """A page of hits."""
 
-    note: str
     hits: list[FoundText]
-    next_cursor: str | None
     complete: bool
-    cut: NotRequired[str]
 
 
 class WaitingCall(TypedDict):
@@ -143,13 +141,10 @@ class RunAnswer(TypedDict):
     cut: NotRequired[str]
 
 
-class RunsAnswer(TypedDict):
+class RunsAnswer(Page):
     """A page of runs."""
 
-    note: str
     runs: list[RunAnswer]
-    next_cursor: str | None
-    cut: NotRequired[str]
 
 
 class SetAnswer(TypedDict):
@@ -173,7 +168,12 @@ def output_schema(answer: type) -> dict[str, Any]:
 
 def to_text(value: Any) -> str:
     """Returns compact JSON that can be sent, because messages may contain lone surrogates."""
-    return utf8_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_seconds)
+    return utf8_text(text)
+
+
+def _seconds(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
 
 
 def size(value: Any) -> int:
@@ -188,31 +188,33 @@ def room(answer: dict[str, Any] | None = None) -> int:
 
 async def cut_page(
     name: str,
-    fetch: Callable[[int], Awaitable[tuple[Sequence[Record], str | None]]],
-    show: Callable[[Record, int], Any],
+    fetch: Callable[[int], Awaitable[Any]],
+    show: Callable[[Any, int], Any],
     limit: int,
 ) -> dict[str, Any]:
     """Returns a page of records that fits one answer, with the cursor after its last record.
 
-    If the records of a page do not fit, a shorter page is fetched instead. Records and cursor
-    always come from the same fetch, so the cursor continues after the last record that is sent,
-    even if records are deleted or added in the meantime.
+    `name` is the attribute of a fetched page that has its records, and their name in the answer. If
+    the records do not fit, a shorter page is fetched instead. Records and cursor always come from
+    the same fetch, so the cursor continues after the last record that is sent, even if records are
+    deleted or added in the meantime.
 
     `show` converts a record to JSON of at most the given number of characters, counted by `size`.
     """
     asked = 0
     while True:
-        page, cursor = await fetch(limit)
-        asked = asked or len(page)
+        page = await fetch(limit)
+        records, cursor = getattr(page, name), page.next_cursor
+        asked = asked or len(records)
         whole = left = room({name: [], "next_cursor": cursor})
         shown: list[Any] = []
-        for record in page:
+        for record in records:
             shown.append(show(record, whole))
             left -= size(shown[-1])
             if left < 0 and len(shown) > 1:
                 shown.pop()
                 break
-        if len(shown) == len(page):
+        if len(shown) == len(records):
             break
         limit = len(shown)
     answer: dict[str, Any] = {name: shown, "next_cursor": cursor}

@@ -32,11 +32,11 @@ _ANY_VALUE = {"anyOf": [*_SCALARS, {"type": "array", "items": {"anyOf": _SCALARS
 """A strict schema cannot describe an object with arbitrary keys, so objects are left out of it."""
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, prefix: str = "") -> Any:
     try:
         return strict_json(text)
     except ValueError as error:
-        raise ValueError(f"not valid JSON: {error}") from None
+        raise ValueError(f"{prefix}not valid JSON: {error}") from None
 
 
 def _object_or_text(given: Any) -> Any:
@@ -48,133 +48,83 @@ def _filter_or_text(given: Any) -> Any:
     return None if given == "" else _object_or_text(given)
 
 
-Session = Annotated[str, Field(description="The session's id.", max_length=255)]
-By = Annotated[
-    str | None,
-    Field(
-        description=(
-            "A metadata key, such as title or agent. session is then its value, which only one "
-            "session may have. Default: session is an id."
-        ),
-        max_length=255,
-    ),
-]
-Key = Annotated[
-    str | None,
-    Field(description="A metadata key. Default, and null: every key.", max_length=255),
-]
-KeyToSet = Annotated[str, Field(description="The metadata key.", max_length=255)]
-KeyToDelete = Annotated[
-    str | None, Field(description="The metadata key to delete.", max_length=255)
-]
 # Objects are published as JSON text: a strict schema cannot describe one with arbitrary keys, and
 # some clients cannot send one where null is allowed too. The server accepts both forms.
 Where = Annotated[
     dict[str, Any] | None,
     BeforeValidator(_filter_or_text),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-    Field(
-        description=(
-            "A filter: a JSON object or its JSON text, such as "
-            '{"status": "active", "priority": {"$gte": 7}}. Operators: '
-            f"{' '.join(OPERATORS)}; $and, $or and $not combine filters; $created_at, "
-            "$updated_at and $session_id can be used in place of a key. Default: every session."
-        )
-    ),
 ]
 Values = Annotated[
-    dict[str, Any],
-    BeforeValidator(_object_or_text),
-    WithJsonSchema({"type": "string"}),
-    Field(
-        description=(
-            "Values by key that the sessions must have: a JSON object or its JSON text, such as "
-            '{"role": "reviewer", "team": "alpha"}.'
-        )
-    ),
+    dict[str, Any], BeforeValidator(_object_or_text), WithJsonSchema({"type": "string"})
 ]
-Value = Annotated[
-    Any,
-    WithJsonSchema(_ANY_VALUE),
-    Field(
-        description=(
-            "Any JSON value, stored without conversion: a string stays a string. If you cannot "
-            "send an object or a nested list, send its JSON text with value_is_json=true."
-        )
-    ),
+Value = Annotated[Any, WithJsonSchema(_ANY_VALUE)]
+OrderBy = Literal[
+    "updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"
 ]
-ValueIsJson = Annotated[
-    bool,
-    Field(
-        description="true: value is JSON text, which is parsed before it is stored. Default: false."
-    ),
-]
-Create = Annotated[
-    bool,
-    Field(description="true: create the session if it does not exist. Default: false (an error)."),
-]
-All = Annotated[
-    bool,
-    Field(description="true, without key: delete every metadata key. Default: false."),
-]
-RunStatus = Annotated[
-    Literal["running", "waiting", "interrupted", "failed"] | None,
-    Field(description="Only runs with this status. Default: all."),
-]
-Limit = Annotated[int, Field(description="Sessions per page. Default: 20.", ge=1, le=100)]
-ItemLimit = Annotated[int, Field(description="Items per page. Default: 20.", ge=1, le=100)]
-Query = Annotated[
-    str, Field(description='The words to find, such as: lisbon "tram 28" alf* -bus', max_length=500)
-]
-BySession = Annotated[
-    bool, Field(description="true: only the newest hit of each session. Default: false.")
-]
-NewestFirst = Annotated[
-    bool, Field(description="true: newest items first. Default: false, oldest first.")
-]
-Cursor = Annotated[
-    str | None,
-    Field(
-        description=(
-            "The next_cursor of the previous page; the other arguments must be the same. "
-            "Default: the first page."
-        )
-    ),
-]
-Offset = Annotated[
-    int,
-    Field(
-        description=(
-            "The next_offset of the previous answer; the other arguments must be the same. "
-            "Default: 0."
-        ),
-        ge=0,
-    ),
-]
-OrderBy = Annotated[
-    Literal["updated_at", "-updated_at", "created_at", "-created_at", "session_id", "-session_id"],
-    Field(description="The sort order; - means descending. Default: -updated_at."),
-]
+RunStatus = Literal["running", "waiting", "interrupted", "failed"]
+
+_DESCRIPTIONS = {
+    "session": "The session's id.",
+    "by": "A metadata key, such as title or agent. session is then its value, which only one "
+    "session may have. Default: session is an id.",
+    "key": "A metadata key. Default, and null: every key.",
+    "where": "A filter: a JSON object or its JSON text, such as "
+    '{"status": "active", "priority": {"$gte": 7}}. Operators: '
+    f"{' '.join(OPERATORS)}; $and, $or and $not combine filters; $created_at, "
+    "$updated_at and $session_id can be used in place of a key. Default: every session.",
+    "metadata": "Values by key that the sessions must have: a JSON object or its JSON text, such "
+    'as {"role": "reviewer", "team": "alpha"}.',
+    "value": "Any JSON value, stored without conversion: a string stays a string. If you cannot "
+    "send an object or a nested list, send its JSON text with value_is_json=true.",
+    "value_is_json": "true: value is JSON text, which is parsed before it is stored. Default: "
+    "false.",
+    "create": "true: create the session if it does not exist. Default: false (an error).",
+    "all": "true, without key: delete every metadata key. Default: false.",
+    "status": "Only runs with this status. Default: all.",
+    "limit": "Sessions per page. Default: 20.",
+    "query": 'The words to find, such as: lisbon "tram 28" alf* -bus',
+    "by_session": "true: only the newest hit of each session. Default: false.",
+    "newest_first": "true: newest items first. Default: false, oldest first.",
+    "cursor": "The next_cursor of the previous page; the other arguments must be the same. "
+    "Default: the first page.",
+    "offset": "The next_offset of the previous answer; the other arguments must be the same. "
+    "Default: 0.",
+    "order_by": "The sort order; - means descending. Default: -updated_at.",
+}
+_BOUNDS: dict[str, dict[str, Any]] = {
+    "session": {"max_length": 255},
+    "by": {"max_length": 255},
+    "key": {"max_length": 255},
+    "query": {"max_length": 500},
+    "limit": {"ge": 1, "le": 100},
+    "offset": {"ge": 0},
+}
 
 
-def arguments_model(function: Callable[..., Any], bound_session: str | None) -> type[BaseModel]:
+def arguments_model(
+    function: Callable[..., Any], descriptions: dict[str, str], bound_session: str | None
+) -> type[BaseModel]:
     """Builds a strict model that refuses unknown arguments.
 
-    Dropping one, or accepting true for 1, would answer another question. If there is a
-    `bound_session`, the argument `session` is optional.
+    Dropping one, or accepting true for 1, would answer another question. `descriptions` replace the
+    usual ones. If there is a `bound_session`, the argument `session` is optional.
     """
+    described = _DESCRIPTIONS | descriptions
     _, *parameters = inspect.signature(function, eval_str=True).parameters.values()
+    types: dict[str, tuple[Any, Any]] = {
+        each.name: (each.annotation, ... if each.default is each.empty else each.default)
+        for each in parameters
+    }
+    if bound_session is None and "session" in types:
+        types["by"] = (str | None, None)
+    elif "session" in types:
+        types["session"] = (str | None, None)
+        described["session"] = "The session's id. Default: the only session of this server."
     fields: dict[str, Any] = {}
-    for each in parameters:
-        fields[each.name] = (each.annotation, ... if each.default is each.empty else each.default)
-    if bound_session is None and "session" in fields:
-        fields["by"] = (By, None)
-    elif "session" in fields:
-        described = Field(
-            description="The session's id. Default: the only session of this server.",
-            max_length=255,
-        )
-        fields["session"] = (Annotated[str | None, described], None)
+    for name, (kind, default) in types.items():
+        field = Field(description=described[name], **_BOUNDS.get(name, {}))
+        fields[name] = (Annotated[kind, field], default)
     config = ConfigDict(extra="forbid", strict=True)
     return create_model(function.__name__, __config__=config, **fields)
 

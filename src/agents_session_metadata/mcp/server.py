@@ -117,12 +117,13 @@ class MetadataServer(Server[Any]):
         self._published: list[PublishedTool] = []
         for each in tools:
             name = f"{view.prefix}{each.name}"
-            model = arguments_model(each.function, view.session)
+            model = arguments_model(each.function, each.descriptions, view.session)
             self._tools[name] = each, model
             is_plain = view.plain and each.answer is MetadataAnswer
             self._published.append(
                 PublishedTool(
                     name=name,
+                    title=each.name.replace("_", " ").capitalize(),
                     description=each.description,
                     input_schema=input_schema(model),
                     output_schema=None if is_plain else output_schema(each.answer),
