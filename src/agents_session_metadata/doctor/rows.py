@@ -15,8 +15,7 @@ from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.text import quoted
 from agents_session_metadata.values import SearchKey, decode_elements, decode_value, search_key
 
-from .findings import Finding
-from .structure import Inspection
+from .structure import Finding, Inspection
 
 BATCH = 200
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import (
     Connection,
@@ -32,12 +33,29 @@ from agents_session_metadata.dialects import connected_name, dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.indexes.tables import ACTIVITY
 
-from .findings import Finding
-
 INDEX_AGAIN = (
     "then drop each index and create it again: agent-sessions index drop KEY, agent-sessions index"
     " create KEY"
 )
+
+
+Level: TypeAlias = Literal["error", "warning", "info"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One result of a check.
+
+    `level` is `error` if something is wrong, `warning` if it works within limits that the problem
+    names, and `info` otherwise. `check` is the kind of object, such as `indexes`. `problem` also
+    says what to do. `repair` has statements in order: each is a CREATE, or a DROP TRIGGER of a
+    trigger of this package that the next statements replace.
+    """
+
+    level: Level
+    check: str
+    problem: str
+    repair: tuple[str, ...] = ()
 
 
 class Inspection:

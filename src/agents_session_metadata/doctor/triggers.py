@@ -12,8 +12,7 @@ from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.indexes.triggers import activity_triggers
 
-from .findings import Finding
-from .structure import INDEX_AGAIN, Inspection
+from .structure import INDEX_AGAIN, Finding, Inspection
 
 
 def check_triggers(inspection: Inspection) -> Iterator[Finding]:
