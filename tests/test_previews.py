@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.query.previews import HEAD, LENGTH, preview_of
+from agents_session_metadata.query.details import HEAD, LENGTH, preview_of
 
 
 @examples(200)

@@ -37,11 +37,10 @@ from .history.items import list_items
 from .history.rewind import Cut, rewind
 from .keys import AGENT, normalize_agent
 from .query.conditions import IdIn, equality
-from .query.cursors import decode_cursor, encode_cursor
 from .query.details import Details
 from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
-from .query.ordering import WALK, OrderBy, Ordering, Position
+from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
 from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
 from .query.queries import Queries
 from .scope import Scope, ScopedStore

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from agents_session_metadata import InvalidCursorError, SessionCatalog
-from agents_session_metadata.query.cursors import decode_cursor, encode_cursor
 from agents_session_metadata.query.filters import parse_filter
-from agents_session_metadata.query.ordering import Ordering, Position
+from agents_session_metadata.query.ordering import Ordering, Position, decode_cursor, encode_cursor
 from agents_session_metadata.values import search_key
 from conformance import raw
 

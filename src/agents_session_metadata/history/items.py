@@ -2,7 +2,7 @@
 
 A history is ordered by `(created_at, id)`, as in the SDK. Rows that are not JSON are skipped.
 
-Cursors of pages have the format of `query.cursors`. The position is `[stored time, id]` of the
+Cursors of pages have the format of `query.ordering`. The position is `[stored time, id]` of the
 last item; the question is `["items", session id, newest first, scope]`.
 """
 
@@ -31,7 +31,7 @@ from agents_session_metadata.core.messages import (
 )
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
-from agents_session_metadata.query.cursors import seal, unseal
+from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue

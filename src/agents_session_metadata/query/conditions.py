@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import operator as op
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import (
     BindParameter,
@@ -23,7 +23,6 @@ from sqlalchemy import (
     bindparam,
     false,
     func,
-    literal,
     or_,
     select,
     true,
@@ -31,7 +30,7 @@ from sqlalchemy import (
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
-from agents_session_metadata.dialects.sqltypes import PlainBytes
+from agents_session_metadata.dialects.sqltypes import ID_LENGTH, PlainBytes
 from agents_session_metadata.keys import ARCHIVED, PHASE, PINNED, READY, STATUS
 from agents_session_metadata.values import (
     FALSE,
@@ -43,14 +42,15 @@ from agents_session_metadata.values import (
     upper_bound,
 )
 
-from .logic import NO_DRIVER, All, Condition, Context, Driver
+from .logic import NO_DRIVER, All, Condition, Context, Driver, Id, Parameters, Truth
 
 _COARSE_KEYS = {STATUS, PHASE, READY, PINNED, ARCHIVED}
 _COARSE_VALUES = {NULL, FALSE, TRUE}
 """Each is shared by many sessions: a poor way into an index."""
 
 TimeColumn: TypeAlias = Literal["created_at", "updated_at"]
-TimeOperator: TypeAlias = Literal["$gt", "$gte", "$lt", "$lte"]
+_Compare: TypeAlias = Callable[[Any, Any], Truth]
+COMPARE: dict[str, _Compare] = {"$gt": op.gt, "$gte": op.ge, "$lt": op.lt, "$lte": op.le}
 
 
 # ---- metadata ----
@@ -64,10 +64,10 @@ class MetadataCondition(Condition):
         return tables.metadata
 
     @abstractmethod
-    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> Truth:
         """Returns the condition on a row of this key."""
 
-    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def operands(self, name: str, dialect: Dialect) -> Parameters:
         return {}
 
     @property
@@ -75,31 +75,36 @@ class MetadataCondition(Condition):
         """True if the condition compares one whole indexed search key, and nothing else."""
         return False
 
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
         return {f"{name}_key": self.key, **self.operands(name, dialect)}
+
+    def tests(self, name: str, context: Context, rows: FromClause) -> tuple[Truth, Truth]:
+        of_key: Truth = rows.c.key == bindparam(f"{name}_key", type_=String)
+        return of_key, self.matches(name, context.dialect, rows)
 
     def driver(self, name: str, context: Context) -> Driver:
         rows = self.table(context.tables).alias("driver")
-        return Driver(rows, (_of_key(name, rows), self.matches(name, context.dialect, rows)))
+        return Driver(rows, self.tests(name, context, rows))
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         table = self.table(context.tables)
         rows = table.alias()
-        of_key, matches = _of_key(name, rows), self.matches(name, context.dialect, rows)
+        of_key, matches = self.tests(name, context, rows)
+        own = rows.c.session_id == session_id
         by_range = context.dialect.probes_by_range and self.reads_one_key
+        if by_range:
+            own = rows.c.session_id.between(session_id, session_id)
         if by_range or table is context.tables.elements:
-            own = rows.c.session_id == session_id
-            if by_range:
-                own = rows.c.session_id.between(session_id, session_id)
             # A subquery with a limit stays one; EXISTS would become a join.
             found = select(true()).where(own, of_key, matches).limit(constant(1))
         else:
-            found = select(matches).where(rows.c.session_id == session_id, of_key)
-        looked_up = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
-        truth: ColumnElement[bool] = func.coalesce(looked_up, false())
+            found = select(matches).where(own, of_key)
+        truth: Truth = func.coalesce(_looked_up(found, session_id), false())
         return truth
+
+
+def _looked_up(found: Any, session_id: Id) -> Any:
+    return found.correlate(getattr(session_id, "table", None)).scalar_subquery()
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class Equals(MetadataCondition):
     """The value under a key equals one of these."""
 
     values: tuple[SearchKey, ...]
+    kind: ClassVar[str] = "equals"
 
     @property
     def rank(self) -> int:
@@ -123,36 +129,31 @@ class Equals(MetadataCondition):
         whole, long = self._split()
         return count_shape(len(whole)), len(long)
 
-    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def operands(self, name: str, dialect: Dialect) -> Parameters:
         whole, long = self._split()
-        parameters: dict[str, Any] = {}
-        if len(whole) == 1:
-            parameters[name] = whole[0]
-        elif whole:
+        parameters: Parameters = {name: whole[0]} if len(whole) == 1 else {}
+        if len(whole) > 1:
             parameters.update(dialect.list_parameters(name, whole))
         for index, value in enumerate(long):
             parameters[f"{name}_long{index}"] = value.indexed
             parameters[f"{name}_rest{index}"] = value.rest
         return parameters
 
-    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> Truth:
         search, rest = rows.c.search_key, rows.c.search_rest
         whole, long = self._split()
-        options: list[ColumnElement[bool]] = [
-            and_(
-                search == bytes_of_call(f"{name}_long{index}"),
-                rest == bytes_of_call(f"{name}_rest{index}"),
-            )
-            for index in range(len(long))
-        ]
+        options: list[Truth] = []
         if len(whole) == 1:
-            options.insert(0, search == bytes_of_call(name))
+            options.append(search == bytes_of_call(name))
         elif whole:
-            options.insert(0, dialect.one_of(search, name, len(whole)))
+            options.append(dialect.one_of(search, name, len(whole)))
+        for index in range(len(long)):
+            begins = search == bytes_of_call(f"{name}_long{index}")
+            options.append(and_(begins, rest == bytes_of_call(f"{name}_rest{index}")))
         return or_(*options)
 
     def encoded(self) -> list[Any]:
-        return ["equals", self.key, sorted(map(_hex, self.values))]
+        return [self.kind, self.key, sorted(map(_hex, self.values))]
 
     def _split(self) -> tuple[list[bytes], list[SearchKey]]:
         whole = [value.indexed for value in self.values if value.is_whole]
@@ -162,6 +163,8 @@ class Equals(MetadataCondition):
 class Contains(Equals):
     """The value under a key is a list with one of these scalars as an element."""
 
+    kind = "contains"
+
     @property
     def rank(self) -> int:
         return 3
@@ -169,34 +172,27 @@ class Contains(Equals):
     def table(self, tables: SessionTables) -> Table:
         return tables.elements
 
-    def encoded(self) -> list[Any]:
-        return ["contains", self.key, sorted(map(_hex, self.values))]
-
 
 class ContainsAll(Contains):
     """The value under a key is a list with all of these scalars. Their search keys are whole."""
+
+    kind = "contains_all"
 
     @property
     def rank(self) -> int:
         return NO_DRIVER
 
-    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def operands(self, name: str, dialect: Dialect) -> Parameters:
         return {**super().operands(name, dialect), f"{name}_count": len(self.values)}
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         rows = context.tables.elements.alias()
-        matches = self.matches(name, context.dialect, rows)
         found = select(func.count(rows.c.search_key.distinct())).where(
-            rows.c.session_id == session_id, _of_key(name, rows), matches
+            rows.c.session_id == session_id, *self.tests(name, context, rows)
         )
-        counted = found.correlate(getattr(session_id, "table", None)).scalar_subquery()
-        has_all: ColumnElement[bool] = counted == bindparam(f"{name}_count", type_=Integer)
+        count = bindparam(f"{name}_count", type_=Integer)
+        has_all: Truth = _looked_up(found, session_id) == count
         return has_all
-
-    def encoded(self) -> list[Any]:
-        return ["contains_all", self.key, sorted(map(_hex, self.values))]
 
 
 class Bound(NamedTuple):
@@ -216,57 +212,52 @@ class Between(MetadataCondition):
     def rank(self) -> int:
         return 6 if self.low and self.high else 9
 
-    def variant(self) -> Hashable:
-        ends = (self.low, self.high)
-        return self.tag, *(end and (end.inclusive, end.value.is_whole) for end in ends)
+    @property
+    def _ends(self) -> tuple[tuple[str, Bound, _Compare, _Compare], ...]:
+        """Both ends: a name, the bound, what excludes it, and what includes it."""
+        # The tag of a type is its first search key; the bound above it belongs to the next type.
+        low = self.low or Bound(SearchKey(self.tag, b""), inclusive=True)
+        high = self.high or Bound(SearchKey(upper_bound(self.tag), b""), inclusive=False)
+        return ("low", low, op.gt, op.ge), ("high", high, op.lt, op.le)
 
-    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def variant(self) -> Hashable:
+        return tuple((end.inclusive, end.value.is_whole) for _, end, *_ in self._ends)
+
+    def operands(self, name: str, dialect: Dialect) -> Parameters:
         parameters = {}
-        for side, end in (("low", self.low), ("high", self.high)):
-            if end is not None:
-                parameters[f"{name}_{side}"] = end.value.indexed
-                if not end.value.is_whole:
-                    parameters[f"{name}_{side}_rest"] = end.value.rest
+        for side, (value, _), *_ in self._ends:
+            parameters[f"{name}_{side}"] = value.indexed
+            if not value.is_whole:
+                parameters[f"{name}_{side}_rest"] = value.rest
         return parameters
 
-    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> Truth:
         search, rest = rows.c.search_key, rows.c.search_rest
-        return and_(
-            *_bounds(self.low, f"{name}_low", self.tag, search, rest, op.gt, op.ge),
-            *_bounds(self.high, f"{name}_high", upper_bound(self.tag), search, rest, op.lt, op.le),
-        )
+        truths: list[Truth] = []
+        for side, (value, inclusive), beyond, within in self._ends:
+            end, compare = bytes_of_call(f"{name}_{side}"), within if inclusive else beyond
+            if value.is_whole:
+                truths.append(compare(search, end))
+            else:
+                further = compare(rest, bytes_of_call(f"{name}_{side}_rest"))
+                truths += [within(search, end), or_(beyond(search, end), further)]
+        return and_(*truths)
 
     def encoded(self) -> list[Any]:
         ends = [end and [_hex(end.value), end.inclusive] for end in (self.low, self.high)]
         return ["between", self.key, self.tag.hex(), *ends]
 
 
-@dataclass(frozen=True)
-class HasPrefix(MetadataCondition):
-    prefix: SearchKey
+class HasPrefix(Between):
+    """The value under a key is a string that begins with the lower bound."""
 
     @property
     def rank(self) -> int:
         # The empty prefix is every string.
-        return 5 if self.prefix.indexed != STRING else 9
-
-    def variant(self) -> Hashable:
-        return bool(self.prefix.rest)
-
-    def operands(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        indexed, rest = self.prefix
-        parameters = {name: indexed, f"{name}_above": upper_bound(rest or indexed)}
-        return {**parameters, f"{name}_rest": rest} if rest else parameters
-
-    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
-        search, rest = rows.c.search_key, rows.c.search_rest
-        begins, above = bytes_of_call(name), bytes_of_call(f"{name}_above")
-        if self.prefix.rest:
-            return and_(search == begins, rest >= bytes_of_call(f"{name}_rest"), rest < above)
-        return and_(search >= begins, search < above)
+        return 5 if self.low and self.low.value.indexed != STRING else 9
 
     def encoded(self) -> list[Any]:
-        return ["prefix", self.key, _hex(self.prefix)]
+        return ["prefix", self.key, *(_hex(end.value) for end in (self.low,) if end)]
 
 
 @dataclass(frozen=True)
@@ -275,7 +266,7 @@ class Exists(MetadataCondition):
     def rank(self) -> int:
         return 10
 
-    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> ColumnElement[bool]:
+    def matches(self, name: str, dialect: Dialect, rows: FromClause) -> Truth:
         return true()
 
     def encoded(self) -> list[Any]:
@@ -302,12 +293,10 @@ class IdIn(_IdCondition):
     def variant(self) -> Hashable:
         return count_shape(len(self.ids))
 
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
         return dialect.list_parameters(name, self.ids)
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return context.dialect.one_of(session_id, name, len(self.ids))
 
     def encoded(self) -> list[Any]:
@@ -322,38 +311,23 @@ class IdHasPrefix(_IdCondition):
     def rank(self) -> int:
         return 2
 
-    def variant(self) -> Hashable:
-        return string_above(self.prefix) is None
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
+        # No id that begins so is above it.
+        return {name: self.prefix, f"{name}_last": self.prefix.ljust(ID_LENGTH, "\U0010ffff")}
 
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        above = string_above(self.prefix)
-        return {name: self.prefix, **({} if above is None else {f"{name}_above": above})}
-
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         by_code_point = context.sorted_id(session_id)
-        bounds = [by_code_point >= bindparam(name, type_=String)]
-        if string_above(self.prefix) is not None:
-            bounds.append(by_code_point < bindparam(f"{name}_above", type_=String))
-        return and_(*bounds)
+        first, last = bindparam(name, type_=String), bindparam(f"{name}_last", type_=String)
+        return and_(by_code_point >= first, by_code_point <= last)
 
     def encoded(self) -> list[Any]:
         return ["id_prefix", self.prefix]
 
 
-_TIME_OPERATORS: dict[TimeOperator, Any] = {
-    "$gt": op.gt,
-    "$gte": op.ge,
-    "$lt": op.lt,
-    "$lte": op.le,
-}
-
-
 @dataclass(frozen=True)
 class TimeBound(Condition):
     column: TimeColumn
-    operator: TimeOperator
+    operator: str
     moment: datetime
 
     @property
@@ -363,17 +337,13 @@ class TimeBound(Condition):
     def variant(self) -> Hashable:
         return self.column, self.operator
 
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
         return {name: self.moment}
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         kind = context.dialect.moment
         column = kind.comparable(context.tables.sessions.c[self.column])
-        moment = bindparam(name, type_=kind)
-        truth: ColumnElement[bool] = _TIME_OPERATORS[self.operator](column, moment)
-        return truth
+        return COMPARE[self.operator](column, bindparam(name, type_=kind))
 
     def encoded(self) -> list[Any]:
         moment = self.moment.astimezone(timezone.utc).isoformat(timespec="microseconds")
@@ -387,18 +357,6 @@ def equality(values: Mapping[str, Any]) -> All:
 def count_shape(count: int) -> int:
     """Returns 0, 1, 2 for some or 3 for many: counts that need different statements."""
     return count if count < 2 else 2 + (count > Dialect.many)
-
-
-def string_above(prefix: str) -> str | None:
-    """Returns the smallest string above all that begin with `prefix`, or None."""
-    while prefix:
-        last = ord(prefix[-1]) + 1
-        if last == 0xD800:
-            last = 0xE000  # Surrogates are not characters.
-        if last <= 0x10FFFF:
-            return prefix[:-1] + chr(last)
-        prefix = prefix[:-1]
-    return None
 
 
 def constant(number: int) -> ColumnElement[int]:
@@ -416,25 +374,3 @@ def _hex(value: SearchKey) -> str:
 
 def bytes_of_call(name: str) -> BindParameter[bytes]:
     return bindparam(name, type_=PlainBytes)
-
-
-def _of_key(name: str, rows: FromClause) -> ColumnElement[bool]:
-    is_of_key: ColumnElement[bool] = rows.c.key == bindparam(f"{name}_key", type_=String)
-    return is_of_key
-
-
-def _bounds(
-    end: Bound | None, name: str, limit: bytes, search: Any, rest: Any, beyond: Any, within: Any
-) -> list[ColumnElement[bool]]:
-    """Compares search keys with one end of a range; without one, with the limit of their type.
-
-    `beyond` excludes the end, `within` includes it.
-    """
-    if end is None:
-        # The tag of a type is its first search key; the bound above it belongs to the next type.
-        return [(within if beyond is op.gt else beyond)(search, literal(limit, PlainBytes))]
-    compare = within if end.inclusive else beyond
-    if end.value.is_whole:
-        return [compare(search, bytes_of_call(name))]
-    further = compare(rest, bytes_of_call(f"{name}_rest"))
-    return [within(search, bytes_of_call(name)), or_(beyond(search, bytes_of_call(name)), further)]

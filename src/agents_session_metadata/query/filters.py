@@ -6,8 +6,9 @@ know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, TypeAlias
 
 from agents_session_metadata.errors import InvalidFilterError
@@ -18,10 +19,13 @@ from agents_session_metadata.values import (
     key_problem,
     prefix_key,
     search_key,
+    split_search_key,
+    upper_bound,
     value_problem,
 )
 
 from .conditions import (
+    COMPARE,
     Between,
     Bound,
     Contains,
@@ -75,7 +79,7 @@ class _Parser:
 
     def filter(self, where: object, path: str, depth: int) -> Condition:
         if not isinstance(where, Mapping):
-            raise InvalidFilterError(f"expected an object, got {type(where).__name__}", path=path)
+            raise _expected("an object", where, path)
         if depth > MAX_DEPTH:
             problem = f"filters can be nested at most {MAX_DEPTH} levels deep"
             raise InvalidFilterError(problem, path=path)
@@ -89,21 +93,10 @@ class _Parser:
             parts = self._list(operand, path, depth)
             yield All(parts) if key == "$and" else AnyOf(parts)
         elif key == "$not":
-            yield Not(self.filter(operand, path, depth + 1))
-        elif key in ("$created_at", "$updated_at"):
-            column: TimeColumn = "created_at" if key == "$created_at" else "updated_at"
-            for operator, moment, place in self._operators(operand, path):
-                yield _time_condition(column, operator, moment, place)
-        elif key == "$session_id":
-            for operator, ids, place in self._operators(operand, path):
-                yield _id_condition(operator, ids, place)
+            yield Not((self.filter(operand, path, depth + 1),))
         else:
-            name = check_filter_key(key, path)
-            conditions = [
-                _condition(name, operator, value, place)
-                for operator, value, place in self._operators(operand, path)
-            ]
-            yield from _paired(conditions)
+            build = _OF_COLUMN.get(key) or partial(_condition, check_filter_key(key, path))
+            yield from _paired([build(*each) for each in self._operators(operand, path)])
 
     def _list(self, operand: object, path: str, depth: int) -> tuple[Condition, ...]:
         if not isinstance(operand, list) or not operand:
@@ -119,27 +112,25 @@ class _Parser:
             special = [isinstance(name, str) and name.startswith("$") for name in operand]
             if any(special):
                 if not all(special):
-                    raise InvalidFilterError(
-                        "operators and plain keys cannot be mixed in one object", path=path
-                    )
+                    problem = "operators and plain keys cannot be mixed in one object"
+                    raise InvalidFilterError(problem, path=path)
                 operators = [(name, value, f"{path}.{name}") for name, value in operand.items()]
         for operator in operators:
             self._conditions += 1
             if self._conditions > MAX_CONDITIONS:
-                raise InvalidFilterError(
-                    f"a filter can have at most {MAX_CONDITIONS} conditions", path=path
-                )
+                problem = f"a filter can have at most {MAX_CONDITIONS} conditions"
+                raise InvalidFilterError(problem, path=path)
             yield operator
 
 
 def _condition(key: str, operator: str, operand: object, path: str) -> Condition:
-    try:
-        build = OPERATORS[operator]
-    except KeyError:
-        raise InvalidFilterError(
-            f"unknown operator; expected one of {', '.join(OPERATORS)}", path=path
-        ) from None
-    return build(key, operand, path)
+    if operator not in OPERATORS:
+        raise _unknown("operator", OPERATORS, path)
+    return OPERATORS[operator](key, operand, path)
+
+
+def _unknown(what: str, known: Iterable[str], path: str) -> InvalidFilterError:
+    return InvalidFilterError(f"unknown {what}; expected one of {', '.join(known)}", path=path)
 
 
 def _eq(key: str, operand: object, path: str) -> Condition:
@@ -157,21 +148,18 @@ def _range(operator: str) -> Callable[[str, object, str], Condition]:
 
     def build(key: str, operand: object, path: str) -> Condition:
         if isinstance(operand, bool) or not isinstance(operand, (str, int, float)):
-            kind = type(operand).__name__
-            raise InvalidFilterError(f"expected a number or a string, got {kind}", path=path)
+            raise _expected("a number or a string", operand, path)
         bound = Bound(search_key(_check_value(operand, path)), inclusive)
-        tag = STRING if isinstance(operand, str) else NUMBER
-        if operator in ("$gt", "$gte"):
-            return Between(key, tag, bound, None)
-        return Between(key, tag, None, bound)
+        ends = (bound, None) if operator in ("$gt", "$gte") else (None, bound)
+        return Between(key, STRING if isinstance(operand, str) else NUMBER, *ends)
 
     return build
 
 
 def _exists(key: str, operand: object, path: str) -> Condition:
     if not isinstance(operand, bool):
-        raise InvalidFilterError(f"expected true or false, got {type(operand).__name__}", path=path)
-    return Exists(key) if operand else Not(Exists(key))
+        raise _expected("true or false", operand, path)
+    return Exists(key) if operand else Not((Exists(key),))
 
 
 def _contains(key: str, operand: object, path: str) -> Condition:
@@ -190,15 +178,17 @@ def _all(key: str, operand: object, path: str) -> Condition:
 
 
 def _prefix(key: str, operand: object, path: str) -> Condition:
-    return HasPrefix(key, prefix_key(_check_string(operand, path)))
+    low = prefix_key(_check_string(operand, path))
+    high = split_search_key(upper_bound(low.indexed + low.rest))
+    return HasPrefix(key, STRING, Bound(low, inclusive=True), Bound(high, inclusive=False))
 
 
 OPERATORS: dict[str, Callable[[str, object, str], Condition]] = {
     "$eq": _eq,
-    "$ne": lambda key, operand, path: Not(_eq(key, operand, path)),
+    "$ne": lambda key, operand, path: Not((_eq(key, operand, path),)),
     "$in": _in,
-    "$nin": lambda key, operand, path: Not(_in(key, operand, path)),
-    **{operator: _range(operator) for operator in ("$gt", "$gte", "$lt", "$lte")},
+    "$nin": lambda key, operand, path: Not((_in(key, operand, path),)),
+    **{operator: _range(operator) for operator in COMPARE},
     "$exists": _exists,
     "$contains": _contains,
     "$all": _all,
@@ -226,7 +216,7 @@ def _paired(conditions: list[Condition]) -> list[Condition]:
 
     The narrowest bound of each side remains.
     """
-    ranges = [part for part in conditions if isinstance(part, Between)]
+    ranges = [part for part in conditions if type(part) is Between]
     joined: list[Condition] = []
     for key, tag in dict.fromkeys((part.key, part.tag) for part in ranges):
         lows = [part.low for part in ranges if part.tag == tag and part.low]
@@ -234,14 +224,12 @@ def _paired(conditions: list[Condition]) -> list[Condition]:
         low = max(lows, key=lambda end: (end.value, not end.inclusive), default=None)
         high = min(highs, key=lambda end: (end.value, end.inclusive), default=None)
         joined.append(Between(key, tag, low, high))
-    return [*joined, *(part for part in conditions if not isinstance(part, Between))]
+    return [*joined, *(part for part in conditions if type(part) is not Between)]
 
 
 def _time_condition(column: TimeColumn, operator: str, operand: object, path: str) -> Condition:
-    if operator not in ("$gt", "$gte", "$lt", "$lte"):
-        raise InvalidFilterError(
-            "unknown operator for a time; expected one of $gt, $gte, $lt, $lte", path=path
-        )
+    if operator not in COMPARE:
+        raise _unknown("operator for a time", COMPARE, path)
     moment = operand
     if isinstance(operand, str):
         # Python 3.10 does not read the Z that stands for UTC.
@@ -249,16 +237,13 @@ def _time_condition(column: TimeColumn, operator: str, operand: object, path: st
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise InvalidFilterError(
-                "expected a time in ISO 8601, such as 2026-01-31T12:00:00Z", path=path
-            ) from None
+            problem = "expected a time in ISO 8601, such as 2026-01-31T12:00:00Z"
+            raise InvalidFilterError(problem, path=path) from None
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        raise InvalidFilterError(
-            "expected an aware datetime, or ISO 8601 text with an offset from UTC", path=path
-        )
+        problem = "expected an aware datetime, or ISO 8601 text with an offset from UTC"
+        raise InvalidFilterError(problem, path=path)
     try:
-        utc = moment.astimezone(timezone.utc)
-        return TimeBound(column, operator, utc)  # type: ignore[arg-type]  # narrowed above
+        return TimeBound(column, operator, moment.astimezone(timezone.utc))
     except OverflowError:
         raise InvalidFilterError("the time is out of range", path=path) from None
 
@@ -274,12 +259,17 @@ def _id_condition(operator: str, operand: object, path: str) -> Condition:
     elif operator == "$in":
         candidates = [_check_string(value, path) for value in _check_list(operand, path)]
     else:
-        raise InvalidFilterError(
-            "unknown operator for a session id; expected one of $eq, $in, $prefix", path=path
-        )
+        raise _unknown("operator for a session id", ("$eq", "$in", "$prefix"), path)
     # No session has such an id, and not every database takes it as a parameter.
     ids = tuple(dict.fromkeys(one for one in candidates if "\x00" not in one))
     return IdIn(ids) if ids else NOTHING
+
+
+_OF_COLUMN: dict[object, Callable[[str, object, str], Condition]] = {
+    "$session_id": _id_condition,
+    "$created_at": partial(_time_condition, "created_at"),
+    "$updated_at": partial(_time_condition, "updated_at"),
+}
 
 
 def _place(path: str, key: object) -> str:
@@ -292,13 +282,15 @@ def check_filter_key(key: object, path: str = "key") -> str:
     if problem is None and isinstance(key, str) and len(key) <= MAX_KEY_LENGTH:
         return str.__str__(key)
     if isinstance(key, str) and key.startswith("$"):
-        problem = (
-            "expected a metadata key, or one of $and, $or, $not, "
-            "$session_id, $created_at, $updated_at"
-        )
-    raise InvalidFilterError(
-        problem or f"a key can have at most {MAX_KEY_LENGTH} characters", path=path
-    )
+        names = ", ".join(("$and", "$or", "$not", *map(str, _OF_COLUMN)))
+        problem = f"expected a metadata key, or one of {names}"
+    problem = problem or f"a key can have at most {MAX_KEY_LENGTH} characters"
+    raise InvalidFilterError(problem, path=path)
+
+
+def _expected(what: str, given: object, path: str) -> InvalidFilterError:
+    kind = "object" if isinstance(given, Mapping) else type(given).__name__
+    return InvalidFilterError(f"expected {what}, got {kind}", path=path)
 
 
 def _check_value(value: Any, path: str) -> Any:
@@ -311,24 +303,20 @@ def _check_value(value: Any, path: str) -> Any:
 
 def _check_scalar(operand: object, path: str) -> Any:
     if isinstance(operand, (list, Mapping)):
-        kind = "list" if isinstance(operand, list) else "object"
-        raise InvalidFilterError(
-            f"expected a string, number, true, false or null, got {kind}", path=path
-        )
+        raise _expected("a string, number, true, false or null", operand, path)
     return _check_value(operand, path)
 
 
 def _check_list(operand: object, path: str, most: int = MAX_OPERANDS) -> list[Any]:
     if not isinstance(operand, list):
-        raise InvalidFilterError(f"expected a list, got {type(operand).__name__}", path=path)
+        raise _expected("a list", operand, path)
     if len(operand) > most:
-        raise InvalidFilterError(
-            f"a list can have at most {most:,} values, got {len(operand):,}", path=path
-        )
+        problem = f"a list can have at most {most:,} values, got {len(operand):,}"
+        raise InvalidFilterError(problem, path=path)
     return operand
 
 
 def _check_string(operand: object, path: str) -> str:
     if not isinstance(operand, str):
-        raise InvalidFilterError(f"expected a string, got {type(operand).__name__}", path=path)
+        raise _expected("a string", operand, path)
     return str.__str__(_check_value(operand, path))

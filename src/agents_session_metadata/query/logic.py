@@ -12,12 +12,17 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from sqlalchemy import ColumnElement, FromClause, and_, false, not_, or_, select, true, union
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
+
+Id: TypeAlias = ColumnElement[str]
+Truth: TypeAlias = ColumnElement[bool]
+"""SQL that is true or false, never unknown."""
+Parameters: TypeAlias = dict[str, Any]
 
 IN_ORDER = 3
 """Up to this rank, a condition yields its sessions in the order of their ids."""
@@ -34,9 +39,7 @@ class Context(NamedTuple):
     tables: SessionTables
     native_ids: bool
 
-    def sorted_id(
-        self, session_id: ColumnElement[str], *, native: bool = False
-    ) -> ColumnElement[str]:
+    def sorted_id(self, session_id: Id, *, native: bool = False) -> Id:
         return self.dialect.by_code_point(session_id, native=native or self.native_ids)
 
 
@@ -47,7 +50,7 @@ class Driver(NamedTuple):
     """
 
     rows: FromClause
-    conditions: tuple[ColumnElement[bool], ...]
+    conditions: tuple[Truth, ...]
     exact: bool = True
 
 
@@ -83,14 +86,12 @@ class Condition(ABC):
         return None
 
     @abstractmethod
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
         """Returns the parameters that a statement of this shape takes."""
 
     @abstractmethod
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
-        """Returns SQL that is true or false, never unknown, for the session with this id."""
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
+        """Tests the session with this id."""
 
     def driver(self, name: str, context: Context) -> Driver:
         """Returns the rows to read. Called only if the rank is below `NO_DRIVER`."""
@@ -101,86 +102,73 @@ class Condition(ABC):
         """Returns the condition as JSON, for formats that outlive a process.
 
         Version 1. Two conditions that differ only in the order of their parts or values have the
-        same encoding. A change invalidates the cursors that users hold: see `cursors.VERSION`.
+        same encoding. A change invalidates the cursors that users hold: see `ordering.VERSION`.
         """
 
 
+@dataclass(frozen=True)
 class _Combination(Condition):
-    @abstractmethod
-    def inner(self) -> tuple[Condition, ...]:
-        """Returns the conditions that this one combines."""
+    """Combines conditions. With the result `decided_by` of one part, it has that result."""
+
+    parts: tuple[Condition, ...]
+    kind: ClassVar[str]
+    decided_by: ClassVar[bool]
 
     def named(self, name: str) -> Iterator[tuple[str, Condition]]:
-        return ((f"{name}_{place}", part) for place, part in enumerate(self.inner()))
+        return ((f"{name}_{place}", part) for place, part in enumerate(self.parts))
 
     @property
     def uses_times(self) -> bool:
-        return any(part.uses_times for part in self.inner())
-
-    def variant(self) -> Hashable:
-        return tuple(part.shape() for part in self.inner())
-
-    def parameters(self, name: str, dialect: Dialect) -> dict[str, Any]:
-        parameters: dict[str, Any] = {}
-        for inner, part in self.named(name):
-            parameters.update(part.parameters(inner, dialect))
-        return parameters
-
-    def truths(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> Iterator[ColumnElement[bool]]:
-        return (part.truth(inner, context, session_id) for inner, part in self.named(name))
-
-    def unordered(self) -> list[Any]:
-        """Sorts the encodings, so that the order of the parts does not matter."""
-        return sorted((part.encoded() for part in self.inner()), key=json.dumps)
-
-
-@dataclass(frozen=True)
-class All(_Combination):
-    """Every part holds. Without parts, it holds for every session."""
-
-    parts: tuple[Condition, ...]
-
-    def inner(self) -> tuple[Condition, ...]:
-        return self.parts
+        return any(part.uses_times for part in self.parts)
 
     @property
     def constant(self) -> bool | None:
         found = {part.constant for part in self.parts}
-        return False if False in found else None if None in found else True
+        if self.decided_by in found:
+            return self.decided_by
+        return None if None in found else not self.decided_by
+
+    def variant(self) -> Hashable:
+        return tuple(part.shape() for part in self.parts)
+
+    def parameters(self, name: str, dialect: Dialect) -> Parameters:
+        parameters: Parameters = {}
+        for inner, part in self.named(name):
+            parameters.update(part.parameters(inner, dialect))
+        return parameters
+
+    def truths(self, name: str, context: Context, session_id: Id) -> Iterator[Truth]:
+        return (part.truth(inner, context, session_id) for inner, part in self.named(name))
+
+    def encoded(self) -> list[Any]:
+        # Sorted, so that the order of the parts does not matter.
+        return [self.kind, sorted((part.encoded() for part in self.parts), key=json.dumps)]
+
+
+class All(_Combination):
+    """Every part holds. Without parts, it holds for every session."""
+
+    kind = "all"
+    decided_by = False
 
     def conjunction(self, name: str) -> Iterator[tuple[str, Condition]]:
         for inner, part in self.named(name):
             yield from part.conjunction(inner)
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return and_(true(), *self.truths(name, context, session_id))
 
-    def encoded(self) -> list[Any]:
-        return ["all", self.unordered()]
 
-
-@dataclass(frozen=True)
 class AnyOf(_Combination):
     """Some part holds. Without parts, it holds for no session."""
 
-    parts: tuple[Condition, ...]
-
-    def inner(self) -> tuple[Condition, ...]:
-        return self.parts
+    kind = "any"
+    decided_by = True
 
     @property
     def rank(self) -> int:
         best = (best_of(part.conjunction(""))[1].rank for part in self.parts)
         return max(7, *best) if self.parts else NO_DRIVER
-
-    @property
-    def constant(self) -> bool | None:
-        found = {part.constant for part in self.parts}
-        return True if True in found else None if None in found else False
 
     def driver(self, name: str, context: Context) -> Driver:
         """Reads sessions for which the best condition of some part holds, so it is not exact."""
@@ -191,34 +179,26 @@ class AnyOf(_Combination):
             selects.append(select(rows.c.session_id).where(*conditions))
         return Driver(union(*selects).subquery("candidates"), (), exact=False)
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return or_(false(), *self.truths(name, context, session_id))
 
-    def encoded(self) -> list[Any]:
-        return ["any", self.unordered()]
 
-
-@dataclass(frozen=True)
 class Not(_Combination):
-    part: Condition
+    """Its one part does not hold."""
 
-    def inner(self) -> tuple[Condition, ...]:
-        return (self.part,)
+    kind = "not"
+    decided_by = False
 
     @property
     def constant(self) -> bool | None:
-        inner = self.part.constant
+        inner = super().constant
         return None if inner is None else not inner
 
-    def truth(
-        self, name: str, context: Context, session_id: ColumnElement[str]
-    ) -> ColumnElement[bool]:
+    def truth(self, name: str, context: Context, session_id: Id) -> Truth:
         return not_(*self.truths(name, context, session_id))
 
     def encoded(self) -> list[Any]:
-        return ["not", self.part.encoded()]
+        return ["not", self.parts[0].encoded()]
 
 
 EVERYTHING = All(())

@@ -18,10 +18,9 @@ from agents_session_metadata.types import Metadata, SessionInfo
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
 from .conditions import IdIn
-from .details import NOTHING_ELSE, Details
+from .details import NOTHING_ELSE, Details, preview_of
 from .logic import Condition
 from .ordering import WALK, Ordering, Position
-from .previews import preview_of
 from .queries import Queries
 from .statements import MISSING
 
@@ -65,18 +64,13 @@ class Reader:
         keys: Sequence[str] | None = None,
         details: Details = NOTHING_ELSE,
     ) -> list[Found]:
-        queries = self.queries
-        ask = partial(queries.page, condition, ordering, limit=limit, after=after)
+        ask = partial(self.queries.page, condition, ordering, limit=limit, after=after)
         ask = partial(ask, keys=keys, details=details)
-        pieces = 1
-        while True:
-            found = collect(self.connection.execute(*ask(pieces=pieces)))
-            values = (each.position.value for each in found)
-            longest = _longest_tie(values, pieces * queries.dialect.sorted_bytes)
-            if not longest:
-                return found
-            # The database has sorted these by their beginnings, which are the same.
-            pieces = longest // queries.dialect.sorted_bytes + 1
+
+        def read(pieces: int) -> list[Found]:
+            return collect(self.connection.execute(*ask(pieces=pieces)))
+
+        return _in_whole_order(self.queries, read, lambda found: found.position.value)
 
     def last(
         self,
@@ -133,22 +127,32 @@ def _plain_reader(_: Database[Queries], connection: Connection, queries: Queries
 def read_counts(
     connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
 ) -> list[tuple[Any, int]]:
-    pieces = 1
-    while True:
+    def read(pieces: int) -> list[tuple[SearchKey, int]]:
         # One more than the limit shows whether the last one is tied with what comes after it.
         query = queries.count_values(key, condition, limit + 1, pieces=pieces)
-        rows: Any = connection.execute(*query).all()
-        found = [
-            (SearchKey(bytes(indexed), bytes(rest)), int(count)) for indexed, rest, count in rows
-        ]
-        longest = _longest_tie((value for value, _ in found), pieces * queries.dialect.sorted_bytes)
+        rows: Any = connection.execute(*query)
+        return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
+
+    found = _in_whole_order(queries, read, itemgetter(0))
+    return [(decode_scalar(value), count) for value, count in found[:limit]]
+
+
+def _in_whole_order(
+    queries: Queries, read: Callable[[int], list[T]], value_of: Callable[[T], SearchKey | None]
+) -> list[T]:
+    """Reads rows again, sorted by more of long values, if the database sorts by beginnings only."""
+    pieces, length = 1, queries.dialect.sorted_bytes
+    while True:
+        found = read(pieces)
+        longest = _longest_tie(map(value_of, found), pieces * length)
         if not longest:
-            return [(decode_scalar(value), count) for value, count in found[:limit]]
-        pieces = longest // queries.dialect.sorted_bytes + 1
+            return found
+        pieces = longest // length + 1
 
 
 def collect(result: Result[Any]) -> list[Found]:
-    return collected(list(result.keys()), result.all())
+    # Row by row: thousands of rows that are kept would start the garbage collector.
+    return collected(list(result.keys()), result)
 
 
 def collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:

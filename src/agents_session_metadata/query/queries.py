@@ -6,7 +6,7 @@ A statement is built once for all conditions of one shape, and cached.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import ColumnElement, Table
@@ -16,7 +16,7 @@ from agents_session_metadata.dialects._dialect import Dialect, Statement
 
 from .conditions import Exists
 from .details import NOTHING_ELSE, Details
-from .logic import All, Condition, Context
+from .logic import All, Condition, Context, Parameters
 from .ordering import Ordering, Position
 from .statements import MISSING, Builder
 
@@ -25,7 +25,7 @@ B = TypeVar("B", bound=Builder)
 
 class Query(NamedTuple):
     statement: Statement
-    parameters: dict[str, Any]
+    parameters: Parameters
 
 
 class Queries:
@@ -40,23 +40,15 @@ class Queries:
 
     def find(self, condition: Condition, limit: int | None) -> Query:
         """Returns the most recently active sessions first."""
-        return self._query(
-            ("find", limit is None),
-            condition,
-            lambda build: build.find(limited=limit is not None),
-            {} if limit is None else {"limit": limit},
-        )
+        parameters = {} if limit is None else {"limit": limit}
+        return self._query(Builder.find, condition, parameters, limited=limit is not None)
 
     def count(self, condition: Condition) -> Query:
-        return self._query(("count",), condition, lambda build: build.count())
+        return self._query(Builder.count, condition, {})
 
     def ids(self, condition: Condition, *, after: str | None, limit: int) -> Query:
-        return self._query(
-            ("ids", after is None),
-            condition,
-            lambda build: build.ids(walk=after is not None),
-            {"limit": limit, **({} if after is None else {"after_id": after})},
-        )
+        parameters = {"limit": limit, **({} if after is None else {"after_id": after})}
+        return self._query(Builder.ids, condition, parameters, walk=after is not None)
 
     def page(
         self,
@@ -74,23 +66,22 @@ class Queries:
         `pieces` is the number of parts by which long values are sorted if the database cannot sort
         by the whole value.
         """
-        parameters: dict[str, Any] = {"limit": limit}
+        parameters: Parameters = {"limit": limit}
         if ordering.key is not None:
             parameters["order_key"] = ordering.key
+            value = after and (after.value or (MISSING[ordering.descending], b""))
+            parameters.update(zip(("after_key", "after_rest"), value or (), strict=False))
         if after is not None:
-            parameters.update(self._position(ordering, after))
-        some_keys = self.some_keys(keys, parameters)
+            parameters.update(after.parameters())
         return self._query(
-            ("page", ordering.shape, after is None, pieces, some_keys, details),
+            Builder.page,
             condition,
-            lambda build: build.page(
-                ordering,
-                beyond=after is not None,
-                pieces=pieces,
-                some_keys=some_keys,
-                details=details,
-            ),
             parameters,
+            ordering=ordering.shape,
+            beyond=after is not None,
+            pieces=pieces,
+            some_keys=self.some_keys(keys, parameters),
+            details=details,
         )
 
     def last(
@@ -101,34 +92,23 @@ class Queries:
         details: Details = NOTHING_ELSE,
     ) -> Query:
         """Within one tick of the clock, the session with the newest message is the last one."""
-        parameters: dict[str, Any] = {}
+        parameters: Parameters = {}
         some_keys = self.some_keys(keys, parameters)
         return self._query(
-            ("last", some_keys, details),
-            condition,
-            lambda build: build.last(some_keys=some_keys, details=details),
-            parameters,
+            Builder.last, condition, parameters, some_keys=some_keys, details=details
         )
 
     def last_of_each(self, key: str, condition: Condition, limit: int) -> Query:
-        return self._query(
-            ("last_of_each",),
-            All((condition, Exists(key))),
-            Builder.last_of_each,
-            {"each_key": key, "limit": limit},
-        )
+        having = All((condition, Exists(key)))
+        return self._query(Builder.last_of_each, having, {"each_key": key, "limit": limit})
 
     def count_values(self, key: str, condition: Condition, limit: int, *, pieces: int = 1) -> Query:
         """Counts the elements of lists one by one."""
-        return self._query(
-            ("count_values", pieces),
-            condition,
-            lambda build: build.count_values(pieces),
-            {"counted_key": key, "limit": limit},
-        )
+        parameters = {"counted_key": key, "limit": limit}
+        return self._query(Builder.count_values, condition, parameters, pieces=pieces)
 
     def statistics(self, condition: Condition, build: Callable[[Builder], Statement]) -> Query:
-        return self._query(("statistics",), condition, build)
+        return self.built(("statistics",), condition, Builder, build)
 
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
@@ -144,29 +124,22 @@ class Queries:
                 self._keep(shape, truth)
         return Query(statement.where(truth), builder.parameters())
 
-    def some_keys(self, keys: Sequence[str] | None, parameters: dict[str, Any]) -> int | None:
+    def some_keys(self, keys: Sequence[str] | None, parameters: Parameters) -> int | None:
         """Adds the parameters of `keys`; returns how their number changes the statement."""
         if not keys:
             return None if keys is None else 0
         parameters.update(self.dialect.list_parameters("keys", keys))
         return min(len(keys), self.dialect.many + 1)
 
-    @staticmethod
-    def _position(ordering: Ordering, after: Position) -> dict[str, Any]:
-        parameters = after.parameters()
-        if ordering.key is not None:
-            value = after.value or (MISSING[ordering.descending], b"")
-            parameters["after_key"], parameters["after_rest"] = value
-        return parameters
-
     def _query(
         self,
-        kind: tuple[Any, ...],
+        build: Callable[..., Statement],
         condition: Condition,
-        build: Callable[[Builder], Statement],
-        parameters: dict[str, Any] | None = None,
+        parameters: Parameters,
+        **shape: Hashable,
     ) -> Query:
-        return self.built(kind, condition, Builder, build, parameters)
+        kind = build, *shape.values()
+        return self.built(kind, condition, Builder, lambda each: build(each, **shape), parameters)
 
     def built(
         self,
@@ -174,7 +147,7 @@ class Queries:
         condition: Condition,
         make: Callable[[Context, Condition], B],
         build: Callable[[B], Statement],
-        parameters: dict[str, Any] | None = None,
+        parameters: Parameters | None = None,
     ) -> Query:
         """Builds a statement, or takes it from the cache.
 

@@ -35,10 +35,19 @@ from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.values import LIST, SEARCH_KEY_BYTES
 
 from .conditions import UNLIMITED, bytes_of_call, constant
-from .details import Details
-from .logic import IN_ORDER, NO_DRIVER, SELECTIVE, Condition, Context, best_of
+from .details import Details, first_message
+from .logic import (
+    IN_ORDER,
+    NO_DRIVER,
+    SELECTIVE,
+    Condition,
+    Context,
+    Id,
+    Parameters,
+    Truth,
+    best_of,
+)
 from .ordering import Ordering
-from .previews import first_message
 
 MISSING = {False: b"\xff", True: b""}
 """The search key of a session without the key, by `descending`. Both sort last."""
@@ -51,8 +60,8 @@ class Source:
     """The rows to read, one per session. If `selective`, few sessions are expected to match."""
 
     rows: FromClause
-    session_id: ColumnElement[str]
-    conditions: tuple[ColumnElement[bool], ...]
+    session_id: Id
+    conditions: tuple[Truth, ...]
     selective: bool
 
     def select(self, *columns: Any) -> Statement:
@@ -73,8 +82,8 @@ class Term:
     after: BindParameter[Any]
     sorted_by: Sequence[ColumnElement[Any]]
 
-    def compared(self, compare: Callable[[Any, Any], Any]) -> ColumnElement[bool]:
-        compared: ColumnElement[bool] = compare(self.column, self.after)
+    def compared(self, compare: Callable[[Any, Any], Any]) -> Truth:
+        compared: Truth = compare(self.column, self.after)
         return compared
 
 
@@ -88,7 +97,7 @@ class Builder:
         self._sessions = context.tables.sessions
         self._condition = condition
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Parameters:
         return self._condition.parameters(NAME, self._dialect)
 
     def find(self, *, limited: bool) -> Statement:
@@ -118,11 +127,10 @@ class Builder:
     ) -> Statement:
         source = self.source(sessions=True, walk=ordering.native and beyond)
         columns = self._info_columns(source.session_id, details)
+        terms = list(self._by_columns(ordering, source.session_id))
         if ordering.key is not None:
             source, by_key = self._ordered_by_key(source, pieces, descending=ordering.descending)
-        else:
-            by_key = []
-        terms = [*by_key, *self._by_columns(ordering, source.session_id)]
+            terms = [*by_key, *terms]
         columns.extend(term.column.label(term.label) for term in terms[:-1])
         inner = source.select(*columns).order_by(*directed(terms)).limit(limit_of_call())
         if beyond:
@@ -328,7 +336,7 @@ class Builder:
         time = self._dialect.stored_time.of(self._dialect.unindexed(column))
         return time, time
 
-    def _by_columns(self, ordering: Ordering, session_id: ColumnElement[str]) -> Iterator[Term]:
+    def _by_columns(self, ordering: Ordering, session_id: Id) -> Iterator[Term]:
         by_key = ordering.key is not None
         if ordering.time is not None:
             time, order = self._time(ordering.time)
@@ -385,19 +393,19 @@ class Builder:
         best_name, best = best_of(parts.items())
         selective = best.rank <= SELECTIVE
         rows: FromClause = self._sessions if sessions or default is None else default
-        truths: list[ColumnElement[bool]] = []
+        truths: list[Truth] = []
         if best.rank < NO_DRIVER and not (walk and best.rank > IN_ORDER):
             rows, conditions, exact = best.driver(best_name, self._context)
             truths.extend(conditions)
             if exact:
                 del parts[best_name]
-        session_id: ColumnElement[str] = rows.c.session_id
+        session_id: Id = rows.c.session_id
         if sessions and rows is not self._sessions:
             rows = self._joined(rows, self._sessions, session_id, selective=selective)
         truths.extend(part.truth(name, self._context, session_id) for name, part in parts.items())
         return Source(rows, session_id, tuple(truths), selective=selective)
 
-    def truth(self, session_id: ColumnElement[str]) -> ColumnElement[bool]:
+    def truth(self, session_id: Id) -> Truth:
         """Returns a condition for statements that need not read the sessions table."""
         if not self._condition.uses_times:
             return self._condition.truth(NAME, self._context, session_id)
@@ -411,10 +419,8 @@ class Builder:
     ) -> FromClause:
         return rows.join(table, self._by_key(table.c.session_id, session_id, selective=selective))
 
-    def _by_key(self, key: Any, session_id: Any, *, selective: bool) -> ColumnElement[bool]:
-        by_key: ColumnElement[bool] = (
-            self._dialect.looked_up(key, session_id) if selective else key == session_id
-        )
+    def _by_key(self, key: Any, session_id: Any, *, selective: bool) -> Truth:
+        by_key: Truth = self._dialect.looked_up(key, session_id) if selective else key == session_id
         return by_key
 
 
@@ -434,10 +440,10 @@ def directed(terms: Sequence[Term]) -> list[Any]:
     ]
 
 
-def after_position(terms: Sequence[Term]) -> ColumnElement[bool]:
+def after_position(terms: Sequence[Term]) -> Truth:
     """Returns `a >= x AND (a > x OR …)`, which every index can follow."""
     *before, last = terms
-    beyond: ColumnElement[bool] = last.compared(op.lt if last.descending else op.gt)
+    beyond: Truth = last.compared(op.lt if last.descending else op.gt)
     for term in reversed(before):
         passed = term.compared(op.lt if term.descending else op.gt)
         reached = term.compared(op.le if term.descending else op.ge)

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
 
 from agents_session_metadata.dialects._dialect import Dialect, Statement
 from agents_session_metadata.errors import InvalidCursorError
-from agents_session_metadata.query.cursors import seal, unseal
 from agents_session_metadata.query.logic import Condition
+from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
