@@ -1215,7 +1215,7 @@ class SessionCatalog:
             TypeError: If an argument has the wrong type.
             ValueError: If `by` names an unknown field, or a datetime has no time zone.
         """
-        from .usage.report import read_usage
+        from .usage.ledger import read_usage
 
         return await read_usage(
             self._store,
@@ -1242,7 +1242,7 @@ class SessionCatalog:
             TypeError: If `before` is neither a date nor a datetime.
             ValueError: If it is a datetime without a time zone.
         """
-        from .usage.report import delete_usage
+        from .usage.ledger import delete_usage
 
         return await delete_usage(self._store, before=before)
 

@@ -198,7 +198,7 @@ async def test_rows_outlive_the_session(session, catalog, engine):
 
 
 async def test_many_rows_are_deleted(session, catalog, engine, monkeypatch):
-    monkeypatch.setattr("agents_session_metadata.usage.report._BATCH", 3)
+    monkeypatch.setattr("agents_session_metadata.usage.ledger._BATCH", 3)
     for _ in range(7):
         await run(session)
     assert await catalog.delete_usage(before=today() + timedelta(days=1)) == 7
