@@ -133,7 +133,7 @@ def read_counts(
         rows: Any = connection.execute(*query)
         return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
 
-    found = _in_whole_order(queries, read, itemgetter(0))
+    found = _in_whole_order(queries, read, lambda each: each[0])
     return [(decode_scalar(value), count) for value, count in found[:limit]]
 
 
