@@ -5,15 +5,13 @@
 | member | because |
 |---|---|
 | `_ensure_tables` | our tables are created with the SDK's, once per engine, not per instance |
-| `_lock_session` | every writer of the SDK passes here: isolation level, scope, `must_exist` |
-| `_session` | every connection of the SDK passes here: its event loop; names of missing tables |
-| `_run_sqlite_write_with_retry` | every mutation passes here: transient errors are retried |
-| `_clear_session` | `on_clear="keep"`, and `must_exist` keeps the session |
+| `_lock_session` | every writer of the SDK passes here: its scope |
+| `_run_sqlite_write_with_retry` | every mutation passes here: transient errors, missing tables |
 | `_get_compaction_snapshot` | the SDK's answers only for the exact type `SQLAlchemySession` |
 
 and adds `_atomic_replace_items`: without it, compaction would clear the session and its metadata.
-`add_items` runs the SDK's statements on a connection: the SDK's ORM session, which gives each one a
-greenlet of its own, takes longer than the statements.
+Every write but `pop_item` and automatic compaction is one function of a connection: the SDK's ORM
+session, which gives each statement a greenlet of its own, takes longer than the statements.
 
 A release of the SDK that lacks one of these members, or calls it no more, is refused on import, by
 an error that names the member. Without the check, it would fail later, or lose metadata silently.
@@ -38,7 +36,7 @@ import agents  # noqa: F401  # first and whole: its parts do not wait for anothe
 from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
 from agents.items import ModelResponse, TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
-from agents.memory.session_settings import resolve_session_limit
+from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 from agents.models.interface import Model
 from agents.run_state import RunState
 from agents.tool import _FailureHandlingFunctionToolInvoker
@@ -50,17 +48,17 @@ from agents.usage import (
 )
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseUsage
 from sqlalchemy import Connection, event, select
-from sqlalchemy.exc import OperationalError, ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
 from .core.changes import log_committed
 from .core.database import settle
 from .core.features import end_history, hold, prepare_change
-from .core.messages import delete_messages
+from .core.messages import delete_messages, in_order
+from .core.rows import check_id_type
 from .core.tables import TableNames
 from .dialects import dialect_of
-from .dialects.urls import check_engine, check_loop, owner_of, with_transactions
+from .dialects.urls import check_engine, owner_of, with_transactions
 from .query.queries import Queries
 from .scope import ScopedStore, open_store
 from .types import MetadataLimits, OnClear
@@ -68,7 +66,6 @@ from .types import MetadataLimits, OnClear
 T = TypeVar("T")
 
 MEMBERS = (
-    "_clear_session",
     "_configure_sqlite_engine",
     "_deserialize_item",
     "_ensure_tables",
@@ -84,12 +81,10 @@ MEMBERS = (
 
 HOOKS = (
     "_atomic_replace_items",
-    "_clear_session",
     "_ensure_tables",
     "_get_compaction_snapshot",
     "_lock_session",
     "_run_sqlite_write_with_retry",
-    "_session",
 )
 """Members that `StoredSession` defines. If the SDK stopped calling them, nothing would fail."""
 
@@ -222,16 +217,6 @@ def _turns_on(engine: AsyncEngine) -> threading.Lock | None:
     return SQLAlchemySession._sqlite_connection_locks.get(id(owner_of(engine).sync_engine))
 
 
-def _writing(engine: AsyncEngine) -> dict[str, Any]:
-    """Returns execution options with the isolation level of the dialect for writing.
-
-    The level of the engine does not count: a snapshot from before the lock would show a former
-    owner of the session.
-    """
-    level = dialect_of(engine.dialect).write_isolation
-    return {} if level is None else {"isolation_level": level}
-
-
 class StoredSession(SQLAlchemySession):
     """The SDK's session on a store: shared tables, retries, scope, atomic replacement of items."""
 
@@ -243,47 +228,43 @@ class StoredSession(SQLAlchemySession):
         session_settings: SessionSettings | dict[str, Any] | None,
         ensure_ascii: bool,
         on_clear: OnClear,
+        must_exist: bool = False,
         **kwargs: Any,
     ) -> None:
-        database, names = store.database, store.database.names
-        engine = database.engine
-        typed = session_settings is None or isinstance(session_settings, SessionSettings)
-        if _constructor_is_known(engine) and (typed and not kwargs):
-            # What the SDK's constructor does, less the table objects that it makes each time.
-            self.session_id = session_id
-            settings: Any = session_settings or SessionSettings()
-            self.session_settings: SessionSettings | None = settings
-            self._engine = engine
-            self._ensure_ascii = ensure_ascii
-            self._init_lock = (
-                self._get_table_init_lock(engine, names.sessions, names.messages)
-                if database.create_tables
-                else None
-            )
-            self._create_tables = database.create_tables
-        else:
+        check_id_type(session_id)
+        database, engine = store.database, store.database.engine
+        create_tables, (sessions, messages, *_) = database.create_tables, database.names
+        if kwargs or not _constructor_is_known(engine):
             super().__init__(
                 session_id,
                 engine=engine,
-                create_tables=database.create_tables,
-                sessions_table=names.sessions,
-                messages_table=names.messages,
+                create_tables=create_tables,
+                sessions_table=sessions,
+                messages_table=messages,
                 session_settings=session_settings,
                 ensure_ascii=ensure_ascii,
                 **kwargs,
             )
+        # What the SDK's constructor does, less the table objects that it makes each time: with
+        # its own, each instance would miss SQLAlchemy's statement cache.
+        self.session_id = session_id
+        settings: Any = session_settings
+        self.session_settings: SessionSettings | None = coerce_session_settings(settings or {})
+        self._engine = engine
+        self._ensure_ascii = ensure_ascii
+        lock = self._get_table_init_lock(engine, sessions, messages) if create_tables else None
+        self._init_lock = lock
+        self._create_tables = create_tables
         self._connection_lock = _turns_on(engine)
         self._session_factory = async_sessionmaker(
             with_transactions(engine), expire_on_commit=False, sync_session_class=_CheckedSession
         )
-        # Shared table objects: with its own, each instance would miss SQLAlchemy's statement cache.
-        tables = database.tables
-        self._metadata = tables.sessions.metadata
-        self._sessions = tables.sessions
-        self._messages = tables.messages
+        self._metadata = database.tables.sessions.metadata
+        self._sessions = database.tables.sessions
+        self._messages = database.tables.messages
         self._store = store
         self._on_clear: OnClear = on_clear
-        self._must_exist = False
+        self._must_exist = must_exist
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -299,43 +280,55 @@ class StoredSession(SQLAlchemySession):
             await self._store.database.ensure()
             self._create_tables = False
 
+    # ---- reading, popping and replacing the end of a history, by the SDK's methods ----
+
     async def _run_sqlite_write_with_retry(self, operation: Callable[[], Awaitable[T]]) -> T:
         return await self._store.database.retry(operation, prepare=False)
 
     async def _lock_session(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        if create or self._store.is_restricted:
-            lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
-            return await self._locked(sess, lock)
-        if options := _writing(self._engine):
-            await sess.connection(execution_options=options)
-        if await super()._lock_session(sess):
+        if not (create or self._store.is_restricted) and await super()._lock_session(sess):
             return True
-        replaced = partial(self._store.rows.lock_replaced, session_id=self.session_id)
-        return await (await sess.connection()).run_sync(replaced)
+        lock = self._enter if create else partial(self._store.lock, session_id=self.session_id)
+        return await (await sess.connection()).run_sync(lock)
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[AsyncSession]:
-        check_loop(self._engine)
-        try:
-            async with super()._session() as session:
-                yield session
-        except (OperationalError, ProgrammingError) as error:
-            await self._store.database.check_history(error)
-            raise
+    async def _read_history(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Finishes a read of a database in memory: a cancelled one would close its connection."""
+        whole = read if self._connection_lock is None else lambda: settle(read())
+        return await self._store.database.retry(whole, prepare=False)
 
-    async def _whole(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Finishes a read: a cancelled one would close the connection of a database in memory."""
-        return await (read() if self._connection_lock is None else settle(read()))
+    async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
+        return await self._snapshot(limit, **kwargs)
 
-    async def _locked(self, sess: AsyncSession, work: Callable[[Connection], T]) -> T:
-        """Must begin a transaction, and `work` must begin with a lock."""
-        connection = await sess.connection(execution_options=_writing(self._engine))
-        return await connection.run_sync(work)
+    async def _snapshot(self, limit: int, **kwargs: Any) -> Any:
+        if await self._store.database.look(self._is_paused):
+            return NothingToCompact()
+        kind = type(self)
+        for name in ("_serialize_item", "_deserialize_item"):
+            # A subclass that transforms items may keep more than the SDK would replace.
+            if getattr(kind, name) is not getattr(SQLAlchemySession, name):
+                return None
+        await self._ensure_tables()
 
-    def _enter(self, connection: Connection) -> bool:
-        """Locks the session, and creates it unless it must exist. Always returns True."""
-        self._store.enter_history(connection, self.session_id, must_exist=self._must_exist)
-        return True
+        async def lock(sess: AsyncSession) -> bool:
+            if not await self._lock_session(sess):
+                return False
+            return not await (await sess.connection()).run_sync(self._is_paused)
+
+        # The SDK answers for its own exact type only; this is such a view of the same state.
+        view = SQLAlchemySession.__new__(SQLAlchemySession)
+        retry = self._run_sqlite_write_with_retry
+        vars(view).update(vars(self), _lock_session=lock, _run_sqlite_write_with_retry=retry)
+        snapshot = await self._read_history(
+            partial(SQLAlchemySession._get_compaction_snapshot, view, limit, **kwargs)
+        )
+        if self._store.scope and not await self._store.exists(self.session_id):
+            return None
+        return snapshot
+
+    def _is_paused(self, connection: Connection) -> bool:
+        return hold(self._store.database, connection, self.session_id) is not None
+
+    # ---- reading and writing by methods of our own, in the SDK's sessions and transactions ----
 
     async def _items_in_scope(self, limit: int | None) -> list[TResponseInputItem]:
         most = resolve_session_limit(limit, self.session_settings)
@@ -345,7 +338,7 @@ class StoredSession(SQLAlchemySession):
             newest: Any = (
                 select(messages.c.message_data)
                 .where(messages.c.session_id == self.session_id)
-                .order_by(messages.c.created_at.desc(), messages.c.id.desc())
+                .order_by(*in_order(messages, newest_first=True))
                 .limit(window)
             )
             statement, parameters = self._store.question(queries, newest, messages.c.session_id)
@@ -367,9 +360,10 @@ class StoredSession(SQLAlchemySession):
                 items.append(await self._deserialize_item(text))
         return items
 
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
-        if items:
-            await self._write_items(items, self._enter)
+    def _enter(self, connection: Connection) -> bool:
+        """Locks the session, and creates it unless it must exist. Always returns True."""
+        self._store.enter_history(connection, self.session_id, must_exist=self._must_exist)
+        return True
 
     async def _write_items(
         self,
@@ -378,7 +372,6 @@ class StoredSession(SQLAlchemySession):
         end: Callable[[Connection], object] = lambda _: None,
     ) -> None:
         """Writes nothing if `begin`, which must lock the session, returns False."""
-        await self._ensure_tables()
         texts = [await self._serialize_item(item) for item in items]
 
         def write(connection: Connection) -> None:
@@ -394,16 +387,14 @@ class StoredSession(SQLAlchemySession):
 
         async def in_transaction() -> T:
             async with self._session() as sess, sess.begin():
-                return await self._locked(sess, work)
+                return await (await sess.connection()).run_sync(work)
 
+        await self._ensure_tables()
         return await settle(self._run_sqlite_write_with_retry(in_transaction))
 
-    async def _clear_session(self) -> None:
-        async with self._session() as sess, sess.begin():
-            if await self._lock_session(sess):
-                await (await sess.connection()).run_sync(self._clear)
-
     def _clear(self, connection: Connection) -> None:
+        if not self._store.lock(connection, self.session_id):
+            return
         if self._on_clear == "delete" and not self._must_exist:
             self._store.rows.delete_session(connection, self.session_id)
         else:
@@ -431,37 +422,6 @@ class StoredSession(SQLAlchemySession):
     ) -> None:
         before(self._store.database, connection, self.session_id)
         delete_messages(connection, self._store.database.tables, self.session_id)
-
-    def _is_paused(self, connection: Connection) -> bool:
-        return hold(self._store.database, connection, self.session_id) is not None
-
-    async def _get_compaction_snapshot(self, limit: int, **kwargs: Any) -> Any:
-        return await self._snapshot(limit, **kwargs)
-
-    async def _snapshot(self, limit: int, **kwargs: Any) -> Any:
-        if await self._store.database.look(self._is_paused):
-            return NothingToCompact()
-        kind = type(self)
-        for name in ("_serialize_item", "_deserialize_item"):
-            # A subclass that transforms items may keep more than the SDK would replace.
-            if getattr(kind, name) is not getattr(SQLAlchemySession, name):
-                return None
-        await self._ensure_tables()
-        # The SDK answers for its own exact type only; this is such a view of the same state.
-        view = SQLAlchemySession.__new__(SQLAlchemySession)
-        vars(view).update(vars(self))
-        view._lock_session = self._lock_to_compact  # type: ignore[method-assign]
-        view._run_sqlite_write_with_retry = self._run_sqlite_write_with_retry  # type: ignore[method-assign]
-        read = partial(SQLAlchemySession._get_compaction_snapshot, view, limit, **kwargs)
-        snapshot = await self._whole(read)
-        if self._store.scope and not await self._store.exists(self.session_id):
-            return None
-        return snapshot
-
-    async def _lock_to_compact(self, sess: AsyncSession, *, create: bool = False) -> bool:
-        if not await self._lock_session(sess, create=create):
-            return False
-        return not await (await sess.connection()).run_sync(self._is_paused)
 
 
 _known_constructors: dict[type, bool] = {}

@@ -146,7 +146,7 @@ def open_store(
     names: TableNames,
     *,
     create_tables: bool,
-    limits: MetadataLimits | None = None,
+    limits: MetadataLimits | None,
     guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
     init_lock: Callable[[], threading.Lock],
 ) -> ScopedStore:

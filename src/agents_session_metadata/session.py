@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ._sdk import StoredSession, sdk_store
 from .catalog import SessionCatalog
-from .core.rows import check_id, check_id_type, id_problem
+from .core.rows import check_id, id_problem
 from .core.store import check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
@@ -89,7 +89,6 @@ class SQLAlchemyMetadataSession(StoredSession):
         ensure_ascii: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_id_type(session_id)
         check_on_clear(on_clear)
         names = table_names(sessions_table, messages_table, metadata_table)
         store = sdk_store(engine, names, create_tables=create_tables, limits=metadata_limits)
@@ -106,18 +105,8 @@ class SQLAlchemyMetadataSession(StoredSession):
     def _in_store(
         cls, session_id: str, store: ScopedStore, *, must_exist: bool, **settings: Any
     ) -> Self:
-        names, database = store.database.names, store.database
-        session = cls(
-            session_id,
-            engine=database.engine,
-            create_tables=database.create_tables,
-            sessions_table=names.sessions,
-            messages_table=names.messages,
-            metadata_table=names.metadata,
-            **settings,
-        )
-        session._store = store
-        session._must_exist = must_exist
+        session = cls.__new__(cls)
+        StoredSession.__init__(session, session_id, store, must_exist=must_exist, **settings)
         return session
 
     @classmethod
@@ -337,8 +326,7 @@ class SQLAlchemyMetadataSession(StoredSession):
             return []
         if self._store.scope:
             return await self._items_in_scope(limit)
-        read = partial(self._whole, partial(super().get_items, limit))
-        return await self._store.database.retry(read, prepare=False)
+        return await self._read_history(partial(super().get_items, limit))
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Append items, as in the SDK. The session becomes the most recently active one.
@@ -351,9 +339,10 @@ class SQLAlchemyMetadataSession(StoredSession):
                 not.
             ValueError: In a scope, and on MySQL and MariaDB, if the id cannot have metadata.
         """
-        if items and self._checks_id:
-            check_id(self.session_id)
-        await super().add_items(items)
+        if items:
+            if self._checks_id:
+                check_id(self.session_id)
+            await self._write_items(items, self._enter)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove and return the newest item, as in the SDK. Outside the scope, return None."""
@@ -365,7 +354,7 @@ class SQLAlchemyMetadataSession(StoredSession):
         On a session from `catalog.session(id, must_exist=True)`, it deletes only the messages.
         """
         if self._has_valid_id():
-            await super().clear_session()
+            await self._transact(self._clear)
 
     async def rewind(
         self,

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import greenlet_spawn
@@ -39,17 +39,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Q = TypeVar("Q")
-Q_co = TypeVar("Q_co", covariant=True)
-
-
 Work: TypeAlias = Callable[[Connection, Q], T]
-
-
-class QueriesFactory(Protocol[Q_co]):
-    def __call__(self, dialect: Dialect, tables: SessionTables, *, native_ids: bool) -> Q_co:
-        """`native_ids` is true if ids in the sessions table sort by code point."""
-        ...
-
 
 RETRY_DELAYS = tuple(0.01 * 2**attempt for attempt in range(9))
 """Seconds between attempts, before jitter: ten attempts within about five seconds."""
@@ -102,15 +92,15 @@ class _TablesState:
     is not used.
 
     `pooled` becomes true if a pooler, such as PgBouncer, has run single statements on different
-    connections. Within a transaction, it keeps to one. `queries` has the statements by factory and
-    `native_ids`. `existing` has the names of tables that were seen, and `notes` what features
-    remember of the database, by their names.
+    connections. Within a transaction, it keeps to one. `native_ids` is true if ids in the sessions
+    table sort by code point, and `queries` has the statements for both. `existing` has the names of
+    tables that were seen, and `notes` what features remember of the database, by their names.
     """
 
     checked: dict[str, weakref.ref[Pool]] = field(default_factory=dict)
     native_ids: bool = True
     pooled: bool = False
-    queries: dict[tuple[Any, bool], Any] = field(default_factory=dict)
+    queries: dict[bool, Any] = field(default_factory=dict)
     existing: set[str] = field(default_factory=set)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -118,21 +108,13 @@ class _TablesState:
 _states: weakref.WeakKeyDictionary[Engine, dict[TableNames, _TablesState]] = (
     weakref.WeakKeyDictionary()
 )
-_states_lock = threading.Lock()
-
-
-def _state_of(engine: Engine, names: TableNames) -> _TablesState:
-    of_engine = _states.get(engine)
-    if of_engine is None:
-        with _states_lock:
-            of_engine = _states.get(engine)
-            if of_engine is None:
-                of_engine = _states[engine] = {}
-    return of_engine.setdefault(names, _TablesState())
 
 
 class Database(Generic[Q]):
-    """`guard` serializes callers that share one connection, and `init_lock` creators of tables."""
+    """`guard` serializes callers that share one connection, and `init_lock` creators of tables.
+
+    `queries` makes the second argument of work from a dialect, tables and `native_ids`.
+    """
 
     def __init__(
         self,
@@ -140,7 +122,7 @@ class Database(Generic[Q]):
         names: TableNames,
         *,
         create_tables: bool,
-        queries: QueriesFactory[Q],
+        queries: Callable[..., Q],
         guard: Callable[[], AbstractAsyncContextManager[Any]] | None,
         init_lock: Callable[[], threading.Lock],
     ) -> None:
@@ -152,7 +134,8 @@ class Database(Generic[Q]):
         self._make_queries = queries
         self._guard = guard
         self._init_lock = init_lock
-        self._state = _state_of(engine.sync_engine, names)
+        of_engine = _states.setdefault(engine.sync_engine, {})
+        self._state = of_engine.setdefault(names, _TablesState())
 
     # Plain functions that return coroutines: one frame less between a call and its statement.
 
@@ -183,8 +166,9 @@ class Database(Generic[Q]):
         """Runs an operation, which opens its own connection, and retries transient errors.
 
         Nothing else retries. After ten attempts within about five seconds, the last error is raised
-        unchanged. With `prepare=False`, the operation must handle missing tables.
+        unchanged. With `prepare=False`, the operation needs at most the SDK's tables.
         """
+        check_loop(self.engine)
         groups = [CORE, group] if prepare or self.create_tables else []
         for delay in (*RETRY_DELAYS, None):
             preparing, pooled = False, self._state.pooled
@@ -198,6 +182,8 @@ class Database(Generic[Q]):
             except DBAPIError as error:
                 race = preparing and self.dialect.is_creation_race(error)
                 if delay is None or not (race or self._is_worth_retrying(error, pooled=pooled)):
+                    if not (prepare or preparing):
+                        await self._explain(error)
                     raise
                 # Jitter keeps those who met from meeting again.
                 await asyncio.sleep(delay * random.uniform(0.5, 1.5))  # noqa: S311  # no secret
@@ -221,7 +207,7 @@ class Database(Generic[Q]):
         names = {
             group: {table.name for table in self.tables.group(group).tables} for group in groups
         }
-        if not (self.is_prepared and set().union(*names.values()) <= self._state.existing):
+        if not (self._is_ready(CORE) and set().union(*names.values()) <= self._state.existing):
             self._state.existing = existing_names(connection, self.tables)
         return {group for group in names if names[group] <= self._state.existing}
 
@@ -229,18 +215,19 @@ class Database(Generic[Q]):
         operation = partial(self._spawn, lambda connection, _: work(connection), _begin_nothing)
         return self.retry(operation, prepare=False)
 
-    async def check_history(self, error: DBAPIError) -> None:
+    async def _explain(self, error: DBAPIError) -> None:
         """Raises `TablesMissingError` if the SDK's tables are missing, which explains an error."""
-        if error.connection_invalidated or self.dialect.is_transient(error):
+        is_explained = isinstance(error, (OperationalError, ProgrammingError))
+        if not is_explained or error.connection_invalidated or self.dialect.is_transient(error):
             return
-        existing = await self.look(lambda connection: existing_names(connection, self.tables))
-        missing = [each for each in self.names[:2] if each not in existing]
+
+        def find(connection: Connection, _: Q) -> list[str]:
+            existing = existing_names(connection, self.tables)
+            return [name for name in self.names[:2] if name not in existing]
+
+        missing = await self._spawn(find, _begin_nothing)
         if missing:
             raise TablesMissingError(missing) from error
-
-    @property
-    def is_prepared(self) -> bool:
-        return self._is_ready(CORE)
 
     def _is_ready(self, group: str) -> bool:
         checked = self._state.checked.get(group)
@@ -308,7 +295,6 @@ class Database(Generic[Q]):
     def _spawn(
         self, work: Work[Q, T], begin: Callable[[Connection], None], *, commits: bool = False
     ) -> Awaitable[T]:
-        check_loop(self.engine)
         # One hop into SQLAlchemy's greenlet for connecting, working and closing.
         spawned: Awaitable[T] = greenlet_spawn(self._transact, work, begin, commits)
         return spawned if self._guard is None else self._guarded(spawned)
@@ -336,10 +322,9 @@ class Database(Generic[Q]):
 
     def _queries(self) -> Q:
         native, known = self._state.native_ids, self._state.queries
-        queries: Q | None = known.get((self._make_queries, native))
-        if queries is None:
-            queries = self._make_queries(self.dialect, self.tables, native_ids=native)
-            known[self._make_queries, native] = queries
+        if native not in known:
+            known[native] = self._make_queries(self.dialect, self.tables, native_ids=native)
+        queries: Q = known[native]
         return queries
 
 

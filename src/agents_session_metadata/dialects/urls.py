@@ -146,11 +146,11 @@ def owner_of(engine: AsyncEngine) -> AsyncEngine:
 
 def with_transactions(engine: AsyncEngine) -> AsyncEngine:
     """Outside a transaction, a pooler may use a connection that did not prepare the statement."""
+    dialect = dialect_of(engine.dialect)
     level = engine.get_execution_options().get("isolation_level")
     level = level or getattr(engine.dialect, "_on_connect_isolation_level", None)
-    if level != "AUTOCOMMIT":
-        return engine
-    return engine.execution_options(isolation_level=dialect_of(engine.dialect).usual_isolation)
+    wanted = dialect.usual_isolation if level == "AUTOCOMMIT" else dialect.write_isolation
+    return engine if wanted is None else engine.execution_options(isolation_level=wanted)
 
 
 def shown_url(url: URL) -> str:
