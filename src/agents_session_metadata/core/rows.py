@@ -47,67 +47,43 @@ class Claim(NamedTuple):
     stored: dict[str, Any]
 
 
-class _Statements:
-    """Statements that do not depend on the call, built once per set of tables and database."""
-
-    def __init__(self, tables: SessionTables, dialect: Dialect) -> None:
-        sessions, rows, elements = tables.sessions, tables.metadata, tables.elements
-        of_session: BindParameter[str] = bindparam("of_session")
-        own = rows.c.session_id == of_session
-        kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
-        self.locks = dialect.locks(sessions, rows, elements)
-        self.read_texts: Reader = self.locks.reader(rows.c.value)
-        self.read_lists: Reader = self.locks.reader(kind == LIST)
-        texts: Statement = select(rows.c.key, rows.c.value).where(own)
-        self.read = texts.order_by(rows.c.key)
-        self.exists: Statement = select(sessions.c.session_id).where(
-            sessions.c.session_id == of_session
-        )
-        self.upsert = dialect.upsert(rows, _REPLACED)
-        self.upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
-        self.before_upsert: Reader = (
-            self.locks.reading_nothing if self.upsert_reading else self.read_lists
-        )
-        self.insert_elements = insert(elements)
-        self.delete_session = delete(sessions).where(sessions.c.session_id == of_session)
-        self.insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
-        touch = update(sessions).where(sessions.c.session_id == of_session)
-        self.touch = touch.values(updated_at=func.current_timestamp())
-
-
-@lru_cache(maxsize=256)
-def _statements(tables: SessionTables, dialect: Dialect) -> _Statements:
-    return _Statements(tables, dialect)
-
-
 class Rows:
-    def __init__(
-        self,
-        tables: SessionTables,
-        dialect: Dialect,
-        limits: MetadataLimits,
-    ) -> None:
+    """Statements that do not depend on the call are built once: use `session_rows`."""
+
+    def __init__(self, tables: SessionTables, dialect: Dialect, limits: MetadataLimits) -> None:
         self.limits = limits
         self._tables = tables
         self._dialect = dialect
-        self._statements = _statements(tables, dialect)
+        sessions, rows = tables.sessions, tables.metadata
+        of_session: BindParameter[str] = bindparam("of_session")
+        own, own_session = (table.c.session_id == of_session for table in (rows, sessions))
+        kind = func.substr(rows.c.search_key, 1, 1, type_=rows.c.search_key.type)
+        self._locks = dialect.locks(sessions, rows, tables.elements)
+        self._upsert = dialect.upsert(rows, _REPLACED)
+        self._upsert_reading = dialect.upsert_reading(rows, _REPLACED, [rows.c.key, kind == LIST])
         # What is read of a session that is locked: texts of all keys, whether each is a list, or
         # nothing if the database can read that in `upsert`.
-        self.texts: Reader = self._statements.read_texts
-        self.lists: Reader = self._statements.read_lists
-        self.before_upsert: Reader = self._statements.before_upsert
+        self.texts: Reader = self._locks.reader(rows.c.value)
+        self.lists: Reader = self._locks.reader(kind == LIST)
+        self.before_upsert: Reader = (
+            self._locks.reading_nothing if self._upsert_reading else self.lists
+        )
+        texts: Statement = select(rows.c.key, rows.c.value).where(own)
+        self._read = texts.order_by(rows.c.key)
+        self.looking: Statement = select(sessions.c.session_id).where(own_session)
+        self._delete_session = delete(sessions).where(own_session)
+        self._insert_items = insert(tables.messages).inline()  # Nobody reads the ids of the rows.
+        self._touch = (
+            update(sessions).where(own_session).values(updated_at=func.current_timestamp())
+        )
 
     # ---- reading ----
 
     def reading(self, keys: Sequence[str] | None = None) -> Statement:
-        statement = self._statements.read
+        statement = self._read
         if keys is not None and len(keys) <= _MANY_KEYS:
             statement = statement.where(self._tables.metadata.c.key.in_(keys))
         return statement
-
-    @property
-    def looking(self) -> Statement:
-        return self._statements.exists
 
     def search_keys(
         self, connection: Connection, session_id: str, keys: Iterable[str]
@@ -124,19 +100,15 @@ class Rows:
 
     def lock_session(self, connection: Connection, session_id: str) -> bool:
         """Locks a session at the beginning of a transaction and returns whether it exists."""
-        locks = self._statements.locks
+        locks = self._locks
         return locks.existing(connection, session_id) or locks.replaced(connection, session_id)
-
-    def lock_replaced(self, connection: Connection, session_id: str) -> bool:
-        """Locks a session that was replaced while an earlier lock waited and found no row."""
-        return self._statements.locks.replaced(connection, session_id)
 
     def lock_or_create(self, connection: Connection, session_id: str) -> bool:
         """Locks a session in the caller's transaction and returns whether it was created.
 
         Works without our tables, and keeps rows of an earlier session in them.
         """
-        is_new = self._statements.locks.or_create(connection, session_id)
+        is_new = self._locks.or_create(connection, session_id)
         if is_new:
             note(connection, "created", session_id)
         return is_new
@@ -146,13 +118,13 @@ class Rows:
     ) -> Claim | None:
         """Locks a session by one of the readers above, and creates it if that is asked for."""
         found = read(connection, session_id)
-        if found.stored is None and not create and self.lock_replaced(connection, session_id):
+        if found.stored is None and not create and self._locks.replaced(connection, session_id):
             found = read(connection, session_id)
         if found.stored is not None:
             return Claim(False, found.stored)
         if not create:
             return None
-        leftovers = self._statements.locks.create(connection, session_id, found.has_leftovers)
+        leftovers = self._locks.create(connection, session_id, found.has_leftovers)
         if leftovers is None:  # Another process has just created it.
             return Claim(False, read(connection, session_id).stored or {})
         if leftovers:
@@ -169,7 +141,7 @@ class Rows:
 
         Returns whether the id was free. If not, the session is locked.
         """
-        leftovers = self._statements.locks.create(connection, session_id)
+        leftovers = self._locks.create(connection, session_id)
         if leftovers is None:
             return False
         if leftovers:
@@ -179,7 +151,7 @@ class Rows:
         return True
 
     def delete_leftovers(self, connection: Connection, session_id: str) -> None:
-        read: Any = self._statements.locks.read_leftovers
+        read: Any = self._locks.read_leftovers
         if connection.scalar(read, {"of_session": session_id}):
             self._delete_leftovers(connection, session_id)
 
@@ -192,16 +164,16 @@ class Rows:
     ) -> None:
         """Call `claim` with `before_upsert` first. If this fails, the caller must roll back."""
         stored = claim.stored
-        if self._statements.upsert_reading is not None:
-            statement, names = self._statements.upsert_reading
-            rows = rows_of(session_id, encoded)
+        rows = rows_of(session_id, encoded)
+        if self._upsert_reading is not None:
+            statement, names = self._upsert_reading
             given: dict[str, Any] = {f"given_{name}": [row[name] for row in rows] for name in names}
             found: Any = connection.execute(statement, {"of_session": session_id, **given})
             stored = dict(found.all())
         self.check_count(stored, encoded)
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
-        if self._statements.upsert_reading is None:
-            connection.execute(self._statements.upsert, rows_of(session_id, encoded))
+        if self._upsert_reading is None:
+            connection.execute(self._upsert, rows)
         self._write_elements(connection, session_id, encoded, lists)
 
     def overwrite(
@@ -227,7 +199,7 @@ class Rows:
         """Upserts values. `lists` contains those keys that may have rows of elements."""
         if not encoded:
             return
-        connection.execute(self._statements.upsert, rows_of(session_id, encoded))
+        connection.execute(self._upsert, rows_of(session_id, encoded))
         self._write_elements(connection, session_id, encoded, lists)
 
     def _write_elements(
@@ -249,15 +221,15 @@ class Rows:
             for row in element_rows(session_id, key, value.elements)
         ]
         if parts:
-            connection.execute(self._statements.insert_elements, parts)
+            connection.execute(insert(self._tables.elements), parts)
 
     def insert_items(self, connection: Connection, session_id: str, texts: Sequence[str]) -> None:
         if texts:
             rows = [{"session_id": session_id, "message_data": text} for text in texts]
-            connection.execute(self._statements.insert_items, rows)
+            connection.execute(self._insert_items, rows)
 
     def touch(self, connection: Connection, session_id: str) -> None:
-        connection.execute(self._statements.touch, {"of_session": session_id})
+        connection.execute(self._touch, {"of_session": session_id})
 
     def delete_keys(self, connection: Connection, session_id: str, keys: Collection[str]) -> None:
         rows = self._tables.metadata
@@ -268,12 +240,17 @@ class Rows:
     def delete_session(self, connection: Connection, session_id: str) -> None:
         """Works without our tables."""
         delete_histories(connection, self._tables, self._dialect, [session_id])
-        connection.execute(self._statements.delete_session, {"of_session": session_id})
+        connection.execute(self._delete_session, {"of_session": session_id})
         note(connection, "deleted", session_id)
 
     def _delete_leftovers(self, connection: Connection, session_id: str) -> None:
         for table in (self._tables.elements, self._tables.metadata):
             connection.execute(delete(table).where(table.c.session_id == session_id))
+
+
+@lru_cache(maxsize=256)
+def session_rows(tables: SessionTables, dialect: Dialect, limits: MetadataLimits) -> Rows:
+    return Rows(tables, dialect, limits)
 
 
 def rows_of(session_id: str, encoded: Mapping[str, EncodedValue]) -> list[dict[str, Any]]:

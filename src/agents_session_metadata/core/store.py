@@ -26,7 +26,7 @@ from agents_session_metadata.values import (
 from .database import Database
 from .definitions import CORE
 from .features import features
-from .rows import Claim, Rows, check_id, decoded, id_problem, storable_keys
+from .rows import Claim, Rows, check_id, decoded, id_problem, session_rows, storable_keys
 
 Q = TypeVar("Q")
 
@@ -44,11 +44,7 @@ class SessionStore(Generic[Q]):
             raise TypeError(f"metadata_limits must be MetadataLimits, got {type(limits).__name__}")
         self.database = database
         self.limits = limits
-        self.rows: Rows = Rows(
-            database.tables,
-            database.dialect,
-            limits,
-        )
+        self.rows: Rows = session_rows(database.tables, database.dialect, limits)
 
     # ---- what a restricted store overrides ----
 

@@ -238,11 +238,10 @@ class Dialect:
         """
         raise NotImplementedError
 
-    def existing_triggers(self, connection: Connection, *tables: Table) -> dict[str, str]:
-        return {name: body for one in tables for name, body in self.triggers_of(connection, one)}
+    def existing_triggers(self, connection: Connection, *tables: Table) -> set[str]:
+        return {name for table in tables for name in self.triggers_of(connection, table)}
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
-        """Returns names and bodies of triggers."""
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         raise NotImplementedError
 
     def in_shell(self, statement: str) -> str:

@@ -34,7 +34,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
@@ -273,13 +273,9 @@ class MySQL(Dialect):
         restore = text(f"SET time_zone = {_ZONE}")
         try:
             yield
-        except BaseException:
-            try:
+        finally:
+            if not connection.invalidated:
                 connection.execute(restore)
-            except SQLAlchemyError:
-                connection.invalidate()  # Nobody gets it with another time zone.
-            raise
-        connection.execute(restore)
 
     def now(self) -> ColumnElement[int]:
         present = func.utc_timestamp(literal_column("6"))
@@ -305,26 +301,25 @@ class MySQL(Dialect):
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (
-            "SELECT trigger_name, action_statement FROM information_schema.triggers"
+            "SELECT trigger_name FROM information_schema.triggers"
             " WHERE event_object_table = :name"
             " AND event_object_schema = coalesce(:schema, database())"
         )
         names = {"name": table.name, "schema": connection.schema_for_object(table)}
-        return [(row[0], row[1]) for row in connection.execute(text(query), names)]
+        return connection.scalars(text(query), names)
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         # Reading further columns would open each table of the schema.
         query = text(
-            "SELECT table_name, @@lower_case_table_names FROM information_schema.tables"
+            "SELECT lower(table_name) FROM information_schema.tables"
             " WHERE table_schema = coalesce(:schema, database()) AND table_name IN :names"
         ).bindparams(bindparam("names", expanding=True))
         parameters = {"schema": connection.schema_for_object(sessions), "names": list(names)}
-        found: Any = connection.execute(query, parameters).all()
-        fold = str.lower if any(ignores_case for _, ignores_case in found) else str
-        tables = {fold(name) for name, _ in found}
-        return {name for name in names if fold(name) in tables}
+        # A server can ignore the case of names, and store them in lower case.
+        tables = {*connection.scalars(query, parameters)}
+        return {name for name in names if name.lower() in tables}
 
     def refuses_triggers(self, error: DBAPIError) -> bool:
         # command denied on a table or database; or, with a binary log, a privilege is missing

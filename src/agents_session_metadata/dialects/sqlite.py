@@ -143,19 +143,17 @@ class SQLite(Dialect):
             return not _is_begun(connection)
 
     def begin(self, connection: Connection) -> None:
-        if super().commits_each(connection) and not _is_begun(connection):
-            connection.exec_driver_sql("BEGIN")
+        if super().commits_each(connection):
+            _begin(connection, "BEGIN")
 
     def begin_ddl(self, connection: Connection) -> None:
         # A write would begin one as well, but not if one of its triggers lacks a table.
-        if not _is_begun(connection):
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        _begin(connection, "BEGIN IMMEDIATE")
 
     def begin_snapshot(self, connection: Connection) -> None:
         # The driver begins a transaction only at the first write.
         connection.begin()
-        if not _is_begun(connection):
-            connection.exec_driver_sql("BEGIN")
+        _begin(connection, "BEGIN")
 
     # The number of parameters is limited, so a list is bound as one JSON document.
     def one_of(self, column: ColumnElement[Any], name: str, count: int) -> ColumnElement[bool]:
@@ -245,16 +243,12 @@ class SQLite(Dialect):
 
         return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
 
-    def triggers_of(self, connection: Connection, table: Table) -> Iterable[tuple[str, str]]:
+    def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (
-            f"SELECT name, sql FROM {self.schema_of(connection, table)}sqlite_master"  # noqa: S608  # a name
+            f"SELECT name FROM {self.schema_of(connection, table)}sqlite_master"  # noqa: S608  # a name
             " WHERE type = 'trigger' AND tbl_name = :name COLLATE NOCASE"
         )
-        found = connection.execute(text(query), {"name": table.name}).all()
-        # Without the name, before which the statements that create it have more.
-        return [
-            (name, sql.partition(name.replace('"', '""'))[2].lstrip('"')) for name, sql in found
-        ]
+        return connection.scalars(text(query), {"name": table.name})
 
     def existing(self, connection: Connection, sessions: Table, names: Sequence[str]) -> set[str]:
         schema = self.schema_of(connection, sessions)
@@ -302,6 +296,11 @@ def _configure_connection(connection: Any, _record: object) -> None:
 def _is_begun(connection: Connection) -> bool:
     fairy: Any = connection.connection
     return bool(fairy.driver_connection.in_transaction)
+
+
+def _begin(connection: Connection, statement: str) -> None:
+    if not _is_begun(connection):
+        connection.exec_driver_sql(statement)
 
 
 _MEMBERS = (

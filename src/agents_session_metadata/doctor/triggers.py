@@ -63,7 +63,7 @@ def check_definers(inspection: Inspection) -> Iterator[Finding]:
         yield Finding("error", "triggers", problem, repair)
 
 
-def _existing(inspection: Inspection) -> dict[str, str]:
+def _existing(inspection: Inspection) -> set[str]:
     return inspection.dialect.existing_triggers(inspection.connection, *inspection.present)
 
 
