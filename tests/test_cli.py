@@ -14,7 +14,7 @@ from conformance.approving import Deployer, deploys
 from conformance.running import agent as scripted
 
 from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker
-from agents_session_metadata.core.ddl import create_statements, drop_statements
+from agents_session_metadata.core.schema import create_statements, drop_statements
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from agents_session_metadata import (
     TablesMissingError,
     TriggersNotAllowedError,
 )
-from agents_session_metadata.core.ddl import drop_statements
+from agents_session_metadata.core.schema import drop_statements
 from agents_session_metadata.indexes import activity, walks
 from agents_session_metadata.indexes.activity import KeyIndex
 from agents_session_metadata.indexes.tables import ACTIVITY
@@ -315,6 +315,36 @@ async def test_retention_reads_candidates_from_the_index(catalog, engine):
     reads = [text for text in texts if "ORDER BY" in text and "FOR UPDATE" not in text]
     assert sum(ENTRIES in text for text in reads) == 2
     assert not any("> :after_id" in text for text in reads)
+
+
+@pytest.mark.only_on("postgresql")
+async def test_an_index_of_rows_that_a_policy_hides_is_refused(catalog, database):
+    """Others would not find their sessions in an index of the rows that one user sees."""
+    user = f"policy_{make_url(database.url).database}"[:30]
+    await catalog.create_index("nothing")
+    await catalog.drop_index("nothing")
+    for statement in drop_statements("postgresql"):
+        if statement.startswith("DO "):
+            await raw.execute(catalog.engine, statement)
+    for statement in (
+        f"CREATE ROLE {user} LOGIN",
+        f"GRANT ALL ON SCHEMA public TO {user}",
+        f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {user}",
+        "ALTER TABLE agent_sessions_metadata ENABLE ROW LEVEL SECURITY",
+        f"CREATE POLICY own ON agent_sessions_metadata TO {user} USING (false)",
+    ):
+        await raw.execute(catalog.engine, statement)
+    engine = create_async_engine(make_url(database.url).set(username=user))
+    try:
+        with pytest.raises(DBAPIError, match="row-level security"):
+            await SessionCatalog(engine).create_index("owner_id")
+        assert await catalog.list_indexes() == []
+        assert await catalog.create_index("owner_id")
+        assert await difference(catalog) == []
+    finally:
+        await engine.dispose()
+        for statement in (f"DROP OWNED BY {user}", f"DROP ROLE {user}"):
+            await raw.execute(catalog.engine, statement)
 
 
 @pytest.mark.not_on("sqlite")  # It has no privileges.

@@ -19,8 +19,9 @@ from doctoring import (
 )
 from sqlalchemy import event, inspect, text
 
-from agents_session_metadata.core.ddl import DIALECTS, create_statements, drop_statements
+from agents_session_metadata.core.schema import create_statements, drop_statements
 from agents_session_metadata.core.tables import table_names
+from agents_session_metadata.dialects import DIALECTS
 
 pytestmark = pytest.mark.dialect
 

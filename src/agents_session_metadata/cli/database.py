@@ -85,7 +85,7 @@ async def ddl(
     everything: bool = flag("With --drop: the SDK's own tables too.", "--all"),
 ) -> Answer:
     """Print the SQL that creates the tables, or drops them, without a database."""
-    from agents_session_metadata.core.ddl import create_statements, drop_statements
+    from agents_session_metadata.core.schema import create_statements, drop_statements
     from agents_session_metadata.dialects import dialect_of, offline
 
     if everything and not drop:

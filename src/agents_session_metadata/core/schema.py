@@ -1,20 +1,22 @@
-"""Creates missing tables, indexes and triggers."""
+"""Creates missing tables, indexes and triggers, and spells the SQL that creates and drops all."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, func, literal_column, select
+from sqlalchemy import Dialect as SADialect
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
 
-from agents_session_metadata.dialects import dialect_of
+from agents_session_metadata.dialects import dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import TableSize
 
-from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup
-from .tables import SessionTables, TableNames, build_tables, create_tables
+from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup, dropping
+from .tables import SessionTables, TableNames, build_tables, create_tables, table_names
 
 
 def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
@@ -112,3 +114,39 @@ def _create_with_indexes(create: CreateWithIndexes, compiler: Any, **options: An
         head, _, columns = compiler.process(CreateIndex(index)).partition(on_table)
         body += f", \n\t{head.removeprefix('CREATE ')} {columns}"
     return body + end + rest
+
+
+def create_statements(dialect: str, names: TableNames | None = None) -> list[str]:
+    """Includes the tables of optional features. Statements do not end with a semicolon."""
+    sa_dialect, tables = offline(dialect), create_tables(names or table_names())
+    ways = dialect_of(sa_dialect)
+    elements: list[Any] = []
+    for group in tables.groups:
+        for table in group.tables:
+            elements += table_elements(table, ways, if_not_exists=True)
+        if ways.uses_triggers:
+            elements += group.triggers
+    return [as_text(element, sa_dialect) for element in elements]
+
+
+def drop_statements(
+    dialect: str, names: TableNames | None = None, *, everything: bool = False
+) -> list[str]:
+    """With `everything`, also drops the SDK's own tables. Triggers are dropped first."""
+    sa_dialect, tables = offline(dialect), create_tables(names or table_names())
+    elements: list[ExecutableDDLElement] = []
+    for group in tables.groups:
+        elements += group.cleanup
+        if dialect_of(sa_dialect).uses_triggers:
+            elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
+    every_table = [table for group in tables.groups for table in group.tables]
+    kept = () if everything else (tables.sessions, tables.messages)
+    elements += [
+        DropTable(table, if_exists=True) for table in reversed(every_table) if table not in kept
+    ]
+    return [as_text(element, sa_dialect) for element in elements]
+
+
+def as_text(element: Any, sa_dialect: SADialect, **options: Any) -> str:
+    text = str(element.compile(dialect=sa_dialect, **options)).strip()
+    return re.sub(r" +\n", "\n", text).expandtabs(4)

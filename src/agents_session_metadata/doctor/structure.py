@@ -20,9 +20,13 @@ from sqlalchemy import (
 from sqlalchemy.exc import NoResultFound
 from sqlalchemy.schema import AddConstraint, CreateColumn, CreateIndex
 
-from agents_session_metadata.core.ddl import as_text
 from agents_session_metadata.core.definitions import CORE, CREATE_TYPES
-from agents_session_metadata.core.schema import existing_names, table_elements, types_beside
+from agents_session_metadata.core.schema import (
+    as_text,
+    existing_names,
+    table_elements,
+    types_beside,
+)
 from agents_session_metadata.core.tables import (
     SessionTables,
     TableNames,
