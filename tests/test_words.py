@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
 
-from agents_session_metadata.search.tokenizer import normalize, stored_words, tokenize
+from agents_session_metadata.search.words import normalize, stored_words, tokenize
 
 PIECES = [
     *["the", "a", "tram", "TRAM", "trams", "28", "2", "_x", "foo_bar", "x" * 70, "x" * 70 + "y"],
@@ -36,7 +36,7 @@ PIECES = [
 GLUE = [" ", " ", " ", "", "-", "\n", ". ", "\u3000", "_"]
 
 
-def spelled(tokens) -> str:
+def as_stored(tokens) -> str:
     """One space around each word, and two between separate runs of Han, Kana and Hangul."""
     found, before = "", None
     for token in tokens:
@@ -53,7 +53,7 @@ def test_words_are_those_of_the_whole_text(pieces, data):
     tokens = list(tokenize(given_text))
     assert [(token.word, token.joined) for token in tokens] == words(given_text)
     assert normalize(normalize(given_text)) == normalize(given_text)
-    assert stored_words(given_text) == spelled(tokens)
+    assert stored_words(given_text) == as_stored(tokens)
     for token in tokens:
         part = [each.word for each in tokenize(given_text[token.start : token.end])]
         assert token.word in "".join(part)

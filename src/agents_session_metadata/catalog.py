@@ -1010,8 +1010,9 @@ class SessionCatalog:
         which this package retries and the plain SDK raises.
 
         `"$text"` is the index for `search`: a row with the words of each message. It is filled in
-        steps everywhere, and other processes detect it within a minute. Creating its SQL index of
-        all messages can block other writers like `"$updated_at"`.
+        steps everywhere. Processes that are running add the messages that they write from their
+        next search on; until then, these are added like those of other writers. Creating its SQL
+        index of all messages can block other writers like `"$updated_at"`.
 
         Args:
             key: A metadata key, `"$updated_at"` or `"$text"`.
@@ -1035,7 +1036,7 @@ class SessionCatalog:
         self._check_unscoped("create_index")
         if not native:
             return await create_index(self._store.database, check_index_key(key), progress)
-        from .search.writing import add_native, check_native
+        from .search.feature import add_native, check_native
 
         check_native(self._store.database, key)
         created = await create_index(self._store.database, key, progress)
@@ -1099,8 +1100,7 @@ class SessionCatalog:
             TablesMissingError: If there is no text index.
             ValueError: If the key is not `"$text"`.
         """
-        from .search.table import KEY
-        from .search.writing import refresh
+        from .search.feature import KEY, refresh
 
         self._check_unscoped("refresh_index")
         if key != KEY:

@@ -23,9 +23,11 @@ from agents_session_metadata import (
     SessionCatalog,
     TablesMissingError,
     UnsupportedDialectError,
+    session_tables,
 )
+from agents_session_metadata.core.ddl import drop_statements
+from agents_session_metadata.search import feature
 from agents_session_metadata.search import query as searching
-from agents_session_metadata.search import writing
 from agents_session_metadata.search.terms import parse_query
 from conformance import raw, search_oracle
 
@@ -280,7 +282,7 @@ async def test_other_writers_are_found_by_the_next_search(catalog, engine):
 
 
 async def test_a_search_adds_a_bounded_number_of_rows(catalog, engine, monkeypatch):
-    for module in (searching, writing):
+    for module in (searching, feature):
         monkeypatch.setattr(module, "MOST", 5)
     plain = SQLAlchemySession("plain", engine=engine)
     await plain.add_items([raw.message(f"word number{number}") for number in range(12)])
@@ -447,6 +449,75 @@ async def test_the_native_index_follows_each_write(engine, monkeypatch):
     assert await catalog.drop_index("$text")
 
 
+@pytest.mark.only_on("sqlite")
+async def test_dropping_the_tables_drops_the_native_index(engine):
+    every = "SELECT name FROM sqlite_master WHERE name LIKE '%\\_text%' ESCAPE '\\'"
+    for way in ("statements", "drop_all"):
+        catalog = SessionCatalog(engine, create_tables=True)
+        await catalog.session("a").add_items([raw.message("tram")])
+        await catalog.create_index("$text", native=True)
+        assert len(await raw.execute(engine, every)) > 2
+        async with engine.begin() as connection:
+            if way == "drop_all":
+                metadata = session_tables().sessions.metadata
+                await connection.run_sync(metadata.drop_all)
+            else:
+                for statement in drop_statements("sqlite", everything=True):
+                    await connection.exec_driver_sql(statement)
+        assert await raw.execute(engine, every) == []
+        await engine.dispose()
+
+
+@pytest.mark.dialect
+@pytest.mark.not_on("sqlite")  # Its numbers have no size.
+async def test_ids_of_items_can_be_large(engine):
+    """The application can have made the SDK's tables, with larger numbers as ids."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a")
+    large = 2**40
+    if engine.dialect.name == "postgresql":
+        change = "ALTER TABLE agent_messages ALTER COLUMN id TYPE bigint"
+        restart = f"SELECT setval('agent_messages_id_seq', {large})"
+        await raw.execute(engine, "ALTER SEQUENCE agent_messages_id_seq AS bigint")
+    else:
+        change = "ALTER TABLE agent_messages MODIFY id bigint NOT NULL AUTO_INCREMENT"
+        restart = f"ALTER TABLE agent_messages AUTO_INCREMENT = {large}"
+    for statement in (change, restart):
+        await raw.execute(engine, statement)
+    await catalog.create_index("$text")
+    await catalog.session("a").add_items([raw.message("tram")])
+    await SQLAlchemySession("a", engine=engine).add_items([raw.message("tram again")])
+    hits = await all_hits(catalog, "tram", limit=1)
+    assert [hit.snippet for hit in hits] == ["tram again", "tram"]
+    assert hits[1].item_id >= large
+    assert await raw.count_rows(engine, ROWS) == 2
+
+
+async def test_a_process_learns_of_the_index_by_searching(shared_database):
+    """Adding items asks once, and then sends no statement because of the index."""
+    catalog = SessionCatalog(shared_database.engine(), create_tables=True)
+    session = await catalog.create_session("a")
+    await session.add_items([raw.message("first")])
+    texts: list[str] = []
+    event.listen(
+        catalog.engine.sync_engine, "before_cursor_execute", lambda *call: texts.append(call[2])
+    )
+    await session.add_items([raw.message("second")])
+    assert not any("_text" in each for each in texts)
+    other = SessionCatalog(shared_database.engine(), create_tables=True)
+    await other.create_index("$text")
+    await session.add_items([raw.message("third")])
+    assert len((await catalog.search("third")).hits) == 1
+    assert await raw.count_rows(other.engine, ROWS) == 3
+    await session.add_items([raw.message("fourth")])
+    assert await raw.count_rows(other.engine, ROWS) == 4
+    await other.drop_index("$text")
+    with pytest.raises(TablesMissingError):
+        await catalog.search("third")
+    await session.add_items([raw.message("fifth")])
+    assert await raw.count_rows(other.engine, ROWS) == 0
+
+
 @pytest.mark.not_on("sqlite", "postgresql")
 async def test_other_databases_have_no_native_index(catalog):
     with pytest.raises(UnsupportedDialectError, match="native"):
@@ -529,7 +600,7 @@ async def test_an_interrupted_index_is_continued(engine, monkeypatch, steps):
     catalog = SessionCatalog(engine, create_tables=True)
     for name in "abc":
         await catalog.session(name).add_items([raw.message(f"word {n}") for n in range(4)])
-    monkeypatch.setattr(writing, "MOST", 5)
+    monkeypatch.setattr(feature, "MOST", 5)
 
     class StoppedError(Exception):
         pass
@@ -568,6 +639,9 @@ async def explained(catalog, monkeypatch, *calls) -> list[str]:
     async with engine.connect() as connection:
         if engine.dialect.name == "postgresql":
             await connection.exec_driver_sql("SET plan_cache_mode = force_generic_plan")
+        if engine.dialect.name == "mysql":
+            # EXPLAIN notes how it has understood the names in a statement.
+            await connection.exec_driver_sql("SET SESSION sql_notes = 0")
         for statement, parameters in statements:
             rows = await connection.exec_driver_sql(f"EXPLAIN {kind}{statement}", parameters)
             plans.append("\n".join(" ".join(map(str, row)) for row in rows))

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import DDLElement, ForeignKeyConstraint, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    DDLElement,
+    ForeignKeyConstraint,
+    Integer,
+    String,
+    Table,
+    Text,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import NullType, TypeEngine
 
@@ -47,6 +55,7 @@ class ColumnTypes(NamedTuple):
 
     `session_id` is for ids in the SDK's tables, `own_id` for ids in ours. `rest` is for the part of
     a search key that is not in the index. `stored_time` is for the form of `Dialect.stored_time`.
+    `item_id` is for the ids of items.
     """
 
     session_id: TypeEngine[Any]
@@ -56,6 +65,7 @@ class ColumnTypes(NamedTuple):
     search: TypeEngine[Any]
     rest: TypeEngine[Any]
     stored_time: TypeEngine[Any]
+    item_id: TypeEngine[Any]
 
 
 QUERY_TYPES = ColumnTypes(
@@ -66,6 +76,7 @@ QUERY_TYPES = ColumnTypes(
     PlainBytes(),
     PlainBytes(),
     NullType(),
+    BigInteger(),
 )
 """Plain types: statements compare by the types of the columns in the database."""
 
@@ -88,6 +99,7 @@ CREATE_TYPES = ColumnTypes(
     SearchBytes(),
     LongBytes(),
     TimeCopy(),
+    Integer(),
 )
 
 
@@ -205,12 +217,14 @@ class TableGroup:
             to drop it, use its `name`.
         cleanup: Statements that drop other objects that the feature creates, on any database. Run
             them before you drop the tables. They do nothing if there is nothing to drop.
+        virtual: Tables that the feature can create on SQLite in addition. Drop them if they exist.
     """
 
     name: str
     tables: tuple[Table, ...]
     triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
     cleanup: tuple[Any, ...] = field(default=(), repr=False)
+    virtual: tuple[Table, ...] = field(default=(), repr=False)
 
     def __getitem__(self, suffix: str) -> Table:
         """The table whose name ends with `suffix`."""

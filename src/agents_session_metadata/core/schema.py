@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, MetaData, Table, func, literal_column, select
+from sqlalchemy import Connection, Index, MetaData, Table, func, inspect, literal_column, select
 from sqlalchemy import Dialect as SADialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
@@ -15,7 +15,15 @@ from agents_session_metadata.dialects import dialect_of, offline
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.types import TableSize
 
-from .definitions import CORE, CREATE_TYPES, ColumnTypes, CreateTrigger, TableGroup, dropping
+from .definitions import (
+    CORE,
+    CREATE_TYPES,
+    ColumnTypes,
+    CreateTrigger,
+    TableGroup,
+    derived_name,
+    dropping,
+)
 from .tables import SessionTables, TableNames, build_tables, create_tables, table_names
 
 
@@ -66,7 +74,10 @@ def create_missing(
     dialect = dialect_of(connection.dialect)
     tables = create_tables(names)
     if names.sessions in existing:
-        tables = build_tables(MetaData(), names, types_beside(connection, tables.sessions))
+        types = types_beside(connection, tables.sessions)
+        if names.messages in existing:
+            types = types._replace(item_id=_type_of_ids(connection, tables.messages))
+        tables = build_tables(MetaData(), names, types)
     dialect.begin_ddl(connection)
     wanted = tables.group(group)
     for table in wanted.tables:
@@ -94,6 +105,36 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)
     return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
+
+
+def _type_of_ids(connection: Connection, messages: Table) -> Any:
+    schema = connection.schema_for_object(messages)
+    columns = inspect(connection).get_columns(messages.name, schema)
+    return next(column["type"] for column in columns if column["name"] == "id")
+
+
+class SDKIndex:
+    """An SQL index on a table of the SDK. The tables of `session_tables` do not have it."""
+
+    def __init__(self, table: Table, suffix: str, columns: Sequence[str]) -> None:
+        copy = table.to_metadata(MetaData())
+        self._index = Index(derived_name(table.name, suffix), *(copy.c[name] for name in columns))
+        self._place = str(self._index.name), copy
+
+    def exists(self, connection: Connection) -> bool:
+        name, table = self._place
+        schema = connection.schema_for_object(table)
+        return inspect(connection).has_index(table.name, name, schema)
+
+    def change(self, connection: Connection, *, exists: bool) -> bool:
+        """Creates or drops the index. Returns whether that was necessary."""
+        dialect = dialect_of(connection.dialect)
+        dialect.begin_ddl(connection)
+        if self.exists(connection) == exists:
+            return False
+        with dialect.brief_waits(connection):
+            (self._index.create if exists else self._index.drop)(connection)
+        return True
 
 
 class CreateWithIndexes(CreateTable):
@@ -139,6 +180,7 @@ def drop_statements(
         elements += group.cleanup
         if dialect_of(sa_dialect).uses_triggers:
             elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
+            elements += [DropTable(table, if_exists=True) for table in group.virtual]
     every_table = [table for group in tables.groups for table in group.tables]
     kept = () if everything else (tables.sessions, tables.messages)
     elements += [

@@ -201,7 +201,7 @@ def build_tables(metadata: MetaData, names: TableNames, types: ColumnTypes) -> S
     messages = Table(
         names.messages,
         metadata,
-        Column("id", Integer, primary_key=True, autoincrement=True),
+        Column("id", types.item_id, primary_key=True, autoincrement=True),
         Column(
             "session_id",
             types.session_id,

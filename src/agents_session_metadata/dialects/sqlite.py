@@ -39,7 +39,6 @@ from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Triples, qualified
 from ._locks import Found, Locks, Reader
-from ._text import SQLiteTextSQL, TextSQL
 from .sqltypes import Impl, SDKTime
 
 
@@ -114,7 +113,6 @@ class SQLite(Dialect):
     stored_time: ClassVar[SDKTime] = _StoredTime()
     moment: ClassVar[SDKTime] = _Moment()
     usual_isolation: ClassVar[str] = "SERIALIZABLE"
-    text_search: ClassVar[TextSQL] = SQLiteTextSQL()
     single_writer = True
     uses_triggers = True
     probes_by_range = True

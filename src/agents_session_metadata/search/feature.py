@@ -1,16 +1,337 @@
-"""What text search adds to the core: its tables, and the words of items that are written."""
+"""The text index: its tables, and how the words of items get into them.
 
-from agents_session_metadata.core.features import Feature
+| table | one row |
+|---|---|
+| `…_text` | an item of a history: its normalized words, or nothing if it has no text |
+| `…_text_state` | the only one: that items are indexed, and how |
 
-from .table import KEY, TEXT, define, learn
-from .writing import TextIndex, add_sessions, copy_session, insert_items
+The words of items are written in the transaction that writes the items. An item without a row was
+written by others: it gets one from the search that meets it, or from `refresh`. Only one process at
+a time fills. A row is deleted with its item, whoever deletes that.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Connection,
+    DropTable,
+    ForeignKey,
+    Integer,
+    MetaData,
+    Table,
+    bindparam,
+    delete,
+    event,
+    func,
+    literal_column,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+
+from agents_session_metadata.core.database import Database
+from agents_session_metadata.core.definitions import (
+    ColumnTypes,
+    CreateTrigger,
+    TableGroup,
+    derived_name,
+    table_options,
+)
+from agents_session_metadata.core.features import Feature, IndexKind
+from agents_session_metadata.core.schema import SDKIndex
+from agents_session_metadata.dialects.sqltypes import Words
+from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
+from agents_session_metadata.text import quoted
+
+from .terms import text_of_item
+from .words import stored_words
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+TEXT = "text"
+"""The name of the group of tables."""
+KEY = "$text"
+"""The name of the index."""
+MOST = 1_000
+"""Items that a search, or one transaction, adds at most."""
+NO_INDEX = (
+    f'there is no text index; create it once with `await catalog.create_index("{KEY}")` or '
+    f"`agent-sessions index create '{KEY}'`"
+)
+
+
+def define(
+    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
+) -> TableGroup:
+    rows_name, state_name = names
+    messages = core.tables[1]
+    # The native index of SQLite, which only `create_index` creates.
+    native = Table(f"{rows_name}_fts", MetaData(), schema=messages.schema)
+    if rows_name not in metadata.tables:
+        link = derived_name(rows_name, "_item_fk")
+        item = ForeignKey(messages.c.id, ondelete="CASCADE", name=link)
+        rows = Table(
+            rows_name,
+            metadata,
+            Column("id", types.item_id, item, primary_key=True, autoincrement=False),
+            Column("words", Words(), nullable=False),
+            **table_options(types),
+        )
+        Table(
+            state_name,
+            metadata,
+            Column("id", Integer, primary_key=True, autoincrement=False),
+            # 1 if the database's own index exists.
+            Column("native", Integer, nullable=False),
+            # All items up to this one have rows.
+            Column("filled", BigInteger, nullable=False),
+            # All items up to this one will, as soon as the transactions of `mark` have ended.
+            Column("pending", BigInteger, nullable=False),
+            Column("mark", BigInteger, nullable=False),
+            **table_options(types),
+        )
+        drop = DropTable(native, if_exists=True)
+        event.listen(rows, "before_drop", drop.execute_if(dialect="sqlite"))
+    tables = tuple(metadata.tables[name] for name in names)
+    trigger = CreateTrigger(messages, tables[0], ("id",))
+    return TableGroup(TEXT, tables, triggers=(trigger,), virtual=(native,))
+
+
+def look(database: Database[Any], connection: Connection) -> bool:
+    """Returns whether the index exists."""
+    state = database.tables.group(TEXT)["_text_state"]
+    exists = (
+        database.has_tables(connection, TEXT)
+        and connection.execute(select(state.c.id)).first() is not None
+    )
+    database.notes[TEXT] = exists
+    return exists
+
+
+def _is_indexed(database: Database[Any], connection: Connection) -> bool:
+    """Looks once per process. If another one creates the index later, searches find that out."""
+    known: bool | None = database.notes.get(TEXT)
+    return look(database, connection) if known is None else known
+
+
+# ---- items that this package writes ----
+
+
+def words_of(data: str) -> str:
+    """Returns the stored words of an item, given as JSON text."""
+    try:
+        text = text_of_item(json.loads(data))
+    except (ValueError, RecursionError):
+        return ""
+    return "" if text is None else stored_words(text[1])
+
+
+def insert_items(
+    database: Database[Any], connection: Connection, session_id: str, texts: Sequence[str]
+) -> bool:
+    """Inserts items of a locked session with their words. Returns False if there is no index."""
+    if not _is_indexed(database, connection):
+        return False
+    rows, messages = database.tables.group(TEXT)["_text"], database.tables.messages
+    items = [{"session_id": session_id, "message_data": data} for data in texts]
+    database.dialect.text_search.insert(
+        connection, messages, rows, items, [words_of(data) for data in texts]
+    )
+    return True
+
+
+def add_sessions(database: Database[Any], connection: Connection, ids: Sequence[str]) -> None:
+    """Adds the words of sessions whose items were copied or imported."""
+    if ids and _is_indexed(database, connection):
+        dialect, session_id = database.dialect, database.tables.messages.c.session_id
+        found = _missing(database).where(dialect.one_of(session_id, "ids", len(ids)))
+        items: Any = connection.execute(found, dialect.list_parameters("ids", ids))
+        _insert(database, connection, {item_id: words_of(data) for item_id, data in items})
+
+
+def _copy_session(
+    database: Database[Any], connection: Connection, _: str, new_id: str, __: object
+) -> None:
+    add_sessions(database, connection, [new_id])
+
+
+# ---- items that others write ----
+
+
+class TextIndex(IndexKind):
+    """The index of words. Each method is work for one transaction."""
+
+    group: str | None = TEXT
+
+    def __init__(self, database: Database[Any]) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._messages = database.tables.messages
+        self._rows, self._state = database.tables.group(TEXT).tables
+        self._time_index = SDKIndex(self._messages, "_created_at_idx", ("created_at", "id"))
+        self.rows: tuple[ColumnElement[Any], ColumnElement[bool]] = self._rows.c.id, true()
+
+    def prepare(self, connection: Connection) -> None:
+        """Announces the index, and adds the SQL index of all items in their order."""
+        self._time_index.change(connection, exists=True)
+        new = {"id": 1, "native": 0, "filled": 0, "pending": 0, "mark": 0}
+        connection.execute(self._dialect.insert_missing(self._state), new)
+        self._database.notes[TEXT] = True
+
+    def fill(self, connection: Connection, after: int | None) -> tuple[int, int | None]:
+        """Adds missing rows. Returns how many, and the last item if there can be more."""
+        if self.lock(connection) is None:
+            return 0, None
+        found = self._fill(connection, self._messages.c.id > (after or 0))
+        return len(found), found[-1] if len(found) == MOST else None
+
+    def lock(self, connection: Connection, *, waits: bool = True) -> Any:
+        """Keeps others from filling. Returns the state, or None if it is missing or locked."""
+        if self._dialect.single_writer:
+            connection.execute(update(self._state).values(native=self._state.c.native))
+        locked = select(self._state).with_for_update(skip_locked=not waits)
+        return connection.execute(locked).one_or_none()
+
+    def add(self, connection: Connection, words: Mapping[int, str]) -> None:
+        """Adds rows of items that exist. The state must be locked."""
+        # An item that is being deleted is left out. Others cannot be deleted until the commit.
+        wanted: Any = bindparam("items", expanding=True)
+        lock = select(self._messages.c.id).where(self._messages.c.id.in_(wanted))
+        lock = lock.with_for_update(read=True, skip_locked=True)
+        existing = connection.scalars(lock, {"items": list(words)}).all()
+        _insert(self._database, connection, {each: words[each] for each in sorted(existing)})
+
+    def advance(self, connection: Connection) -> None:
+        """Finds out up to which item all items have rows.
+
+        Items can appear in another order than their numbers. No item up to the newest one appears
+        anymore as soon as all transactions that are open now have ended.
+        """
+        state, marks = self.lock(connection), self._dialect.text_search
+        if state is None or state.mark > connection.scalar(select(literal_column(marks.oldest))):
+            return
+        found = self._fill(connection, self._messages.c.id.between(state.filled + 1, state.pending))
+        if len(found) < MOST:
+            newest = select(func.coalesce(func.max(self._messages.c.id), 0)).scalar_subquery()
+            mark: Any = literal_column(marks.newest)
+            new = {"filled": state.pending, "pending": newest, "mark": mark}
+            connection.execute(update(self._state).values(new))
+
+    def _fill(self, connection: Connection, some: ColumnElement[bool]) -> list[int]:
+        statement = _missing(self._database).where(some).order_by(self._messages.c.id)
+        found: Any = connection.execute(statement.limit(literal_column(str(MOST)))).all()
+        self.add(connection, {item_id: words_of(data) for item_id, data in found})
+        return [item_id for item_id, _ in found]
+
+    def add_native(self, connection: Connection) -> bool:
+        """Adds the database's own index. Returns False if it exists."""
+        self._dialect.begin_ddl(connection)
+        state = self.lock(connection)
+        if state is None or state.native:
+            return False
+        self._run(connection, self._dialect.text_search.create_native)
+        connection.execute(update(self._state).values(native=1))
+        return True
+
+    def leave(self, connection: Connection, *, alone: bool) -> None:  # noqa: ARG002  # always
+        self._time_index.change(connection, exists=False)
+        self._run(connection, self._dialect.text_search.drop_native)
+        connection.execute(delete(self._state))
+        self._database.notes[TEXT] = False
+
+    def _run(self, connection: Connection, statements: Iterable[str]) -> None:
+        schema = self._dialect.schema_of(connection, self._rows)
+        plain = {"rows": self._rows.name, "gin": derived_name(self._rows.name, "_gin")}
+        plain |= {end: f"{self._rows.name}_{end}" for end in ("fts", "inserted", "deleted")}
+        quote = connection.dialect.identifier_preparer.quote_identifier
+        names = {key: quote(name) for key, name in plain.items()}
+        for each in statements:
+            connection.exec_driver_sql(each.format(schema=schema, **names))
+
+
+async def fill_met(database: Database[Any], words: Mapping[int, str], *, advances: bool) -> None:
+    """Adds the rows of items that a search has read. It has its answer, so nothing is raised."""
+
+    def fill(connection: Connection, _: Any) -> None:
+        index = TextIndex(database)
+        # If somebody else fills, the rows may be there already.
+        if index.lock(connection, waits=False) is not None:
+            index.add(connection, words)
+            if advances:
+                index.advance(connection)
+
+    try:
+        await database.write(fill)
+    except DBAPIError:
+        # The user may only read, or this is a replica.
+        logger.debug("words of %d items could not be written", len(words), exc_info=True)
+
+
+async def refresh(database: Database[Any], progress: Callable[[int], object] | None = None) -> int:
+    """Adds all missing rows, in short transactions. Returns how many were added."""
+    index = TextIndex(database)
+    if not await database.read(lambda connection, _: look(database, connection)):
+        raise TablesMissingError((), problem=NO_INDEX)
+    done, after, more = 0, None, True
+    while more:
+        step = after
+        found, after = await database.write(lambda connection, _: index.fill(connection, step))  # noqa: B023
+        done, more = done + found, after is not None
+        if found and progress is not None:
+            progress(done)
+    await _advance(database)
+    return done
+
+
+def check_native(database: Database[Any], key: str) -> None:
+    if key != KEY:
+        raise ValueError(f"native is for the index {KEY!r} only, got {quoted(key)}")
+    if not database.dialect.text_search.create_native:
+        raise UnsupportedDialectError(database.engine.dialect.name, "native=True")
+
+
+async def add_native(database: Database[Any]) -> bool:
+    added = await database.write(lambda connection, _: TextIndex(database).add_native(connection))
+    await _advance(database)
+    return added
+
+
+async def _advance(database: Database[Any]) -> None:
+    # The first step finds the newest item, the second that all up to it have rows.
+    for _ in range(2):
+        await database.write(lambda connection, _: TextIndex(database).advance(connection))
+
+
+def _missing(database: Database[Any]) -> Any:
+    """Selects items without a row."""
+    messages, rows = database.tables.messages, database.tables.group(TEXT)["_text"]
+    # By an expression, which looks up each: a join could read the whole table.
+    found = select(literal_column("0")).where(rows.c.id == messages.c.id).scalar_subquery()
+    missing = func.coalesce(found, literal_column("1")) == literal_column("1")
+    return select(messages.c.id, messages.c.message_data).where(missing)
+
+
+def _insert(database: Database[Any], connection: Connection, words: Mapping[int, str]) -> None:
+    if words:
+        new = [{"id": item_id, "words": each} for item_id, each in words.items()]
+        rows = database.tables.group(TEXT)["_text"]
+        connection.execute(database.dialect.insert_missing(rows), new)
+
 
 FEATURE = Feature(
     TEXT,
     ("_text", "_text_state"),
     define,
-    fork=copy_session,
-    learn=learn,
+    fork=_copy_session,
     insert_items=insert_items,
     added=add_sessions,
     indexes=((KEY, TextIndex),),

@@ -10,11 +10,10 @@ when the page is done, so that a search that may not write has the same result.
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
+from heapq import merge
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -28,23 +27,22 @@ from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import SearchHit, SearchPage
 
+from .feature import MOST, NO_INDEX, TEXT, fill_met
 from .statements import SearchBuilder, Shape, Way
-from .table import is_indexed, learn
 from .terms import WordQuery, text_of_item
-from .tokenizer import stored_words
-from .writing import MOST, NO_INDEX, fill_met
+from .words import stored_words
 
 FEW = 5_000
 """Items of a scope that are all tested."""
-FEW_SESSIONS, SMALL_SESSIONS = 1_000, 50
-"""Sessions whose ids are read, and sessions that are known to be small from one statement."""
+FEW_SESSIONS = 1_000
+"""Sessions of a scope whose ids are read."""
 WINDOWS = (2_000, 20_000)
 """Newest items that are tested before others. The second window is used if all would be next."""
 MOST_CANDIDATES = 20_000
 """Candidates of the database's own index that are read at most."""
 _TAIL = 1_000
 """Items that are looked through for missing rows in each search by the database's own index."""
-_NEXT = 100
+_NEXT = 500
 """Candidates that are read at once if those for a page were not enough."""
 
 
@@ -61,11 +59,14 @@ class Position(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A hit, or None if the text of a candidate does not match."""
+    """A candidate. There is no hit if its text does not match."""
 
     position: Position
     hit: SearchHit | None
-    has_row: bool = True
+
+
+Stream = Generator[Found, None, "Position | None"]
+"""Yields hits in order. Returns the position of the last candidate."""
 
 
 @dataclass
@@ -78,283 +79,174 @@ class Search:
     query: WordQuery
     by_session: bool
     limit: int
-    to_write: list[tuple[int, str]] = field(default_factory=list)
+    to_write: dict[int, str] = field(default_factory=dict)
     """Stored words of items that had no row."""
     advances: bool = False
-    _unread: Position | None = None
-    """Items without a row that come after this were not read."""
-    _ids: list[str] | None = None
     _filled: int = 0
-    _everything: bool = False
+    _unread: Position | None = None
+    """Items without a row that are here or come later were not read."""
 
-    def run(self, after: Position | None) -> tuple[list[Found], bool]:
-        """Returns up to one hit more than the page has, and whether nothing is left out."""
-        self._everything = self.condition.constant is True
-        is_small, titled = self._choose_sessions()
-        if self._ids == []:
-            return [], True
-        native = False
-        if not is_small:
-            native, is_small = self._read_state()
-        titles = self._titles(after) if titled else iter(())
-        ways = self._items(after, is_small=is_small, native=native)
-        merged = heapq.merge(ways, titles, key=lambda found: found.position, reverse=True)
-        page = list(islice(self._distinct(merged), self.limit + 1))
+    def run(self, after: Position | None) -> tuple[list[Found], bool] | None:
+        """Returns up to one hit more than the page has, and whether nothing is left out.
+
+        Returns None if there is no index.
+        """
+        rows = self._execute(("search scope",), SearchBuilder.scope, {"limit": FEW_SESSIONS + 1})
+        if not rows:
+            return None
+        native, self._filled = rows[0][:2]
+        sessions = [row[2:] for row in rows if row[2] is not None]
+        ids = titled = None
+        if self.condition.constant is not True and len(sessions) <= FEW_SESSIONS:
+            ids = [session_id for session_id, _, _ in sessions]
+            titled = [session_id for session_id, title, _ in sessions if self._is_titled(title)]
+        is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
+        hits = merge(
+            self._items(after, ids, is_small=is_small, native=bool(native)),
+            self._titles(after, titled),
+            key=lambda found: found.position,
+            reverse=True,
+        )
+        page = list(islice(self._distinct(hits, is_first=after is None), self.limit + 1))
         is_full = len(page) > self.limit
         complete = self._unread is None or (is_full and page[-1].position >= self._unread)
         return page, complete
 
-    def _choose_sessions(self) -> tuple[bool, bool]:
-        """Returns whether all sessions are known to be small, and whether a title can match."""
-        if self._everything:
-            return False, True
-        parameters = {"limit": FEW_SESSIONS + 1, "few": FEW // SMALL_SESSIONS}
-        rows = self._execute(("search sessions",), lambda build: build.sessions(), parameters).all()
-        self._ids = [row[0] for row in rows] if len(rows) <= FEW_SESSIONS else None
-        if self._ids is None or len(rows) > SMALL_SESSIONS:
-            return False, True
-        titled = any(self._matches_title(title) for _, title, _ in rows if title is not None)
-        return all(many is None for _, _, many in rows), titled
-
-    def _read_state(self) -> tuple[bool, bool]:
-        """Returns whether there is a native index, and whether all items are to be tested."""
-        count = self._some(self._ids)
-        parameters = {**self._of_ids(), "most": FEW + 1}
-        state = self._execute(
-            ("search state", count), lambda build: build.state(count), parameters
-        ).first()
-        if state is None:
-            raise TablesMissingError((), problem=NO_INDEX)
-        native, self._filled, newest, items = state
-        self.advances = bool(native) and (newest or 0) - self._filled > _TAIL
-        return bool(native), items is not None and items <= FEW
-
-    # ---- items ----
-
-    def _items(self, after: Position | None, *, is_small: bool, native: bool) -> Iterator[Found]:
-        if is_small:
-            yield from self._all_of(Way.SESSIONS, after)
-            return
-        for size in WINDOWS:
-            if size != WINDOWS[0] and (
-                self._ids is not None or (native and self._has_few_candidates(WINDOWS[0]))
-            ):
-                break
-            while True:
-                found, last = self._batch(Way.NEWEST, after, window=size)
-                yield from found
-                if last is None:
-                    break
-                after = last
-            after = self._end(after, size)
-            if after is None:
+    def _items(
+        self, after: Position | None, ids: list[str] | None, *, is_small: bool, native: bool
+    ) -> Iterator[Found]:
+        if not is_small:
+            after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[0])
+            if native and self._has_few_candidates():
+                ways = (self._read(way, after, ids) for way in (Way.NATIVE, Way.MISSING))
+                yield from merge(*ways, key=lambda found: found.position, reverse=True)
                 return
-        if native and self._has_few_candidates(MOST_CANDIDATES):
-            yield from self._all_of(Way.NATIVE, after)
-        elif self._ids is None:
-            yield from self._all_of(Way.ALL, after)
-        else:
-            yield from self._all_of(Way.SESSIONS, after)
+        if ids is None:
+            after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[-1])
+        yield from self._read(Way.ALL, after, ids)
 
-    def _all_of(self, way: Way, after: Position | None) -> Iterator[Found]:
-        limit = self.limit + 1
-        while True:
-            found, after = self._batch(way, after, limit=limit)
-            yield from found
-            if after is None:
-                return
-            limit = _NEXT
-
-    def _batch(
-        self, way: Way, after: Position | None, *, limit: int | None = None, window: int = 0
-    ) -> tuple[list[Found], Position | None]:
-        """Returns hits in order, and the position of the last candidate if there can be more."""
-        limit = limit or self.limit + 1
-        given = {"limit": limit, "window": window}
-        rows = self._read(way, after, given, strict=self._unread is not None)
-        unread: list[Found] = []
-        if not all(each.has_row for each in rows) or way is Way.NATIVE:
-            unread = self._read_missing(way, after, window)
-            if not all(each.has_row for each in rows):
-                rows = self._read(way, after, given, strict=True)
-        last = rows[-1].position if len(rows) == limit else None
-        if last is not None:
-            unread = [each for each in unread if each.position > last]
-        found = sorted([*rows, *unread], key=lambda each: each.position, reverse=True)
-        if self.by_session and (unread or not self.query.is_exact):
-            found = [each for each in found if each.hit is None or self._is_newest(each)]
-        return [each for each in found if each.hit is not None], last
+    def _has_few_candidates(self) -> bool:
+        shape = self._shape(Way.NATIVE, None, None)
+        kind = "search candidates", shape.patterns
+        given = self._given(None, None)
+        [(count, newest)] = self._execute(kind, lambda build: build.count_candidates(shape), given)
+        self.advances = (newest or 0) - self._filled > _TAIL
+        return int(count) <= MOST_CANDIDATES
 
     def _read(
+        self, way: Way, after: Position | None, ids: list[str] | None, window: int = 0
+    ) -> Stream:
+        def read(after: Position | None, limit: int) -> list[Found]:
+            shape = self._shape(way, after, ids)
+            given = {"limit": limit, "window": window, **self._given(after, ids)}
+            rows = self._execute(("search hits", shape), lambda build: build.hits(shape), given)
+            return [self._found(row) for row in rows]
+
+        return self._pages(read, after, ids)
+
+    def _titles(self, after: Position | None, ids: list[str] | None) -> Stream:
+        def read(after: Position | None, limit: int) -> list[Found]:
+            shape = self._shape(Way.ALL, after, ids)._replace(patterns=())
+            given = {"limit": limit, **self._given(after, ids)}
+            rows = self._execute(("search titles", shape), lambda build: build.titles(shape), given)
+            return [self._found_title(row) for row in rows]
+
+        return self._pages(read, after, ids)
+
+    def _pages(
         self,
-        way: Way,
+        read: Callable[[Position | None, int], list[Found]],
         after: Position | None,
-        given: dict[str, Any],
-        *,
-        strict: bool,
-        by_session: bool | None = None,
-    ) -> list[Found]:
-        distinct = self.by_session and self.query.is_exact if by_session is None else by_session
-        shape = self._shape(way, after, by_session=distinct, strict=strict)
-        parameters = {**self._parameters(shape, after), **given}
-        rows = self._execute(("search hits", shape), lambda build: build.hits(shape), parameters)
-        return [self._found(row)[0] for row in rows]
+        ids: list[str] | None,
+    ) -> Stream:
+        limit = self.limit + 1
+        more = ids != []
+        while more:
+            found = read(after, limit)
+            yield from (each for each in found if each.hit is not None)
+            after = found[-1].position if found else after
+            more, limit = len(found) == limit, _NEXT
+        return after
 
-    def _read_missing(self, way: Way, after: Position | None, window: int) -> list[Found]:
-        """Reads items without a row, and notes their words."""
-        if self._unread is not None:
-            return []
-        shape = self._shape(way, after, by_session=self.by_session, strict=True)
-        given = {"limit": MOST + 1, "window": window, "filled": self._filled}
-        rows = self._execute(
-            ("search missing", shape),
-            lambda build: build.missing(shape),
-            {**self._parameters(shape, after), **given},
-        )
-        found = [self._found(row) for row in rows]
-        known = {item_id for item_id, _ in self.to_write}
-        for each, text in found[:MOST]:
-            if each.position.item_id not in known and len(self.to_write) < MOST:
-                self.to_write.append((each.position.item_id, stored_words(text)))
-        if len(found) > MOST:
-            self._unread = found[MOST][0].position
-        return [each for each, _ in found[:MOST]]
-
-    def _is_newest(self, found: Found) -> bool:
-        """Returns whether a session has no newer hit, if the database cannot tell."""
-        ids, self._ids = self._ids, [found.position.session_id]
-        try:
-            after: Position | None = None
-            while True:
-                rows = self._read(
-                    Way.SESSIONS, after, {"limit": _NEXT}, strict=False, by_session=False
-                )
-                newest = next((each for each in rows if each.hit is not None), None)
-                if newest is not None:
-                    return newest.position <= found.position
-                if len(rows) < _NEXT:
-                    return True
-                after = rows[-1].position
-        finally:
-            self._ids = ids
-
-    def _end(self, after: Position | None, size: int) -> Position | None:
-        """Returns where a window of the newest items ends, or None if it has all others."""
-        shape = after is not None
-        parameters = {"offset": size - 1, **({} if after is None else _bound(after, of_items=True))}
-        row = self._execute(
-            ("search end", shape), lambda build: build.end(after=shape), parameters
-        ).first()
-        return None if row is None else Position(row[0], int(row[1]), False, "")
-
-    def _has_few_candidates(self, most: int) -> bool:
-        shape = self._shape(Way.NATIVE, None, by_session=False, strict=True)
-        count = self._execute(
-            ("search candidates", shape.patterns),
-            lambda build: build.count_candidates(shape),
-            {**self._parameters(shape, None), "candidates": most + 1},
-        ).scalar()
-        return int(count) <= most
-
-    def _found(self, row: Any) -> tuple[Found, str]:
-        time, item_id, session_id, created_at, data, has_row, holds, title = row
+    def _found(self, row: Any) -> Found:
+        time, item_id, session_id, created_at, data, holds, has_row, title = row
         position = Position(time, int(item_id), False, session_id)
         role, text = text_of_item(_json(data)) or ("", "")
+        if not has_row and position.item_id not in self.to_write:
+            if len(self.to_write) == MOST:
+                self._unread = max(self._unread or position, position)
+                return Found(position, None)
+            self.to_write[position.item_id] = stored_words(text)
         match = self.query.match(text) if holds and text else None
-        if match is None or (title is not None and self._matches_title(title)):
-            return Found(position, None, bool(has_row)), text
-        hit = SearchHit(session_id, position.item_id, created_at, role, *match)
-        return Found(position, hit, bool(has_row)), text
+        if match is None or (self.by_session and self._is_titled(title)):
+            return Found(position, None)
+        return Found(position, SearchHit(session_id, position.item_id, created_at, role, *match))
 
-    # ---- titles ----
-
-    def _titles(self, after: Position | None) -> Iterator[Found]:
-        words = {word for word, _ in self.query.words}
-        plain = sorted(word for word in words if word.isascii())
-        only_ascii = len(plain) == len(words)
-        given: dict[str, Any] = {f"title_{place}": word for place, word in enumerate(plain)}
-        given = given if only_ascii else {}
-        limit = self.limit + 1
-        while True:
-            shape = self._shape(Way.SESSIONS, after, by_session=False, strict=True)
-            kind = "search titles", shape[2:5], len(given), only_ascii
-            parameters = {**given, "limit": limit, **self._of_ids()}
-            if after is not None:
-                parameters |= _bound(after, of_items=False)
-            rows = self._execute(
-                kind,
-                lambda build: build.titles(shape, len(given), only_ascii=only_ascii),  # noqa: B023
-                parameters,
-            ).all()
-            for time, item_id, session_id, moment, value in rows:
-                after = Position(time, int(item_id), True, session_id)
-                hit = self._title_hit(session_id, moment, value)
-                if hit is not None:
-                    yield Found(after, hit)
-            if len(rows) < limit:
-                return
-            limit = _NEXT
-
-    def _title_hit(self, session_id: str, moment: datetime, value: str) -> SearchHit | None:
+    def _found_title(self, row: Any) -> Found:
+        time, item_id, session_id, moment, value = row
         title = _json(value)
         match = self.query.match(title) if isinstance(title, str) else None
-        return match and SearchHit(session_id, None, moment, "title", *match)
+        position = Position(time, int(item_id), True, session_id)
+        return Found(position, match and SearchHit(session_id, None, moment, "title", *match))
 
-    def _matches_title(self, value: str) -> bool:
-        title = _json(value)
+    def _is_titled(self, value: str | None) -> bool:
+        title = None if value is None else _json(value)
         return isinstance(title, str) and self.query.match(title) is not None
+
+    def _distinct(self, hits: Iterator[Found], *, is_first: bool) -> Iterator[Found]:
+        seen: set[str] = set()
+        for found in hits:
+            session_id = found.position.session_id
+            if self.by_session:
+                if session_id in seen or not (is_first or self._is_newest(found.position)):
+                    continue
+                seen.add(session_id)
+            yield found
+
+    def _is_newest(self, position: Position) -> bool:
+        """Returns whether a session has no newer hit, also if the database cannot tell."""
+        if position.is_title or (self.query.is_exact and not self.to_write):
+            return True
+        newest = next(self._read(Way.ALL, None, [position.session_id]), None)
+        return newest is None or newest.position <= position
 
     # ---- statements ----
 
-    def _distinct(self, merged: Iterator[Found]) -> Iterator[Found]:
-        seen: set[str] = set()
-        for found in merged:
-            if self.by_session and found.position.session_id in seen:
-                continue
-            seen.add(found.position.session_id)
-            yield found
-
-    def _shape(self, way: Way, after: Any, *, by_session: bool, strict: bool) -> Shape:
+    def _shape(self, way: Way, after: Position | None, ids: list[str] | None) -> Shape:
         patterns = tuple((excluded, len(each)) for excluded, each in self.query.patterns)
-        sessions = self._some(self._ids)
-        is_after = after is not None
-        everything, titles = self._everything, self.by_session
-        return Shape(way, patterns, sessions, everything, is_after, by_session, strict, titles)
+        sessions = None if ids is None else min(len(ids), self.queries.dialect.many + 1)
+        by_session = self.by_session and self.query.is_exact
+        strict = self._unread is not None
+        return Shape(way, patterns, sessions, after is not None, by_session, strict)
 
-    def _parameters(self, shape: Shape, after: Position | None) -> dict[str, Any]:
-        parameters: dict[str, Any] = {
-            f"pattern_{term}_{place}": pattern
-            for term, (_, alternatives) in enumerate(self.query.patterns)
-            for place, pattern in enumerate(alternatives)
+    def _given(self, after: Position | None, ids: list[str] | None) -> dict[str, Any]:
+        words = self.query.words
+        plain = [word for word, _ in words if word.isascii()]
+        given: dict[str, Any] = {
+            "native": self.queries.dialect.text_search.native_query(words),
+            "candidates": MOST_CANDIDATES + 1,
+            "filled": self._filled,
+            "title_word": max(plain, key=len, default=""),
+            **(self.queries.dialect.list_parameters("ids", ids) if ids else {}),
         }
-        if shape.way is Way.NATIVE:
-            native = self.queries.dialect.text_search.native_query(self.query.words)
-            parameters |= {"native": native, "candidates": MOST_CANDIDATES + 1}
+        every = (pattern for _, alternatives in self.query.patterns for pattern in alternatives)
+        given |= {f"pattern_{number}": each for number, each in enumerate(every)}
         if after is not None:
-            parameters |= _bound(after, of_items=True)
-        return parameters | self._of_ids()
-
-    def _of_ids(self) -> dict[str, Any]:
-        return self.queries.dialect.list_parameters("ids", self._ids) if self._ids else {}
-
-    def _some(self, ids: list[str] | None) -> int | None:
-        """Returns the number of ids, as far as it changes a statement."""
-        return None if ids is None else min(len(ids), self.queries.dialect.many + 1)
+            given["after_time"] = str(after.time)
+            # At a title, the item at the same position comes next.
+            given["after_item"] = after.item_id + after.is_title
+            given["after_title"] = after.item_id
+            given["after_session"] = after.session_id if after.is_title else ""
+        return given
 
     def _execute(
-        self, kind: tuple[Any, ...], build: Callable[[SearchBuilder], Any], parameters: Any
-    ) -> Any:
+        self,
+        kind: tuple[Any, ...],
+        build: Callable[[SearchBuilder], Any],
+        parameters: dict[str, Any],
+    ) -> list[Any]:
         query = self.queries.built(kind, self.condition, SearchBuilder, build, parameters)
-        return self.connection.execute(*query)
-
-
-def _bound(after: Position, *, of_items: bool) -> dict[str, Any]:
-    """At a title, the item at the same position comes next."""
-    return {
-        "after_time": str(after.time),
-        "after_item": after.item_id + (of_items and after.is_title),
-        "after_session": after.session_id if after.is_title else "",
-    }
+        return list(self.connection.execute(*query))
 
 
 def _json(text: str) -> Any:
@@ -378,10 +270,13 @@ async def search(
     after = None if cursor is None else _decode(cursor, question, database)
 
     def read(connection: Connection, queries: Queries) -> tuple[Search, list[Found], bool]:
-        if not (is_indexed(database, connection) or _look(database, connection)):
-            raise TablesMissingError((), problem=NO_INDEX)
         searching = Search(connection, queries, condition, query, by_session, limit)
-        return (searching, *searching.run(after))
+        found = searching.run(after) if database.has_tables(connection, TEXT) else None
+        # Another process may have created or dropped the index.
+        database.notes[TEXT] = found is not None
+        if found is None:
+            raise TablesMissingError((), problem=NO_INDEX)
+        return (searching, *found)
 
     searching, found, complete = await database.read(read)
     if searching.to_write or searching.advances:
@@ -401,10 +296,3 @@ def _encode(position: Position, question: Any) -> str:
 def _decode(cursor: str, question: Any, database: Database[Queries]) -> Position:
     time, *place = json.loads(unseal(cursor, question))
     return Position(database.dialect.stored_time.to_database(time), *place)
-
-
-def _look(database: Database[Queries], connection: Connection) -> bool:
-    """Looks again: another process may have created the index."""
-    from .table import TEXT
-
-    return database.has_tables(connection, TEXT) and learn(database, connection)

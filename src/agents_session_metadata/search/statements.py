@@ -1,17 +1,19 @@
 """The statements of a search.
 
-A statement reads the newest candidates after a position, in four ways. In each, one expression per
-item tests its words, which no planner reorders; what is sorted has no text; and the texts of the
-few rows that are left are read last. Limits are in the text of statements, where planners see them.
+Each reads the newest candidates after a position. One expression per item tests its words, which no
+planner reorders; what is sorted has no text; and the texts of the few rows that are left are read
+last. Limits are in the text of statements, where planners see them.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     ColumnElement,
     FromClause,
     Integer,
@@ -35,314 +37,239 @@ from agents_session_metadata.keys import TITLE
 from agents_session_metadata.query.statements import Builder
 from agents_session_metadata.values import SEARCH_KEY_BYTES
 
-from .table import TEXT
+from .feature import TEXT
 
-ONE: Any = literal_column("1")
+_ZERO: Any = literal_column("0")
+_ONE: Any = literal_column("1")
 
 
 class Way(Enum):
-    """How candidates are read: by session, newest first, all, or by the database's own index."""
+    """Which items are candidates.
 
-    SESSIONS = "sessions"
-    NEWEST = "newest"
+    All in scope; of all items, the newest; those in the database's own index; and those that cannot
+    be in it, because they have no row.
+    """
+
     ALL = "all"
+    NEWEST = "newest"
     NATIVE = "native"
+    MISSING = "missing"
 
 
 class Shape(NamedTuple):
     """What changes the text of a statement.
 
     `patterns` has, for each term, whether it is excluded and how many substrings stand for it.
-    `sessions` is the number of ids, None if they are not known; without ids, the condition is
-    tested for each item unless `everything` is to be searched. With `strict`, items without a row
-    are no candidates. `titles` adds the title of each hit's session.
+    `sessions` is the number of ids; if it is None, the condition is tested for each item. With
+    `strict`, items without a row are no candidates. With `by_session`, hits are left out that have
+    a newer one in their session, unless only an item without a row can be newer.
     """
 
     way: Way
     patterns: tuple[tuple[bool, int], ...]
     sessions: int | None
-    everything: bool
     after: bool
     by_session: bool
     strict: bool
-    titles: bool
 
 
 class SearchBuilder(Builder):
-    def sessions(self) -> Statement:
-        """Reads ids, titles, and the id of an item of each session that has many."""
-        messages, values = self._tables.messages, self._tables.metadata.alias("titled")
-        source, key = self.source(), bindparam("title_key", TITLE, type_=String)
-        own_id = source.session_id
-        title = select(values.c.value).where(values.c.session_id == own_id, values.c.key == key)
-        many = select(messages.c.id).where(messages.c.session_id == own_id)
-        many = many.order_by(messages.c.created_at).limit(ONE).offset(_given("few"))
-        inner = (
-            title.correlate_except(values).scalar_subquery(),
-            many.correlate_except(messages).scalar_subquery(),
-        )
-        return source.select(own_id, *inner).limit(_given("limit"))
+    def scope(self) -> Statement:
+        """Reads the state, and ids, titles and numbers of items of some sessions.
 
-    def state(self, sessions: int | None) -> Statement:
-        """Reads the state, and counts the items of some sessions up to a limit."""
+        A row without a session is returned if there are none, or if all are searched.
+        """
         state = self._tables.group(TEXT)["_text_state"]
-        count: Any = null()
-        if sessions is not None:
-            messages = self._tables.messages
-            some = select(ONE).where(self._among(messages.c.session_id, sessions))
-            counted = some.limit(_given("most")).subquery("some")
-            count = select(func.count()).select_from(counted).scalar_subquery()
-        newest: Any = select(func.max(self._tables.messages.c.id)).scalar_subquery()
-        return select(state.c.native, state.c.filled, newest, count)
+        if self._condition.constant is True:
+            return select(state.c.native, state.c.filled, null(), null(), null())
+        source, messages = self.source(), self._tables.messages
+        items = select(func.count()).where(messages.c.session_id == source.session_id)
+        title, counted = (
+            self._title(source.session_id).label("title"),
+            items.correlate_except(messages).scalar_subquery().label("items"),
+        )
+        columns = source.session_id.label("session_id"), title, counted
+        own = source.select(*columns).limit(_given("limit")).subquery("own")
+        return select(state.c.native, state.c.filled, *own.c).select_from(
+            state.outerjoin(own, true())
+        )
 
     def hits(self, shape: Shape) -> Statement:
-        items, before = self._items(shape)
-        truths = [self._test(items.c.id, shape, strict=shape.strict), *self._of_scope(items, shape)]
-        columns = [items.c.created_at, items.c.id, items.c.session_id]
-        if not shape.by_session:
-            found = select(*columns).where(*truths, *before)
-        elif shape.way is Way.NEWEST:
+        items = self._items(shape)
+        truths = [self._test(items.c.id, shape, missing=not shape.strict)]
+        if shape.way is Way.NEWEST:
+            truths.append(self._in_scope(items.c.session_id, shape))
+        elif shape.way is not Way.ALL:
+            truths = [] if shape.way is Way.NATIVE else [self._has_row(items.c.id) == _ZERO]
+        place = [items.c.created_at, items.c.id, items.c.session_id]
+        before = [] if shape.way is Way.NEWEST else self._before(items, shape)
+        if shape.by_session and shape.way is Way.NEWEST:
             newer = self._tables.messages.alias("newer")
             later = or_(
                 newer.c.created_at > items.c.created_at,
                 and_(newer.c.created_at == items.c.created_at, newer.c.id > items.c.id),
             )
-            is_hit = self._test(newer.c.id, shape, strict=shape.strict)
-            has_newer = exists().where(newer.c.session_id == items.c.session_id, later, is_hit)
-            found = select(*columns).where(*truths, not_(has_newer))
-        else:
-            place = func.row_number().over(
-                partition_by=items.c.session_id, order_by=in_order(items, newest_first=True)
-            )
-            placed = select(*columns, place.label("place")).where(*truths).subquery("placed")
-            columns = [placed.c.created_at, placed.c.id, placed.c.session_id]
-            before = self._before(placed, shape)
-            found = select(*columns).where(placed.c.place == ONE, *before)
-        found = found.order_by(*self._order(columns[0], columns[1], shape)).limit(_given("limit"))
-        return self._with_texts(found.subquery("page"), shape)
+            is_hit = self._test(newer.c.id, shape, missing=False)
+            same = newer.c.session_id == items.c.session_id
+            truths.append(not_(exists().where(same, later, is_hit)))
+        elif shape.by_session:
+            order = in_order(items, newest_first=True)
+            own: Any = {"partition_by": items.c.session_id, "order_by": order, "rows": (None, -1)}
+            newer_hits = func.coalesce(func.sum(self._has_row(items.c.id)).over(**own), _ZERO)
+            items = select(*place, newer_hits.label("newer")).where(*truths).subquery("ranked")
+            place = [items.c.created_at, items.c.id, items.c.session_id]
+            truths, before = [items.c.newer == _ZERO], self._before(items, shape)
+        time: Any = items.c.created_at
+        if shape.way is Way.ALL:
+            # A planner could read all items in the order of an index, to find a few of them.
+            time = self._dialect.stored_time.of(self._dialect.unindexed(time))
+        found = select(*place).where(*truths, *before).order_by(time.desc(), items.c.id.desc())
+        return self._with_texts(found.limit(_given("limit")).subquery("page"))
 
     def count_candidates(self, shape: Shape) -> Statement:
-        return select(func.count()).select_from(self._candidates(shape).subquery("candidates"))
+        """Also reads the newest item."""
+        newest: Any = select(func.max(self._tables.messages.c.id)).scalar_subquery()
+        return select(func.count(), newest).select_from(self._native(shape).subquery("candidates"))
 
-    def missing(self, shape: Shape) -> Statement:
-        """Reads items without a row."""
-        items, before = self._items(shape, missing=True)
-        columns = [items.c.created_at, items.c.id, items.c.session_id]
-        found = select(*columns).where(
-            not_(self._has_row(items.c.id)), *self._of_scope(items, shape), *before
-        )
-        found = found.order_by(*self._order(columns[0], columns[1], shape)).limit(_given("limit"))
-        return self._with_texts(found.subquery("page"), shape)
-
-    def end(self, *, after: bool) -> Statement:
-        """Reads the position at which a window of the newest items ends."""
-        messages = self._tables.messages
-        place = select(self._dialect.stored_time.of(messages.c.created_at), messages.c.id)
-        if after:
-            place = place.where(*self._reaching(messages))
-        ordered = place.order_by(*in_order(messages, newest_first=True))
-        return ordered.limit(ONE).offset(_given("offset"))
-
-    def titles(self, shape: Shape, words: int, *, only_ascii: bool) -> Statement:
-        """Reads titles, at the position of the newest item of each session."""
-        values, sessions = self._tables.metadata, self._tables.sessions
-        messages, stored = self._tables.messages, self._dialect.stored_time
-        # By the index of search keys: values are read where a title can have the words.
-        titled = values.alias("titled")
-        scope: Any = true()
-        if shape.sessions is not None:
-            scope = self._among(titled.c.session_id, shape.sessions)
-        elif not shape.everything:
-            scope = self.truth(titled.c.session_id)
-        key = bindparam("title_key", TITLE, type_=String)
-        own_ids = select(titled.c.session_id).where(
-            titled.c.key == key,
-            self._title_test(titled.c.search_key, words, only_ascii=only_ascii),
-            scope,
-        )
-        of_titles = self._dialect.text_search.fenced(own_ids).subquery("of_titles")
-        own_id = of_titles.c.session_id
-        newest = select(messages.c.created_at, messages.c.id).where(messages.c.session_id == own_id)
-        newest = newest.order_by(*in_order(messages, newest_first=True)).limit(ONE)
-        newest = newest.correlate(of_titles)
+    def titles(self, shape: Shape) -> Statement:
+        """Reads titles that can match, at the position of the newest item of each session."""
+        messages, sessions = self._tables.messages, self._tables.sessions
+        titled, stored = self._tables.metadata.alias("titled"), self._dialect.stored_time
+        own_id = titled.c.session_id
+        newest = select(messages.c.id).where(messages.c.session_id == own_id).limit(_ONE)
+        newest = newest.order_by(*in_order(messages, newest_first=True)).correlate(titled)
         at = newest.with_only_columns(messages.c.created_at).scalar_subquery()
-        item_id = newest.with_only_columns(messages.c.id).scalar_subquery()
         titles = (
             select(
                 own_id,
-                values.c.value,
+                titled.c.value,
                 func.coalesce(at, sessions.c.updated_at).label("created_at"),
-                func.coalesce(item_id, literal_column("0")).label("id"),
+                func.coalesce(newest.scalar_subquery(), _ZERO).label("id"),
             )
-            .join_from(of_titles, sessions, self._dialect.looked_up(sessions.c.session_id, own_id))
-            .join(
-                values,
-                and_(self._dialect.looked_up(values.c.session_id, own_id), values.c.key == key),
+            .join_from(titled, sessions, self._dialect.looked_up(sessions.c.session_id, own_id))
+            .where(
+                titled.c.key == _title_key(),
+                self._can_match(titled.c.search_key),
+                self._in_scope(own_id, shape),
             )
         )
         found = self._dialect.text_search.fenced(titles).subquery("titles")
         time, sorted_id = stored.of(found.c.created_at), self._context.sorted_id(found.c.session_id)
-        statement = select(
-            time,
-            found.c.id,
-            found.c.session_id,
-            self._dialect.moment.of(found.c.created_at),
-            found.c.value,
-        )
+        place = time, found.c.id, found.c.session_id
+        statement = select(*place, self._dialect.moment.of(found.c.created_at), found.c.value)
         if shape.after:
-            end, item, name = _after(stored)
-            last = and_(found.c.id == item, sorted_id < name)
-            statement = statement.where(
-                or_(time < end, and_(time == end, or_(found.c.id < item, last)))
-            )
+            end, item = _after(stored), bindparam("after_title", type_=BigInteger)
+            last = and_(found.c.id == item, sorted_id < bindparam("after_session", type_=String))
+            later = or_(time < end, and_(time == end, or_(found.c.id < item, last)))
+            statement = statement.where(later)
         order = time.desc(), found.c.id.desc(), sorted_id.desc()
         return statement.order_by(*order).limit(_given("limit"))
 
     # ---- parts ----
 
-    def _items(
-        self, shape: Shape, *, missing: bool = False
-    ) -> tuple[FromClause, list[ColumnElement[bool]]]:
-        """Returns the items to test, and the condition that they are after the position."""
+    def _items(self, shape: Shape) -> FromClause:
         messages = self._tables.messages
-        columns = [messages.c.created_at, messages.c.id, messages.c.session_id]
-        if shape.way is Way.SESSIONS:
-            own = select(*columns).where(self._among(messages.c.session_id, shape.sessions or 0))
-            items: FromClause = self._dialect.text_search.fenced(own).subquery("items")
-        elif shape.way is Way.NEWEST:
-            window = select(*columns).order_by(*in_order(messages, newest_first=True))
+        found = select(messages.c.created_at, messages.c.id, messages.c.session_id)
+        if shape.way is Way.NEWEST:
             if shape.after:
-                window = window.where(*self._reaching(messages))
-            return window.limit(_given("window")).subquery("items"), []
-        elif shape.way is Way.ALL:
-            items = messages.alias("items")
-        elif missing:
-            filled: Any = bindparam("filled", type_=BigInteger)
-            items = select(*columns).where(messages.c.id > filled).subquery("items")
-        else:
-            candidates = self._candidates(shape).cte("candidates").prefix_with("MATERIALIZED")
-            by_key = self._dialect.looked_up(messages.c.id, candidates.c.id)
-            items = select(*columns).where(by_key).subquery("items")
-        return items, self._before(items, shape)
+                # From there, an index of items in their order is read.
+                reaches = self._dialect.reaches(messages.c.created_at, descending=True)
+                found = found.where(reaches, *self._before(messages, shape))
+            window = found.order_by(*in_order(messages, newest_first=True))
+            return window.limit(_given("window")).subquery("items")
+        if shape.way is Way.NATIVE:
+            candidates = self._native(shape).cte("candidates").prefix_with("MATERIALIZED")
+            found = found.where(self._dialect.looked_up(messages.c.id, candidates.c.id))
+        elif shape.way is Way.MISSING:
+            found = found.where(messages.c.id > bindparam("filled", type_=BigInteger))
+        in_scope = found.where(self._in_scope(messages.c.session_id, shape))
+        return self._dialect.text_search.fenced(in_scope).subquery("items")  # type: ignore[no-any-return]
 
-    def _candidates(self, shape: Shape) -> Any:
-        rows = self._tables.group(TEXT)["_text"]
-        native = self._dialect.text_search.native_condition(rows)
-        found = select(rows.c.id).where(native, self._contained(rows, shape))
+    def _native(self, shape: Shape) -> Any:
+        group = self._tables.group(TEXT)
+        rows, index = group["_text"], group.virtual[0]
+        condition = self._dialect.text_search.native_condition(rows, index)
+        found = select(rows.c.id).where(condition, self._contained(rows, shape))
         return found.limit(_given("candidates"))
 
-    def _of_scope(self, items: FromClause, shape: Shape) -> list[ColumnElement[bool]]:
-        if shape.way is Way.SESSIONS or shape.everything:
-            return []
-        if shape.sessions is not None:
-            return [self._among(items.c.session_id, shape.sessions)]
-        return [self.truth(items.c.session_id)]
-
-    def _test(self, item_id: Any, shape: Shape, *, strict: bool) -> ColumnElement[bool]:
-        if shape.way is Way.NATIVE:
-            return true()
+    def _test(self, item_id: Any, shape: Shape, *, missing: bool) -> ColumnElement[bool]:
+        """Holds if stored words match; without a row, if `missing`."""
         rows = self._tables.group(TEXT)["_text"]
-        test = select(self._contained(rows, shape)).where(rows.c.id == item_id)
-        return self._dialect.text_search.or_else(
-            test.correlate_except(rows).scalar_subquery(), default=not strict
-        )
+        test: Any = select(self._contained(rows, shape)).where(rows.c.id == item_id)
+        found = test.correlate_except(rows).scalar_subquery()
+        default = true() if missing else not_(true())
+        result: ColumnElement[bool] = func.coalesce(found, default, type_=Boolean)
+        return result
+
+    def _has_row(self, item_id: Any) -> ColumnElement[int]:
+        """Returns 0 or 1."""
+        rows = self._tables.group(TEXT)["_text"]
+        found = select(_ONE).where(rows.c.id == item_id).correlate_except(rows)
+        return func.coalesce(found.scalar_subquery(), _ZERO, type_=Integer)
 
     def _contained(self, rows: FromClause, shape: Shape) -> ColumnElement[bool]:
-        contains = self._dialect.text_search.contains
-        truths = []
-        for term, (excluded, count) in enumerate(shape.patterns):
-            names = (f"pattern_{term}_{place}" for place in range(count))
-            any_of = or_(
-                *(contains(rows.c.words, bindparam(each, type_=Words())) for each in names)
-            )
+        contains, number, truths = self._dialect.text_search.contains, count(), []
+        for excluded, alternatives in shape.patterns:
+            names = (f"pattern_{next(number)}" for _ in range(alternatives))
+            found = (contains(rows.c.words, bindparam(name, type_=Words())) for name in names)
+            any_of = or_(*found)
             truths.append(not_(any_of) if excluded else any_of)
         return and_(*truths)
 
-    def _title_test(self, search_key: Any, words: int, *, only_ascii: bool) -> ColumnElement[bool]:
-        """Holds for each title that can have the words, whose ASCII ones are parameters."""
-        text_search = self._dialect.text_search
-        lower, is_ascii = text_search.plain(search_key)
-        is_whole = func.length(search_key) < literal_column(str(SEARCH_KEY_BYTES))
-        names = (bindparam(f"title_{place}", type_=String) for place in range(words))
-        has_words = and_(true(), *(text_search.contains(lower, name) for name in names))
-        other = not_(and_(is_ascii, is_whole))
-        return or_(other, has_words) if only_ascii else other
+    def _in_scope(self, session_id: Any, shape: Shape) -> ColumnElement[bool]:
+        if shape.sessions is None:
+            return self.truth(session_id)
+        return self._dialect.one_of(session_id, "ids", shape.sessions)
 
-    def _with_texts(self, page: FromClause, shape: Shape) -> Statement:
-        """Adds texts; whether the session is in scope; whether the item has no row; and a title."""
-        messages, stored = self._tables.messages, self._dialect.stored_time
-        values = self._tables.metadata
-        title: Any = null()
-        if shape.titles:
-            title = (
-                select(values.c.value)
-                .where(
-                    values.c.session_id == page.c.session_id,
-                    values.c.key == bindparam("title_key", TITLE, type_=String),
-                )
-                .correlate(page)
-                .scalar_subquery()
-            )
-        holds = true() if shape.everything else self.truth(page.c.session_id)
-        texts = messages.alias("texts")
+    def _can_match(self, search_key: Any) -> ColumnElement[bool]:
+        """Holds for titles with a word of the query. Only those in plain ASCII can be told."""
+        lower, is_ascii = self._dialect.text_search.plain(search_key)
+        is_whole = func.length(search_key) < literal_column(str(SEARCH_KEY_BYTES))
+        word: Any = bindparam("title_word", type_=String)
+        found = self._dialect.text_search.contains(lower, word)
+        return or_(not_(and_(is_ascii, is_whole)), found)
+
+    def _with_texts(self, page: FromClause) -> Statement:
+        """Adds texts; whether the session is in scope, and the item has a row; and the title."""
+        texts, time = self._tables.messages.alias("texts"), page.c.created_at
         return (
             select(
-                stored.of(page.c.created_at),
+                self._dialect.stored_time.of(time),
                 page.c.id,
                 page.c.session_id,
-                self._dialect.moment.of(page.c.created_at),
+                self._dialect.moment.of(time),
                 texts.c.message_data,
+                self.truth(page.c.session_id),
                 self._has_row(page.c.id),
-                holds,
-                title,
+                self._title(page.c.session_id),
             )
             .join_from(page, texts, texts.c.id == page.c.id)
             .order_by(*in_order(page, newest_first=True))
         )
 
-    def _has_row(self, item_id: Any) -> ColumnElement[bool]:
-        rows = self._tables.group(TEXT)["_text"]
-        found: Any = select(ONE).where(rows.c.id == item_id).correlate_except(rows)
-        has: ColumnElement[bool] = (
-            func.coalesce(found.scalar_subquery(), literal_column("0")) == ONE
+    def _title(self, session_id: Any) -> Any:
+        rows = self._tables.metadata.alias("title")
+        own = select(rows.c.value).where(
+            rows.c.session_id == session_id, rows.c.key == _title_key()
         )
-        return has
-
-    def _among(self, session_id: Any, sessions: int) -> ColumnElement[bool]:
-        return self._dialect.one_of(session_id, "ids", sessions)
-
-    def _order(self, time: Any, item_id: Any, shape: Shape) -> list[Any]:
-        if shape.way in (Way.ALL, Way.SESSIONS) and not shape.by_session:
-            # A planner could read all items in the order of an index, to find a few of them.
-            time = self._dialect.stored_time.of(self._dialect.unindexed(time))
-        return [time.desc(), item_id.desc()]
+        return own.correlate_except(rows).scalar_subquery()
 
     def _before(self, items: FromClause, shape: Shape) -> list[ColumnElement[bool]]:
         if not shape.after:
             return []
-        time, (end, item, _) = (
-            self._dialect.stored_time.of(items.c.created_at),
-            _after(self._dialect.stored_time),
-        )
-        return [or_(time < end, and_(time == end, items.c.id < item))]
-
-    def _reaching(self, messages: FromClause) -> list[ColumnElement[bool]]:
-        """As `_before`, so that an index of items in their order is read from there."""
-        time, (end, item, _) = (
-            self._dialect.stored_time.of(messages.c.created_at),
-            _after(self._dialect.stored_time),
-        )
-        reaches = self._dialect.reaches(messages.c.created_at, descending=True)
-        return [reaches, time <= end, or_(time < end, messages.c.id < item)]
+        stored = self._dialect.stored_time
+        time, end = stored.of(items.c.created_at), _after(stored)
+        is_next = items.c.id < bindparam("after_item", type_=BigInteger)
+        return [time <= end, or_(time < end, is_next)]
 
 
-def _after(kind: Any) -> tuple[Any, Any, Any]:
-    return (
-        bindparam("after_time", type_=kind),
-        bindparam("after_item", type_=BigInteger),
-        bindparam("after_session", type_=String),
-    )
+def _after(stored: Any) -> Any:
+    return bindparam("after_time", type_=stored)
 
 
 def _given(name: str) -> Any:
     return bindparam(name, type_=Integer, literal_execute=True)
+
+
+def _title_key() -> Any:
+    return bindparam("title_key", TITLE, type_=String)

@@ -6,13 +6,13 @@ The database only finds candidates: `WordQuery.match` decides.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
-from .tokenizer import ASCII_WORD, LONGEST_WORD, Token, extends, tokenize
+from .words import ASCII_WORD, LONGEST_WORD, Token, extends, spelled, tokenize
 
 MAX_TERMS = 32
 SNIPPET = 160
@@ -26,35 +26,6 @@ _MOST_GAPS = 3
 class Match(NamedTuple):
     snippet: str
     highlights: list[tuple[int, int]]
-
-
-class _Text:
-    """The words of a text. Those of ASCII text need no object each, and only hits need places."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._tokens = None if text.isascii() else list(tokenize(text))
-        self.words: list[str] = (
-            ASCII_WORD.findall(text.lower())
-            if self._tokens is None
-            else [token.word for token in self._tokens]
-        )
-
-    @cached_property
-    def spans(self) -> list[tuple[int, int]]:
-        if self._tokens is None:
-            return [found.span() for found in ASCII_WORD.finditer(self._text)]
-        return [(token.start, token.end) for token in self._tokens]
-
-    def is_joined(self, place: int) -> bool:
-        return self._tokens is not None and self._tokens[place].joined
-
-    def places(self, words: Container[str]) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for place, word in enumerate(self.words):
-            if word in words:
-                found.setdefault(word, []).append(place)
-        return found
 
 
 @dataclass(frozen=True)
@@ -76,48 +47,38 @@ class Term:
 
     @property
     def is_exact(self) -> bool:
-        """True if stored words match one of the `patterns` only if the text matches."""
+        """True if stored words contain one of the `patterns` only if the text matches."""
         is_short = all(len(token.word) < LONGEST_WORD for token in self.tokens)
         return is_short and len(self._gaps) <= _MOST_GAPS
 
     @property
     def patterns(self) -> list[list[str]]:
         """Substrings of the stored words of each text that matches: one of each list."""
-        starts = [0, *self._gaps[_MOST_GAPS:], len(self.tokens)]
-        return [self._spelled(*span) for span in pairwise(starts)]
+        ended: list[list[str]] = []
+        found = [""]
+        for place, token in enumerate(self.tokens):
+            spaces = [" ", "  "] if place in self._gaps else [" "]
+            if place in self._gaps[_MOST_GAPS:]:
+                ended.append([f"{each} " for each in found])
+                found, spaces = [""], [" "]
+            word = token.word[:LONGEST_WORD]
+            found = [each + space + word for each in found for space in spaces]
+        return [*ended, found if self.prefix else [f"{each} " for each in found]]
 
-    def _spelled(self, start: int, end: int) -> list[str]:
-        last = " " if end < len(self.tokens) or not self.prefix else ""
-        gaps = [place for place in self._gaps if start < place < end]
-        found = []
-        for spaces in product((" ", "  "), repeat=len(gaps)):
-            space = dict(zip(gaps, spaces, strict=True))
-            words = (
-                space.get(place, " ") + self.tokens[place].word[:LONGEST_WORD]
-                for place in range(start, end)
-            )
-            found.append("".join(words) + last)
-        return found
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        words = "".join(
+            (" {1,2}" if place in self._gaps else " ") + re.escape(token.word)
+            for place, token in enumerate(self.tokens)
+        )
+        # Looks ahead, to find occurrences that overlap.
+        return re.compile(f"(?={words}{'' if self.prefix else ' '})")
 
-    def find(self, text: _Text, places: dict[str, list[int]]) -> Iterator[tuple[int, int]]:
-        """Yields the places of the first and the last word of each occurrence."""
-        last = len(self.tokens) - 1
-        starts: Sequence[int] = places.get(self.tokens[0].word, ())
-        if self.prefix and not last:
-            starts = range(len(text.words))
-        for start in starts:
-            if start + last < len(text.words) and all(
-                self._is_at(text, start, place) for place in range(last + 1)
-            ):
-                yield start, start + last
-
-    def _is_at(self, text: _Text, start: int, place: int) -> bool:
-        wanted, found = self.tokens[place], text.words[start + place]
-        if wanted.joined and place and not text.is_joined(start + place):
-            return False
-        if self.prefix and place == len(self.tokens) - 1:
-            return found.startswith(wanted.word)
-        return found == wanted.word
+    def find(self, words: str, spans: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yields start and end of each occurrence, given `spelled` words and their places."""
+        for found in self._pattern.finditer(words):
+            first = len(words[: found.start()].split())
+            yield spans[first][0], spans[first + len(self.tokens) - 1][1]
 
 
 @dataclass(frozen=True)
@@ -163,27 +124,27 @@ class WordQuery:
         )
 
     def match(self, text: str) -> Match | None:
-        words = _Text(text)
-        places = words.places({term.tokens[0].word for term in self.terms})
+        if text.isascii():
+            spans = [found.span() for found in ASCII_WORD.finditer(text)]
+            words = f" {' '.join(ASCII_WORD.findall(text.lower()))} "
+        else:
+            tokens = list(tokenize(text))
+            spans = [(token.start, token.end) for token in tokens]
+            words = spelled(tokens)
         found: list[Iterator[tuple[int, int]]] = []
-        firsts: list[tuple[int, int]] = []
+        shown: list[tuple[int, int]] = []
         for term in self.terms:
-            of_term = term.find(words, places)
-            earliest = next(of_term, None)
-            if (earliest is None) is not term.excluded:
+            of_term = term.find(words, spans)
+            first = next(of_term, None)
+            if (first is None) is not term.excluded:
                 return None
-            if earliest is not None:
+            if first is not None:
                 found.append(of_term)
-                firsts.append(earliest)
-        spans = words.spans
-        shown = [(spans[first][0], spans[last][1]) for first, last in firsts]
+                shown.append(first)
         # A snippet ends before the others.
         end = min(shown)[0] + SNIPPET
         for each in found:
-            for first, last in each:
-                if spans[first][0] >= end:
-                    break
-                shown.append((spans[first][0], spans[last][1]))
+            shown += takewhile(lambda span: span[0] < end, each)
         return _snippet(text, sorted(shown))
 
 
