@@ -48,6 +48,7 @@ from agents_session_metadata.core.definitions import (
 )
 from agents_session_metadata.core.features import Feature, IndexKind
 from agents_session_metadata.core.schema import SDKIndex
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.sqltypes import Words
 from agents_session_metadata.errors import TablesMissingError, UnsupportedDialectError
 from agents_session_metadata.text import quoted
@@ -99,11 +100,15 @@ def define(
             Column("mark", BigInteger, nullable=False),
             **table_options(types),
         )
-        drop = DropTable(native, if_exists=True)
-        event.listen(rows, "before_drop", drop.execute_if(dialect="sqlite"))
+        drop = DropTable(native, if_exists=True).execute_if(callable_=_has_virtual_tables)
+        event.listen(rows, "before_drop", drop)
     tables = tuple(metadata.tables[name] for name in names)
     trigger = CreateTrigger(messages, tables[0], ("id",))
     return TableGroup(TEXT, tables, triggers=(trigger,), virtual=(native,))
+
+
+def _has_virtual_tables(_ddl: Any, _target: Any, bind: Any, *_: Any, **__: Any) -> bool:
+    return dialect_of(bind.dialect).uses_triggers
 
 
 def look(database: Database[Any], connection: Connection) -> bool:
