@@ -107,8 +107,8 @@ def define(
     return TableGroup(TEXT, tables, triggers=(trigger,), virtual=(native,))
 
 
-def _has_virtual_tables(_ddl: Any, _target: Any, bind: Any, *_: Any, **__: Any) -> bool:
-    return dialect_of(bind.dialect).uses_triggers
+def _has_virtual_tables(ddl: Any, target: Any, bind: Any, *_: Any, dialect: Any, **__: Any) -> bool:
+    return dialect_of(dialect).uses_triggers
 
 
 def look(database: Database[Any], connection: Connection) -> bool:
