@@ -83,7 +83,7 @@ async def _stored(catalog: SessionCatalog, items: int) -> int:
     tables = catalog._store.database.tables.group("runs")
     runs, steps = tables["_runs"], tables["_run_steps"]
     async with catalog.engine.connect() as connection:
-        lengths = [func.coalesce(func.length(runs.c[name]), 0) for name in ("input", "writes")]
+        lengths = [func.coalesce(func.length(runs.c[name]), 0) for name in ("input", "progress")]
         of_run = select(sum(lengths)).where(runs.c.session_id == session_id)
         own = steps.c.session_id == session_id
         of_steps = select(func.sum(func.length(steps.c.value))).where(own)

@@ -55,7 +55,7 @@ async def complete(engine, names=None):
     for key in ("tags", "$updated_at"):
         await catalog.create_index(key)
     await catalog.set_metadata("b", {"title": "About words"})
-    of_runs = ("run_id", "token", "agent", "options", "input", "writes", "value", "run_key")
+    of_runs = ("run_id", "token", "agent", "input", "progress", "value", "run_key")
     texts = dict.fromkeys((*of_runs, "outcome", "call_id", "data", "owner"), "{}")
     given = {"item_id": "1", "attachment_id": "1", "kind": "x", "day": date(2026, 1, 1)}
     given |= {"status": "waiting", "approve": False}

@@ -10,7 +10,7 @@ from scaling import scale
 from agents_session_metadata import SessionCatalog
 from conformance.crashing import run_until_it_ends
 
-MOMENTS = [40, 110, 170]
+MOMENTS = [40, 100, 120]
 
 
 @pytest.mark.thorough
@@ -25,5 +25,5 @@ async def test_killed_at_three_moments(shared_database, tmp_path) -> None:
 async def test_killed_at_a_random_moment(shared_database, tmp_path, number) -> None:
     catalog = SessionCatalog(shared_database.engine(), create_tables=True)
     chance = random.Random(number)
-    moments = [chance.randrange(1, 420 if number % 2 else 200)]
+    moments = [chance.randrange(1, 330 if number % 2 else 150)]
     await run_until_it_ends(catalog, shared_database.url, tmp_path / "log", moments)

@@ -13,6 +13,7 @@ the session first, except to renew the lease and to add steps.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -24,6 +25,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     ForeignKeyConstraint,
+    FromClause,
     Index,
     Integer,
     MetaData,
@@ -32,8 +34,10 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     bindparam,
+    case,
     delete,
     exists,
+    literal,
     not_,
     or_,
     select,
@@ -50,7 +54,7 @@ from agents_session_metadata.core.definitions import (
     table_options,
 )
 from agents_session_metadata.core.features import Feature
-from agents_session_metadata.core.messages import UNREADABLE, delete_messages, read_history
+from agents_session_metadata.core.messages import delete_messages, read_history
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.sqltypes import RowId
@@ -61,18 +65,30 @@ from agents_session_metadata.query.logic import Condition, Context
 
 RUNS = "runs"
 RUNNING, WAITING, FAILED = "running", "waiting", "failed"
-"""The stored states. A run that is `running` without a lease is interrupted."""
+INTERRUPTED = "interrupted"
+"""The status of a run that is stored as `running` and whose lease has ended."""
 
 
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
+    sessions, known = core.tables[0], metadata.tables
+    tables = tuple(known[name] for name in names) if names[0] in known else ()
+    runs, steps, run_keys, decisions = tables or _tables(metadata, sessions, names, types)
+    triggers = (
+        ending_with_session(sessions, runs),
+        CreateTrigger(runs, steps, ("session_id",)),
+        ending_with_session(sessions, run_keys),
+        ending_with_session(sessions, decisions, keeps_rows=True),
+    )
+    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
+
+
+def _tables(
+    metadata: MetaData, sessions: Table, names: tuple[str, ...], types: ColumnTypes
+) -> tuple[Table, ...]:
     runs_name, steps_name, keys_name, decisions_name = names
     options = table_options(types)
-    sessions = core.tables[0]
-    if runs_name in metadata.tables:
-        runs, steps, run_keys, decisions = (metadata.tables[name] for name in names)
-        return _group(sessions, runs, steps, run_keys, decisions)
     runs = Table(
         runs_name,
         metadata,
@@ -81,25 +97,27 @@ def define(
         Column("status", String(16), nullable=False),
         Column("token", String(32), nullable=False),
         Column("expires", BigInteger, nullable=False),
-        Column("run_key", String(64), nullable=True),
+        Column("run_key", String(64)),
         Column("started_at", BigInteger, nullable=False),
-        Column("paused_at", BigInteger, nullable=True),
+        Column("paused_at", BigInteger),
         Column("agent", types.text, nullable=False),
-        Column("options", types.text, nullable=False),
         Column("input", types.text, nullable=False),
-        Column("state", types.text, nullable=True),
-        Column("pending", types.text, nullable=True),
-        Column("error", types.text, nullable=True),
-        # The newest item before the run, and before the part of it since the last pause.
-        Column("first_item", BigInteger, nullable=False),
-        Column("base_item", BigInteger, nullable=False),
-        # The numbers of items that this part has added, as JSON.
-        Column("writes", types.text, nullable=False),
-        Column("item_count", Integer, nullable=False),
+        Column("state", types.text),
+        Column("pending", types.text),
+        Column("error", types.text),
+        Column("progress", types.text, nullable=False),
+        # The newest item after the last write of the run.
         Column("last_item", BigInteger, nullable=False),
         session_link(runs_name, sessions),
         Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
         **options,
+    )
+    # To the run, not to the session: adding a step need not lock the session.
+    link = ForeignKeyConstraint(
+        ["session_id"],
+        [runs.c.session_id],
+        name=derived_name(steps_name, "_run_fk"),
+        ondelete="CASCADE",
     )
     steps = Table(
         steps_name,
@@ -107,13 +125,7 @@ def define(
         Column("session_id", types.own_id, primary_key=True),
         Column("number", Integer, primary_key=True, autoincrement=False),
         Column("value", types.text, nullable=False),
-        # To the run, not to the session: adding a step need not lock the session.
-        ForeignKeyConstraint(
-            ["session_id"],
-            [runs.c.session_id],
-            name=derived_name(steps_name, "_run_fk"),
-            ondelete="CASCADE",
-        ),
+        link,
         **options,
     )
     run_keys = Table(
@@ -131,14 +143,14 @@ def define(
         decisions_name,
         metadata,
         Column("id", RowId, primary_key=True, autoincrement=True),
-        Column("session_id", types.own_id, nullable=True),
+        Column("session_id", types.own_id),
         Column("run_id", String(32), nullable=False),
         Column("call_id", types.text, nullable=False),
-        Column("tool", types.text, nullable=True),
-        Column("agent", types.text, nullable=True),
+        Column("tool", types.text),
+        Column("agent", types.text),
         Column("approve", Boolean, nullable=False),
-        Column("message", types.text, nullable=True),
-        Column("decided_by", types.text, nullable=True),
+        Column("message", types.text),
+        Column("decided_by", types.text),
         Column("decided_at", BigInteger, nullable=False),
         session_link(decisions_name, sessions, "SET NULL"),
         # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
@@ -146,23 +158,17 @@ def define(
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
         **options,
     )
-    return _group(sessions, runs, steps, run_keys, decisions)
-
-
-def _group(
-    sessions: Table, runs: Table, steps: Table, run_keys: Table, decisions: Table
-) -> TableGroup:
-    triggers = (
-        ending_with_session(sessions, runs),
-        CreateTrigger(runs, steps, ("session_id",)),
-        ending_with_session(sessions, run_keys),
-        ending_with_session(sessions, decisions, keeps_rows=True),
-    )
-    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
+    return runs, steps, run_keys, decisions
 
 
 def runs_table(tables: SessionTables) -> Table:
     return tables.group(RUNS).tables[0]
+
+
+def status_of(runs: FromClause, dialect: Dialect) -> ColumnElement[str]:
+    """Tells interrupted runs from those that work."""
+    is_over = and_(runs.c.status == RUNNING, runs.c.expires <= dialect.now())
+    return case((is_over, literal(INTERRUPTED)), else_=runs.c.status)
 
 
 @dataclass(frozen=True)
@@ -198,25 +204,23 @@ def _hold(database: Database[Any], connection: Connection, session_id: str) -> E
 
 
 def _end(database: Database[Any], connection: Connection, session_id: str) -> None:
-    tables = database.tables
-    runs, rows = runs_table(tables), tables.metadata
+    runs, rows = runs_table(database.tables), database.tables.metadata
     connection.execute(delete(runs).where(runs.c.session_id == session_id))
     connection.execute(delete(rows).where(rows.c.session_id == session_id, rows.c.key == RUN))
 
 
 def give_up(database: Database[Any], connection: Connection, session_id: str) -> None:
     """Ends the run of a locked session. Its items stay, except calls without an output."""
-    tables, dialect = database.tables, database.dialect
+    tables = database.tables
     runs = runs_table(tables)
-    first = connection.scalar(select(runs.c.first_item).where(runs.c.session_id == session_id))
-    if first is None:
+    own = select(runs.c.progress).where(runs.c.session_id == session_id)
+    progress = connection.scalar(own)
+    if progress is None:
         return
-    items = read_history(connection, tables, dialect, session_id, after=first)
-    readable = [each for each in items if each.item is not UNREADABLE]
-    positions = unanswered([each.item for each in readable])
-    if positions:
-        ids = [readable[position].item_id for position in positions]
-        delete_messages(connection, tables, session_id, ids)
+    first = json.loads(progress)["first"]
+    items = read_history(connection, tables, database.dialect, session_id, after=first)
+    ids = [items[position].item_id for position in unanswered([each.item for each in items])]
+    delete_messages(connection, tables, session_id, ids)
     _end(database, connection, session_id)
 
 

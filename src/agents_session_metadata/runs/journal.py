@@ -11,18 +11,26 @@ import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from agents import Agent, AgentHooks, Handoff, ModelResponse, RunConfig, RunHooks
 from agents.models.interface import ModelProvider
 from agents.models.multi_provider import MultiProvider
-from agents.tool import CustomTool, FunctionTool
-from sqlalchemy import Connection, Table, insert
+from agents.tool import (
+    CustomTool,
+    FunctionTool,
+    ToolOutputFileContent,
+    ToolOutputImage,
+    ToolOutputText,
+)
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+from sqlalchemy import Connection
 
 from agents_session_metadata._sdk import (
     ModelAround,
@@ -33,49 +41,43 @@ from agents_session_metadata._sdk import (
     set_last_agent,
 )
 
-from .feature import RUNS
 from .lease import Lease
-from .values import Encryption, dump_output, dump_response, load_output, load_response
 
 _path: ContextVar[str] = ContextVar("path", default="")
 """The id of the call inside which a model is called; empty outside of tools."""
 
 _NOTHING: Any = object()
 
+_PARTS: dict[str, Any] = {
+    "text": ToolOutputText,
+    "image": ToolOutputImage,
+    "file": ToolOutputFileContent,
+}
+
 
 class Journal:
-    """The steps of a run since it began or went on after a pause.
+    """The steps of a run since it began or went on after a pause."""
 
-    `inside` has the ids of calls that waited at the pause in an agent that is used as a tool. The
-    SDK finishes them from the state, so nothing is given back for them.
-    """
-
-    def __init__(
-        self,
-        lease: Lease,
-        encryption: Encryption,
-        steps: Mapping[int, Any],
-        inside: Iterable[str],
-        *,
-        durable: bool,
-    ) -> None:
-        self.lease = lease
-        self.is_durable = durable
-        self._encryption = encryption
+    def __init__(self, lease: Lease) -> None:
+        self.is_durable: bool = lease.progress.durable
+        self._lease = lease
         self._answers: dict[str, list[Any]] = {}
         self._outputs: dict[str, Any] = {}
         self._asked: Counter[str] = Counter()
         # Steps of tools that ran in parallel may lack one that was not written.
-        self._number = max(steps, default=-1) + 1
-        self._pending: list[tuple[int, str]] = []
+        self._number = max(lease.steps, default=-1) + 1
+        self._pending: list[dict[str, Any]] = []
         self._lock = asyncio.Lock()
-        self._inside = set(inside)
-        self._open = set(inside)
+        # Calls that waited at the pause inside an agent that is used as a tool. The SDK finishes
+        # them from the state, so nothing is given back for them.
+        self._inside = frozenset(lease.progress.inside)
+        self.open_calls: set[str] = set(self._inside)
+        """The calls that have begun and have not ended, so they wait inside if the run pauses."""
         self.base: list[str] | None = None
         """The items that the history had at the beginning, if the run has replaced them."""
         self.was_replayed: bool = False
         """Whether the last answer to the run itself was given back."""
-        for step in steps.values():
+        for step in lease.steps.values():
             if "answer" in step:
                 self._answers.setdefault(step["path"], []).append(step["answer"])
             elif "output" in step:
@@ -84,16 +86,11 @@ class Journal:
                 self.base = step["base"]
 
     @property
-    def open_calls(self) -> list[str]:
-        """The calls that have begun and have not ended, so they wait inside if the run pauses."""
-        return sorted(self._open)
-
-    @property
     def will_replay(self) -> bool:
         """Whether the next answer to the run itself is recorded."""
         return self._asked[""] < len(self._answers.get("", ()))
 
-    # ---- answers ----
+    # ---- answers and outputs ----
 
     def answer(self, path: str) -> ModelResponse | None:
         recorded, number = self._answers.get(path, ()), self._asked[path]
@@ -103,87 +100,134 @@ class Journal:
         if not found:
             return None
         self._asked[path] += 1
-        return load_response(recorded[number])
+        return _responses().validate_python(recorded[number])
 
     async def add_answer(self, path: str, response: ModelResponse) -> None:
         self._asked[path] += 1
-        await self._add({"path": path, "answer": dump_response(response)})
+        # Without the fields that the model did not set: the history has none of them.
+        dumped = _responses().dump_python(response, mode="json", exclude_unset=True)
+        await self._add({"path": path, "answer": dumped})
 
-    # ---- outputs ----
-
-    def _call(self, call_id: str) -> str:
+    def call(self, call_id: str) -> str:
         # Some models use an id again in a later turn.
         return f"{self._asked['']} {call_id}"
 
     def output(self, call_id: str) -> Any:
-        found = self._outputs.get(self._call(call_id), _NOTHING)
+        found = self._outputs.get(self.call(call_id), _NOTHING)
         return _NOTHING if found is _NOTHING else load_output(found)
 
     def has_output(self, call_id: str | None) -> bool:
-        return call_id is not None and self._call(call_id) in self._outputs
+        return call_id is not None and self.call(call_id) in self._outputs
 
-    def note_call(self, event: str, call_id: str | None) -> None:
-        if event == "on_tool_start" and call_id is not None:
-            self._open.add(call_id)
-        elif event == "on_tool_end" and call_id is not None:
-            self._open.discard(call_id)
-
-    async def add_output(self, call_id: str | None, output: Any, *, may_wait: bool) -> None:
+    async def add_output(self, call_id: str, output: Any, *, may_wait: bool) -> None:
         """With `may_wait`, the last output of a turn is written with the history of the turn.
 
         Pass it only if nothing of the application runs in between.
         """
-        if call_id is not None and call_id not in self._inside:
-            step = {"call": self._call(call_id), "output": dump_output(output)}
-            await self._add(step, now=not may_wait or bool(self._open))
+        if call_id not in self._inside:
+            step = {"call": self.call(call_id), "output": dump_output(output)}
+            await self._add(step, now=not may_wait or bool(self.open_calls))
 
     # ---- writing ----
 
     async def _add(self, step: dict[str, Any], *, now: bool = True) -> None:
         if self.is_durable:
-            self._pending.append((self._number, self._encryption.dump(step)))
-            self._number += 1
+            self._pending.append(self._row(step))
             if now:
                 await self.flush()
 
+    def _row(self, step: dict[str, Any]) -> dict[str, Any]:
+        self._number += 1
+        return {"number": self._number - 1, "value": self._lease.encryption.dump(step)}
+
     async def flush(self) -> None:
         """Writes the steps that wait for a write of the history."""
-        if not self._pending:
-            return
-        async with self.writing() as steps:
-
-            def write(connection: Connection, _: Any) -> None:
-                self.lease.fence(connection)
-                self.insert(connection, steps)
-
-            if steps:
-                await self.lease.store.database.write(write)
+        if self._pending:
+            async with self.writing() as insert:
+                await self._lease.store.database.write(lambda connection, _: insert(connection))
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[list[tuple[int, str]]]:
-        """Yields the steps that are not written yet. The block must insert and commit them."""
+    async def writing(self) -> AsyncIterator[Callable[[Connection], None]]:
+        """Yields a function that inserts the steps that wait. The block must commit them."""
         async with self._lock:
             steps = list(self._pending)
-            yield steps
-            del self._pending[: len(steps)]
 
-    def insert(self, connection: Connection, steps: list[tuple[int, str]]) -> None:
-        if steps:
-            database = self.lease.store.database
-            table: Table = database.tables.group(RUNS)["_run_steps"]
-            session_id = self.lease.session_id
-            rows = [
-                {"session_id": session_id, "number": number, "value": text}
-                for number, text in steps
-            ]
-            connection.execute(insert(table).inline(), rows)
+            def insert(connection: Connection) -> None:
+                for step in steps:
+                    self._lease.fence(connection, self._lease.sql.add_step, **step)
+
+            yield insert
+            del self._pending[: len(steps)]
 
     def keep_base(self, connection: Connection, texts: list[str]) -> None:
         """Keeps the items that the run began with, before the run replaces them."""
-        if self.is_durable and self.base is None:
-            self.insert(connection, [(self._number, self._encryption.dump({"base": texts}))])
-            self._number += 1
-            self.base = texts
+        if self.is_durable:
+            self._lease.fence(connection, self._lease.sql.add_step, **self._row({"base": texts}))
+
+
+# ---- outputs as JSON ----
+
+
+@cache
+def _responses() -> TypeAdapter[ModelResponse]:
+    return TypeAdapter(ModelResponse)
+
+
+def dump_output(value: Any) -> Any:
+    """Returns JSON for an output of a tool. Values that are not JSON become the model's text."""
+    parts = value if isinstance(value, list) else [value]
+    if parts and all(isinstance(part, tuple(_PARTS.values())) for part in parts):
+        dumped = [part.model_dump(mode="json", exclude_unset=True) for part in parts]
+        return {"parts": dumped} if parts is value else {"part": dumped[0]}
+    try:
+        copied = json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        copied = None
+    # By `repr`, which the model is sent: it tells 1 from True, and a tuple from a list.
+    return {"json": value if repr(copied) == repr(value) else str(value)}
+
+
+def load_output(value: Any) -> Any:
+    if "json" in value:
+        return value["json"]
+    given = value.get("parts") or [value["part"]]
+    parts = [_PARTS[part["type"]].model_validate(part) for part in given]
+    return parts if "parts" in value else parts[0]
+
+
+# ---- final outputs ----
+
+
+def _output_type(agent: Agent[Any]) -> Any:
+    """Returns the type of an agent's final output, or None if it is text or not known."""
+    kind = agent.output_type
+    kind = getattr(kind, "output_type", kind) if not isinstance(kind, type) else kind
+    return None if kind is str else kind
+
+
+def dump_final(value: Any, agent: Agent[Any]) -> Any:
+    kind = _output_type(agent)
+    if kind is not None:
+        try:
+            return TypeAdapter(kind).dump_python(value, mode="json")
+        except (PydanticSerializationError, ValueError, TypeError):
+            pass  # The output of a tool at which the run stopped.
+    return (
+        str(value) if isinstance(value, tuple(_PARTS.values())) else load_output(dump_output(value))
+    )
+
+
+def load_final(value: Any, agent: Agent[Any] | None) -> Any:
+    kind = None if agent is None else _output_type(agent)
+    if kind is None:
+        return value
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValueError:
+        return value
+
+
+# ---- models ----
 
 
 class _RecordedModel(ModelAround):
@@ -255,11 +299,14 @@ def recorded_config(config: Any, journal: Journal) -> tuple[Any, ModelProvider |
     return {**config, **changed}, own
 
 
-class Copies:
-    """Copies of agents, whose models and tools use the journal."""
+# ---- agents and hooks ----
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+
+class Copies:
+    """Copies of agents, which ask the journal first. A subclass can answer in another way."""
+
+    def __init__(self, journal: Any) -> None:
+        self.journal: Journal = journal
         self._copies: dict[int, Agent[Any]] = {}
         self._originals: dict[int, Any] = {}
         self._kept: list[Any] = []  # So that no other object gets the `id()` of a copy.
@@ -276,41 +323,46 @@ class Copies:
         copied = copy.copy(agent)
         self._copies[id(agent)] = copied
         self._originals[id(copied)] = agent
-        copied.tools = [self._tool(tool) for tool in agent.tools]
+        copied.tools = [self.tool(tool) for tool in agent.tools]
         copied.handoffs = [self._handoff(each) for each in agent.handoffs]
-        if agent.model is not None and not isinstance(agent.model, str):
-            copied.model = _RecordedModel(agent.model, self._journal)
-        if agent.hooks is not None:
-            copied.hooks = _RecordedAgentHooks(agent.hooks, self)
         if agent.mcp_servers:
             shadowed: Any = copied
             shadowed.get_mcp_tools = partial(self._mcp_tools, copied.get_mcp_tools)
+        self.adapt(copied)
         return copied
 
-    def named(self, name: str) -> Any:
-        """Returns an original agent by its name, or None."""
-        originals = (self._originals[id(each)] for each in self._copies.values())
-        return next((each for each in originals if each.name == name), None)
+    def adapt(self, copied: Agent[Any]) -> None:
+        if copied.model is not None and not isinstance(copied.model, str):
+            copied.model = _RecordedModel(copied.model, self.journal)
+        if copied.hooks is not None:
+            copied.hooks = _AgentHooks(copied.hooks, self)
+
+    @classmethod
+    def named(cls, agent: Agent[Any], name: str) -> Any:
+        """Returns the agent of this name that an agent can hand off to, or None."""
+        copies = cls(None)
+        copies.of(agent)
+        agents = (copies.original(each) for each in copies._copies.values())
+        return next((each for each in agents if each.name == name), None)
 
     async def _mcp_tools(self, get: Any, context: Any) -> list[Any]:
-        return [self._tool(tool) for tool in await get(context)]
+        return [self.tool(tool) for tool in await get(context)]
 
-    def _tool(self, tool: Any) -> Any:
+    def tool(self, tool: Any) -> Any:
         if not isinstance(tool, (FunctionTool, CustomTool)):
             return tool
         copied = copy.copy(tool)
-        copied.on_invoke_tool = answering_first(copied.on_invoke_tool, self._recorded)
+        copied.on_invoke_tool = answering_first(copied.on_invoke_tool, self.answer)
         self._originals[id(copied)] = tool
         self._kept.append(copied)
         return copied
 
-    async def _recorded(self, invoke: Any, context: Any, arguments: str) -> Any:
-        call_id = context.tool_call_id
-        found = self._journal.output(call_id)
+    async def answer(self, invoke: Any, context: Any, arguments: str) -> Any:
+        found = self.journal.output(context.tool_call_id)
         if found is not _NOTHING:
             return found
-        await self._journal.flush()
-        token = _path.set(self._journal._call(call_id))
+        await self.journal.flush()
+        token = _path.set(self.journal.call(context.tool_call_id))
         try:
             return await invoke(context, arguments)
         finally:
@@ -332,58 +384,53 @@ class Copies:
     def restore(self, result: Any) -> None:
         """Puts the original agents into a result."""
         for item in (*result.new_items, *result.interruptions):
-            self.restore_item(item)
+            self._restore_item(item)
         set_last_agent(result, self.original(result.last_agent))
 
-    def restore_item(self, item: Any) -> None:
+    def restored(self, event: Any) -> Any:
+        """Returns an event of a stream with the original agents."""
+        if event.type == "agent_updated_stream_event":
+            event = copy.copy(event)
+            event.new_agent = self.original(event.new_agent)
+        elif event.type == "run_item_stream_event":
+            event = copy.copy(event)
+            event.item = copy.copy(event.item)
+            self._restore_item(event.item)
+        return event
+
+    def _restore_item(self, item: Any) -> None:
         for name in ("agent", "source_agent", "target_agent"):
             if getattr(item, name, None) is not None:
                 setattr(item, name, self.original(getattr(item, name)))
 
 
-_IS_REPLAYED: dict[str, Callable[[Journal, Any], bool]] = {
-    **dict.fromkeys(
-        ("on_agent_start", "on_start", "on_handoff", "on_llm_start"),
-        lambda journal, _: journal.will_replay,
-    ),
-    "on_llm_end": lambda journal, _: journal.was_replayed,
-    **dict.fromkeys(
-        ("on_tool_start", "on_tool_end"),
-        lambda journal, context: journal.has_output(_call_id(context)),
-    ),
-    **dict.fromkeys(("on_agent_end", "on_end"), lambda *_: False),
-}
-"""By hook, whether an event was replayed, so that nobody hears of it again."""
-
-
-class _Forwarding:
+class _Hooks:
     """Forwards to hooks what happens now, with the original agents and tools."""
 
     def __init__(self, hooks: Any, copies: Copies) -> None:
-        self._journal = copies._journal
-        self._original = copies.original
-        for event in _IS_REPLAYED:
-            if hooks is not None and hasattr(hooks, event):
+        self._copies, self._journal = copies, copies.journal
+        for event in dir(hooks):
+            if event.startswith("on_"):
                 setattr(self, event, partial(self._forward, event, getattr(hooks, event)))
 
     async def _forward(self, event: str, call: Any, context: Any, *args: Any, **named: Any) -> None:
-        if _IS_REPLAYED[event](self._journal, context):
-            return
-        if event == "on_tool_end":
-            await self._record(context, args[0], args[-1])
-        original = self._original
-        given = {name: original(value) for name, value in named.items()}
-        await call(context, *map(original, args), **given)
+        if not self._is_replayed(event, context):
+            given = {name: self._copies.original(value) for name, value in named.items()}
+            await call(context, *map(self._copies.original, args), **given)
 
-    async def _record(self, context: Any, agent: Any, output: Any) -> None:
-        pass
+    def _is_replayed(self, event: str, context: Any) -> bool:
+        if event in ("on_agent_end", "on_end"):
+            return False
+        if event in ("on_tool_start", "on_tool_end"):
+            return self._journal.has_output(_call_id(context))
+        return self._journal.was_replayed if event == "on_llm_end" else self._journal.will_replay
 
 
-class _RecordedAgentHooks(_Forwarding, AgentHooks[Any]):
+class _AgentHooks(_Hooks, AgentHooks[Any]):
     pass
 
 
-class RecordedHooks(_Forwarding, RunHooks[Any]):
+class RecordedHooks(_Hooks, RunHooks[Any]):
     """Records the outputs of tools besides."""
 
     def __init__(self, hooks: RunHooks[Any] | None, copies: Copies) -> None:
@@ -391,12 +438,15 @@ class RecordedHooks(_Forwarding, RunHooks[Any]):
         self._hears_nothing = hooks is None
 
     async def _forward(self, event: str, call: Any, context: Any, *args: Any, **named: Any) -> None:
-        self._journal.note_call(event, _call_id(context))
+        call_id = _call_id(context)
+        if event == "on_tool_start" and call_id is not None:
+            self._journal.open_calls.add(call_id)
+        elif event == "on_tool_end" and call_id is not None:
+            self._journal.open_calls.discard(call_id)
+            if not self._journal.has_output(call_id):
+                may_wait = self._hears_nothing and args[0].hooks is None
+                await self._journal.add_output(call_id, args[-1], may_wait=may_wait)
         await super()._forward(event, call, context, *args, **named)
-
-    async def _record(self, context: Any, agent: Any, output: Any) -> None:
-        may_wait = self._hears_nothing and agent.hooks is None
-        await self._journal.add_output(_call_id(context), output, may_wait=may_wait)
 
 
 def _call_id(context: Any) -> str | None:

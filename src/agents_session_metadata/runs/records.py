@@ -1,35 +1,35 @@
-"""What is known of runs: pages of them, the calls that they wait for, and decisions."""
+"""What a run leaves in the database as text, and what lists show of it."""
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
+from agents.exceptions import UserError
 from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
 
-from agents_session_metadata.dialects._dialect import Dialect, Statement
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.errors import InvalidCursorError
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.text import quoted
 
-from .feature import FAILED, RUNNING, RUNS, WAITING, runs_table
-from .lease import RunRow, reading
-from .values import Encryption
+from .feature import FAILED, INTERRUPTED, RUNNING, RUNS, WAITING, runs_table, status_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-INTERRUPTED = "interrupted"
 STATUSES = (RUNNING, WAITING, INTERRUPTED, FAILED)
 
+Cipher: TypeAlias = Callable[[bytes], "bytes | str"]
+"""A function that encrypts or decrypts, such as a method of `cryptography.fernet.Fernet`."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,6 @@ class RunPage:
     next_cursor: str | None
 
 
-def moment(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
-
-
 def microseconds(moment: datetime, name: str) -> int:
     if not isinstance(moment, datetime):
         raise TypeError(f"{name} must be a datetime, got {type(moment).__name__}")
@@ -128,65 +124,92 @@ def microseconds(moment: datetime, name: str) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def pending_calls(items: Sequence[Any]) -> list[PendingCall]:
+def _moment(microseconds: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=microseconds)
+
+
+# ---- encryption ----
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """Texts are not encrypted without the functions."""
+
+    encrypt: Cipher | None = None
+    decrypt: Cipher | None = None
+
+    def seal(self, text: str) -> str:
+        if self.encrypt is None:
+            return text
+        secret = self.encrypt(text.encode())
+        return base64.b64encode(secret.encode() if isinstance(secret, str) else secret).decode()
+
+    def open(self, text: str) -> str:
+        if self.decrypt is None:
+            if self.encrypt is not None:
+                raise ValueError("runs are stored encrypted; pass decrypt= to SessionRuns")
+            return text
+        plain = self.decrypt(base64.b64decode(text))
+        return plain if isinstance(plain, str) else plain.decode()
+
+    def dump(self, value: Any) -> str:
+        return self.seal(json.dumps(value))
+
+    def load(self, text: str) -> Any:
+        return json.loads(self.open(text))
+
+    def shown(self, text: str | None) -> str | None:
+        """Returns None for a text that cannot be decrypted, so that a list shows the others."""
+        if text is None or (self.encrypt is not None and self.decrypt is None):
+            return None
+        try:
+            return self.open(text)
+        except Exception:
+            logger.warning("a text of a run was not decrypted", exc_info=True)
+            return None
+
+
+# ---- calls that wait ----
+
+
+def pending_calls(items: Iterable[Any]) -> tuple[PendingCall, ...]:
     """Returns the calls of the SDK's approval items."""
-    return [
-        PendingCall(
-            item.call_id or "", item.name, item.arguments, item.agent.name if item.agent else None
-        )
-        for item in items
-    ]
+    return tuple(
+        PendingCall(each.call_id or "", each.name, each.arguments, each.agent and each.agent.name)
+        for each in items
+    )
 
 
-def dump_pending(calls: Sequence[PendingCall], encryption: Encryption) -> str:
+def dump_pending(calls: Iterable[PendingCall], encryption: Encryption) -> str:
     """Only the arguments are encrypted."""
-    return json.dumps(
-        [
-            {
-                "call_id": call.call_id,
-                "tool": call.tool,
-                "arguments": None if call.arguments is None else encryption.seal(call.arguments),
-                "agent": call.agent,
-            }
-            for call in calls
-        ]
-    )
+
+    def sealed(text: str | None) -> str | None:
+        return None if text is None else encryption.seal(text)
+
+    return json.dumps([(c.call_id, c.tool, sealed(c.arguments), c.agent) for c in calls])
 
 
-def load_pending(text: str | None, session_id: str, encryption: Encryption) -> list[PendingCall]:
-    calls = [PendingCall(**each) for each in json.loads(text or "[]")]
+def load_pending(text: str | None, encryption: Encryption) -> list[PendingCall]:
     return [
-        replace(call, arguments=_opened(call.arguments, session_id, encryption)) for call in calls
+        PendingCall(call_id, tool, encryption.shown(arguments), agent)
+        for call_id, tool, arguments, agent in json.loads(text or "[]")
     ]
 
 
-def _opened(text: str | None, session_id: str, encryption: Encryption) -> str | None:
-    """Returns None for a text that cannot be decrypted, so that a list shows the other runs."""
-    if text is None or (encryption.encrypt is not None and encryption.decrypt is None):
-        return None
-    try:
-        return encryption.open(text)
-    except Exception:
-        logger.warning(
-            "a text of the run of session %s was not decrypted", quoted(session_id), exc_info=True
-        )
-        return None
-
-
-def status_of(row: RunRow) -> str:
-    return INTERRUPTED if row.is_interrupted else row.status
-
-
-def info(row: RunRow, decisions: Mapping[str, Decision], encryption: Encryption) -> RunInfo:
-    pending = load_pending(row.pending, row.session_id, encryption) if row.is_waiting else []
-    return RunInfo(
-        row.session_id,
-        status_of(row),
-        row.agent,
-        tuple(replace(call, decision=decisions.get(call.call_id)) for call in pending),
-        moment(row.started_at),
-        _opened(row.error, row.session_id, encryption) if row.is_failed else None,
+def dump_state(result: Any, *, strict: bool) -> dict[str, Any]:
+    """Raises `UserError` in strict mode if the SDK would not store the context as it is."""
+    context, written = (
+        result.context_wrapper.context,
+        result.to_state().to_json(strict_context=False),
     )
+    kept = written["context"]["context"] if context is not None else None
+    if strict and context is not None and (type(context) is not dict or kept != context):
+        raise UserError(
+            f"the context of the run, of type {type(context).__name__}, would not be stored with "
+            "the waiting run; use a plain dict of JSON values as context, or pass "
+            "strict_context=False and pass the context to resume again"
+        )
+    return json.loads(json.dumps(written))  # type: ignore[no-any-return]
 
 
 # ---- pages ----
@@ -208,37 +231,22 @@ def read_page(
     if not database.has_tables(connection, RUNS):
         return RunPage([], None)
     runs = runs_table(database.tables)
-    inner = runs.alias("inner_runs")
-    started, session_id = inner.c.started_at, inner.c.session_id
-    page: Any = select(session_id).order_by(started.desc(), session_id.desc()).limit(limit + 1)
+    started, session_id = runs.c.started_at, runs.c.session_id
+    shown = status_of(runs, database.dialect)
+    names = ("session_id", "agent", "pending", "started_at", "error")
+    page: Any = select(*(runs.c[name] for name in names), shown.label("status"))
     if status is not None:
-        page = page.where(_has_status(inner, status, database.dialect))
+        page = page.where(shown == status)
     if after is not None:
         time, last = after
         page = page.where(started <= time, or_(started < time, session_id < last))
-    page, parameters = queries.where(page, condition, session_id)
-    # The long columns are read for the rows of the page only.
-    ids = page.subquery("page")
-    statement = reading(runs, database.dialect).join(ids, ids.c.session_id == runs.c.session_id)
-    statement = statement.order_by(runs.c.started_at.desc(), runs.c.session_id.desc())
-    rows = [RunRow(*row) for row in connection.execute(statement, parameters)]
-    waiting = [row for row in rows[:limit] if row.is_waiting]
-    decisions = read_decisions_of(
-        connection, database.tables.group(RUNS)["_run_decisions"], waiting
-    )
-    infos = [info(row, decisions.get(row.session_id, {}), encryption) for row in rows[:limit]]
+    page = page.order_by(started.desc(), session_id.desc()).limit(limit + 1)
+    rows: Any = connection.execute(*queries.where(page, condition, session_id)).all()
+    infos = infos_of(connection, database, rows[:limit], encryption)
     if len(rows) <= limit:
         return RunPage(infos, None)
     position = json.dumps([rows[limit - 1].started_at, rows[limit - 1].session_id])
     return RunPage(infos, seal(position.encode(), question))
-
-
-def _has_status(runs: Any, status: str, dialect: Dialect) -> Any:
-    if status == RUNNING:
-        return and_(runs.c.status == RUNNING, runs.c.expires > dialect.now())
-    if status == INTERRUPTED:
-        return and_(runs.c.status == RUNNING, runs.c.expires <= dialect.now())
-    return runs.c.status == status
 
 
 def _position(body: bytes) -> tuple[int, str]:
@@ -251,55 +259,69 @@ def _position(body: bytes) -> tuple[int, str]:
     return time, session_id
 
 
+def infos_of(
+    connection: Connection, database: Database[Any], rows: Sequence[Any], encryption: Encryption
+) -> list[RunInfo]:
+    waiting = [row.session_id for row in rows if row.status == WAITING]
+    decisions = decisions_of(connection, database, waiting) if waiting else {}
+
+    def info(row: Any) -> RunInfo:
+        calls = load_pending(row.pending, encryption) if row.status == WAITING else []
+        decided = decisions.get(row.session_id, {})
+        pending = (replace(call, decision=decided.get(call.call_id)) for call in calls)
+        error = encryption.shown(row.error) if row.status == FAILED else None
+        moment = _moment(row.started_at)
+        return RunInfo(row.session_id, row.status, row.agent, tuple(pending), moment, error)
+
+    return [info(row) for row in rows]
+
+
 # ---- decisions ----
 
 
-def add_decision(
-    connection: Connection, table: Table, row: RunRow, call: PendingCall, values: dict[str, Any]
-) -> None:
-    """`values` has `approve`, `message` and `decided_by`."""
-    connection.execute(
-        insert(table).inline(),
-        {
-            "session_id": row.session_id,
-            "run_id": row.run_id,
-            "call_id": call.call_id,
-            "tool": call.tool,
-            "agent": call.agent,
-            "decided_at": row.now,
-            **values,
-        },
-    )
-
-
-def read_decisions_of(
-    connection: Connection, table: Table, rows: Sequence[RunRow]
+def decisions_of(
+    connection: Connection, database: Database[Any], session_ids: Sequence[str]
 ) -> dict[str, dict[str, Decision]]:
-    """Returns the newest decisions since the pauses of waiting or resumed runs, by call id."""
+    """Returns the newest decisions since the pauses of runs, by session and call id."""
+    table, runs = _decisions(database), runs_table(database.tables)
+    same = runs.c.session_id == table.c.session_id, runs.c.run_id == table.c.run_id
+    since = and_(*same, table.c.decided_at >= runs.c.paused_at)
+    chosen = database.dialect.one_of(table.c.session_id, "ids", len(session_ids))
+    statement = _selected(table).join(runs, since).where(chosen)
+    parameters = database.dialect.list_parameters("ids", session_ids)
     found: dict[str, dict[str, Decision]] = {}
-    for start in range(0, len(rows), _AT_ONCE):
-        some = {row.session_id: row for row in rows[start : start + _AT_ONCE]}
-        statement = _selected(table).where(table.c.session_id.in_(list(some)))
-        for run_id, at, decision in _decisions(connection.execute(statement)):
-            row = some.get(decision.session_id or "")
-            if row is not None and run_id == row.run_id and at >= (row.paused_at or 0):
-                found.setdefault(row.session_id, {})[decision.call_id] = decision
+    for decision in _loaded(connection.execute(statement, parameters)):
+        found.setdefault(decision.session_id or "", {})[decision.call_id] = decision
     return found
 
 
-def _selected(table: Table) -> Statement:
-    names = (
-        *("run_id", "decided_at", "session_id", "call_id", "tool", "agent", "approve"),
-        *("message", "decided_by"),
-    )
-    return select(*(table.c[name] for name in names)).order_by(table.c.decided_at, table.c.id)
+def _decisions(database: Database[Any]) -> Table:
+    return database.tables.group(RUNS)["_run_decisions"]
 
 
-def _decisions(rows: Any) -> list[tuple[str, int, Decision]]:
-    return [
-        (run_id, at, Decision(session, call, tool, agent, bool(approve), message, by, moment(at)))
-        for run_id, at, session, call, tool, agent, approve, message, by in rows
-    ]
+def _selected(table: Table) -> Any:
+    names = ("session_id", "call_id", "tool", "agent", "approve", "message")
+    by, at = table.c.decided_by.label("by"), table.c.decided_at.label("at")
+    columns = (table.c[name] for name in names)
+    return select(*columns, by, at).order_by(table.c.decided_at, table.c.id)
+
+
+def _loaded(rows: Any) -> list[Decision]:
+    return [Decision(**{**row._mapping, "at": _moment(row.at)}) for row in rows]
+
+
+def add_decision(
+    connection: Connection,
+    database: Database[Any],
+    row: Any,
+    call: PendingCall,
+    values: dict[str, Any],
+) -> None:
+    """`values` has `approve`, `message` and `decided_by`."""
+    of_run = {"session_id": row.session_id, "run_id": row.run_id}
+    of_call = {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
+    added = insert(_decisions(database)).inline().values(decided_at=database.dialect.now())
+    connection.execute(added, {**of_run, **of_call, **values})
 
 
 def read_decisions(
@@ -311,14 +333,13 @@ def read_decisions(
 ) -> list[Decision]:
     if not store.database.has_tables(connection, RUNS):
         return []
-    table = store.database.tables.group(RUNS)["_run_decisions"]
+    table = _decisions(store.database)
     statement = _selected(table)
     if session_id is not None:
         statement = statement.where(table.c.session_id == session_id)
     if since is not None:
         statement = statement.where(table.c.decided_at >= since)
-    statement, parameters = store.question(queries, statement, table.c.session_id)
-    return [each for _, _, each in _decisions(connection.execute(statement, parameters))]
+    return _loaded(connection.execute(*store.question(queries, statement, table.c.session_id)))
 
 
 def delete_decisions(
@@ -327,11 +348,6 @@ def delete_decisions(
     """Returns how many were deleted."""
     if not store.database.has_tables(connection, RUNS):
         return 0
-    table = store.database.tables.group(RUNS)["_run_decisions"]
-    statement: Any = select(table.c.id).where(table.c.decided_at < before)
-    statement, parameters = store.question(queries, statement, table.c.session_id)
-    ids = list(connection.scalars(statement, parameters))
-    for start in range(0, len(ids), _AT_ONCE):
-        some = ids[start : start + _AT_ONCE]
-        connection.execute(delete(table).where(table.c.id.in_(some)))
-    return len(ids)
+    table = _decisions(store.database)
+    old = delete(table).where(table.c.decided_at < before)
+    return connection.execute(*store.question(queries, old, table.c.session_id)).rowcount

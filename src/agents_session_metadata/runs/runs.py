@@ -3,72 +3,62 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
-import json
 import logging
 import random
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from agents import Agent, Runner, RunState
-from sqlalchemy import Connection, Table, delete, insert, literal, select, update
+from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
+from sqlalchemy import Connection, Table, delete, insert, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.core.database import insist, settle
-from agents_session_metadata.core.messages import delete_messages
+from agents_session_metadata.core.database import settle
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
 from agents_session_metadata.core.store import LONGEST_PAGE, check_limit
 from agents_session_metadata.errors import (
     RunFailedError,
     RunInterruptedError,
     SessionBusyError,
-    SessionChangedError,
     SessionPausedError,
+    StateVersionError,
 )
-from agents_session_metadata.keys import RUN
 from agents_session_metadata.query.filters import Where
 from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker
-from agents_session_metadata.values import encode_metadata, storable_text
+from agents_session_metadata.values import storable_text
 
-from .feature import FAILED, RUNNING, RUNS, WAITING, give_up
-from .journal import Copies, Journal, RecordedHooks, recorded_config
-from .lease import HistoryEnd, Lease, RunRow, history_end, read_locked
+from .feature import FAILED, INTERRUPTED, RUNNING, RUNS, WAITING, give_up
+from .journal import Copies, Journal, RecordedHooks, dump_final, load_final, recorded_config
+from .lease import Lease, Progress, lock_run, read_run
 from .records import (
     STATUSES,
+    Cipher,
     Decision,
+    Encryption,
     PendingCall,
     RunInfo,
     RunPage,
     add_decision,
     delete_decisions,
     dump_pending,
-    info,
+    dump_state,
+    infos_of,
     load_pending,
     microseconds,
     pending_calls,
     read_decisions,
-    read_decisions_of,
     read_page,
 )
-from .session import Writes, open_session
-from .values import (
-    Cipher,
-    Encryption,
-    dump_final,
-    dump_state,
-    load_final,
-    load_state,
-)
+from .session import open_session
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -104,39 +94,49 @@ class SessionRun:
     repeated: bool = False
 
 
-@dataclass(frozen=True)
-class _Busy:
-    run_id: str
-    has_key: bool
-
-
-@dataclass(frozen=True)
-class _Begun:
-    """A run that holds its lease. `is_other` if it must be finished before the caller's."""
-
-    lease: Lease
-    row: RunRow
-    steps: dict[int, Any]
-    decisions: dict[str, Decision]
-    is_other: bool = False
-
-
 @dataclass
 class _Request:
-    """One call of `run`, `stream` or `resume`. Without an input, it is a `resume`."""
+    """One call of `run` or `stream`; of `resume` without an input."""
 
     session_id: str
     agent: Agent[Any]
+    wait: float
+    wrap: Wrap | None
+    strict_context: bool
+    options: dict[str, Any]
+    force: bool = False
     input: Any = None
     key: str | None = None
-    wait: float = 0
     interrupted: Interrupted | None = None
     durable: bool = True
-    wrap: Wrap | None = None
-    strict_context: bool = True
-    force: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
     waited_for: str | None = None
+    """The run with the same key that the call has waited for."""
+    is_other: bool = False
+    """Whether an interrupted run is finished first."""
+
+    def __post_init__(self) -> None:
+        check_id_type(self.session_id)
+        if not isinstance(self.agent, Agent):
+            raise TypeError(f"agent must be an Agent, got {type(self.agent).__name__}")
+        if not self.wait >= 0:
+            raise ValueError(f"wait must be a number of seconds, 0 or more, got {self.wait!r}")
+
+    def of_run(
+        self, given: Any, key: str | None, interrupted: Interrupted | None, durable: bool
+    ) -> _Request:
+        if not isinstance(given, (str, list)):
+            advice = "; use resume" if isinstance(given, RunState) else ""
+            kind = type(given).__name__
+            raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
+        if key is not None and not isinstance(key, str):
+            raise TypeError(f"key must be a string, got {type(key).__name__}")
+        if key == "":
+            raise ValueError("key must not be empty")
+        if interrupted not in (None, "resume", "discard"):
+            raise ValueError(
+                f"interrupted must be 'resume', 'discard' or None, got {quoted(interrupted)}"
+            )
+        return replace(self, input=given, key=key, interrupted=interrupted, durable=durable)
 
     @property
     def is_resume(self) -> bool:
@@ -254,12 +254,8 @@ class SessionRuns:
             ValueError: If the session is encrypted and there is no `encrypt`, or an argument is
                 invalid.
         """
-        request = _Request(
-            session_id, agent, _checked_input(input), key, wait, interrupted, durable, session,
-            strict_context, options=options,
-        )  # fmt: skip
-        _check(request)
-        return await self._run(request)
+        request = _Request(session_id, agent, wait, session, strict_context, options)
+        return await self._run(request.of_run(input, key, interrupted, durable))
 
     def stream(
         self,
@@ -303,12 +299,8 @@ class SessionRuns:
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
-        request = _Request(
-            session_id, agent, _checked_input(input), key, wait, interrupted, durable, session,
-            strict_context, options=options,
-        )  # fmt: skip
-        _check(request)
-        return StreamedRun(self, request)
+        request = _Request(session_id, agent, wait, session, strict_context, options)
+        return StreamedRun(self, request.of_run(input, key, interrupted, durable))
 
     async def resume(
         self,
@@ -347,266 +339,142 @@ class SessionRuns:
                 not the same as before.
             StateVersionError: If the SDK cannot read the state, which stays.
         """
-        request = _Request(
-            session_id, agent, None, None, wait, None, True, session, strict_context, force, options
-        )
-        _check(request)
+        request = _Request(session_id, agent, wait, session, strict_context, options, force)
         return await self._run(request)
 
     async def _run(self, request: _Request) -> SessionRun:
+        part = await self._turn(request)
+        return part if isinstance(part, SessionRun) else await part.run()
+
+    # ---- beginning ----
+
+    async def _turn(self, request: _Request) -> _Part | SessionRun:
+        """Waits for its turn, and finishes an interrupted run first if that is asked for."""
         while True:
             begun = await self._begin(request)
             if isinstance(begun, SessionRun):
                 return begun
             part = _Part(self, request, begun)
-            outcome = await part.run()
-            if not begun.is_other:
-                return outcome
+            if not request.is_other:
+                return part
+            await part.run()
 
-    # ---- beginning ----
-
-    async def _begin(self, request: _Request) -> _Begun | SessionRun:
-        """Waits for its turn."""
+    async def _begin(self, request: _Request) -> Lease | SessionRun:
         deadline = time.monotonic() + request.wait
-        if request.is_resume:
-            if id_problem(request.session_id) is not None:
-                raise no_run(request.session_id)
-        else:
+        if not request.is_resume:
             check_id(request.session_id)
             await self._database.ensure(RUNS)
+        elif id_problem(request.session_id) is not None:
+            raise _no_run(request.session_id)
         while True:
-            lease = Lease(self._store, request.session_id, self._lease)
+            lease = Lease(self._store, request.session_id, self._lease, self._encryption)
             claim = partial(self._claim, request, lease)
             try:
                 found = await self._database.write(lambda connection, _: claim(connection))  # noqa: B023
             except asyncio.CancelledError:
-                await self._release(lease)
+                await lease.release()
                 raise
-            if not isinstance(found, _Busy):
+            if found is not None:
                 return found
-            if found.has_key:
-                request.waited_for = found.run_id
-            if not await self._is_free(request.session_id, deadline):
+            if not await self._is_free(lease, deadline):
                 raise SessionBusyError(request.session_id)
 
-    async def _is_free(self, session_id: str, deadline: float) -> bool:
+    async def _is_free(self, lease: Lease, deadline: float) -> bool:
         """Waits until no run of the session works. Returns False at the deadline."""
-        runs = self._table("_runs")
-        works = select(literal(1)).where(
-            runs.c.session_id == session_id,
-            runs.c.status == RUNNING,
-            runs.c.expires > self._database.dialect.now(),
-        )
+        own = {"of_session": lease.session_id}
         polls = 0
         while (left := deadline - time.monotonic()) > 0:
             delay = _POLLS[min(polls, len(_POLLS) - 1)] * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
             await asyncio.sleep(min(delay, left))
             polls += 1
             if not await self._database.read(
-                lambda connection, _: connection.execute(works).first()
+                lambda connection, _: connection.execute(lease.sql.works, own).first()
             ):
                 return True
         return False
 
     def _claim(
         self, request: _Request, lease: Lease, connection: Connection
-    ) -> _Begun | SessionRun | _Busy:
-        """Begins or goes on with a run in one transaction, or returns why not."""
-        session_id, store = request.session_id, self._store
+    ) -> Lease | SessionRun | None:
+        """Begins or goes on with a run in one transaction. Returns None if another one works."""
+        session_id, request.is_other = request.session_id, False
         if request.is_resume:
-            row = self._row(connection, session_id)
+            row = lock_run(self._store, connection, session_id)
             if row is None:
-                raise no_run(session_id)
-            if row.is_working:
-                connection.rollback()
-                return _Busy(row.run_id, False)
-            return self._go_on(connection, request, lease, row)
-        store.enter_history(connection, session_id, must_exist=False)
-        row = self._row(connection, session_id, is_locked=True)
-        digest = None if request.key is None else _digest(request.key)
-        if digest is not None:
-            repeated = self._repeated(connection, request, digest)
-            if repeated is not None:
+                raise _no_run(session_id)
+            digest = None
+        else:
+            self._store.enter_history(connection, session_id, must_exist=False)
+            row = read_run(self._store, connection, session_id)
+            digest = None if request.key is None else _digest(request.key)
+            repeated = digest and self._repeated(connection, request, digest)
+            if repeated:
                 connection.rollback()
                 return repeated
-        if row is None:
-            return self._start(connection, request, lease, digest)
-        has_key = digest is not None and row.run_key == digest
-        if row.is_working:
+        is_same = digest is not None and row.run_key == digest
+        if row.status == RUNNING:
+            request.waited_for = row.run_id if is_same else request.waited_for
             connection.rollback()
-            return _Busy(row.run_id, has_key)
-        if row.is_waiting:
-            if not has_key:
-                raise SessionPausedError(session_id)
-            calls = load_pending(row.pending, session_id, self._encryption)
+            return None
+        if not request.is_resume and not is_same and row.status == WAITING:
+            raise SessionPausedError(session_id)
+        if not request.is_resume and row.status == WAITING:
             connection.rollback()
+            calls = load_pending(row.pending, self._encryption)
             return SessionRun(session_id, None, tuple(calls), repeated=True)
-        if row.is_interrupted:
-            if has_key:
-                return self._go_on(connection, request, lease, row)
+        if row.status == INTERRUPTED and not is_same and not request.is_resume:
             if request.interrupted is None:
                 raise RunInterruptedError(session_id)
-            if request.interrupted == "resume":
-                return self._go_on(connection, request, lease, row, is_other=True)
-        give_up(self._database, connection, session_id)
-        return self._start(connection, request, lease, digest)
+            request.is_other = request.interrupted == "resume"
+        if request.is_resume or request.is_other or (is_same and row.status == INTERRUPTED):
+            lease.go_on(connection, row, force=request.force)
+            return lease
+        if row.run_id is not None:
+            give_up(self._database, connection, session_id)
+            row = read_run(self._store, connection, session_id)
+        kept = {name: request.options[name] for name in ("max_turns",) if name in request.options}
+        lease.start(
+            connection,
+            row,
+            Progress(request.durable, kept, row.newest, row.newest, row.items),
+            run_key=digest,
+            agent=storable_text(request.agent.name),
+            input=self._encryption.dump(request.input),
+        )
+        return lease
 
     def _repeated(
         self, connection: Connection, request: _Request, digest: str
     ) -> SessionRun | None:
-        keys = self._table("_run_keys")
+        """Returns the outcome of a run with this key that has finished."""
+        keys = self._keys
+        own = keys.c.session_id == request.session_id, keys.c.run_key == digest
         since = self._database.dialect.now() - self._keep
-        found: Any = connection.execute(
-            select(keys.c.run_id, keys.c.outcome).where(
-                keys.c.session_id == request.session_id,
-                keys.c.run_key == digest,
-                keys.c.ended_at > since,
-            )
-        ).first()
+        statement = select(keys.c.run_id, keys.c.outcome).where(*own, keys.c.ended_at > since)
+        found: Any = connection.execute(statement).first()
         if found is None:
             return None
         outcome = self._encryption.load(found.outcome)
-        if "error" in outcome:
-            if found.run_id == request.waited_for:
-                raise RunFailedError(request.session_id, outcome["error"])
-            return None
-        copies = Copies(Journal(Lease(self._store, "", 0), self._encryption, {}, (), durable=False))
-        copies.of(request.agent)
-        output = load_final(outcome["output"], copies.named(outcome["agent"]))
-        return SessionRun(request.session_id, output, repeated=True)
+        if "output" in outcome:
+            output = load_final(outcome["output"], Copies.named(request.agent, outcome["agent"]))
+            return SessionRun(request.session_id, output, repeated=True)
+        if found.run_id == request.waited_for:
+            raise RunFailedError(request.session_id, outcome["error"])
+        return None
 
-    def _start(
-        self, connection: Connection, request: _Request, lease: Lease, digest: str | None
-    ) -> _Begun:
-        session_id, dialect = request.session_id, self._database.dialect
-        end = history_end(connection, self._database.tables, session_id)
-        options = {
-            "durable": request.durable,
-            "inside": [],
-            **{name: request.options[name] for name in ("max_turns",) if name in request.options},
-        }
-        values = {
-            "session_id": session_id,
-            "run_id": secrets.token_hex(16),
-            "status": RUNNING,
-            "token": lease.token,
-            "run_key": digest,
-            "agent": storable_text(request.agent.name),
-            "options": json.dumps(options),
-            "input": self._encryption.dump(request.input),
-            "first_item": end.last_item,
-            "base_item": end.last_item,
-            "writes": "[]",
-            **end._asdict(),
-        }
-        times = {"started_at": dialect.now(), "expires": dialect.now() + self._lease}
-        connection.execute(insert(self._table("_runs")).values(**times), values)
-        self._show(connection, session_id, RUNNING)
-        nothing = dict.fromkeys(RunRow._fields)
-        row = RunRow(**{**nothing, **values, "started_at": 0, "expires": 0, "now": 0})
-        return _Begun(lease, row, {}, {})
+    @property
+    def _keys(self) -> Table:
+        return self._database.tables.group(RUNS)["_run_keys"]
 
-    def _go_on(
-        self,
-        connection: Connection,
-        request: _Request,
-        lease: Lease,
-        row: RunRow,
-        *,
-        is_other: bool = False,
-    ) -> _Begun:
-        session_id, database = row.session_id, self._database
-        end = history_end(connection, database.tables, session_id)
-        if end != (row.item_count, row.last_item) and not request.force:
-            raise SessionChangedError(session_id, "its history has changed since the run stopped")
-        options = json.loads(row.options)
-        writes = row.writes
-        if not options["durable"] and json.loads(writes):
-            end = self._take_back(connection, row)
-            writes = "[]"
-        runs = self._table("_runs")
-        changed = {
-            "status": RUNNING,
-            "token": lease.token,
-            "error": None,
-            "writes": writes,
-            **end._asdict(),
-        }
-        times = {"expires": database.dialect.now() + self._lease}
-        mine = update(runs).where(runs.c.session_id == session_id)
-        connection.execute(mine.values(**times, **changed))
-        if row.status != RUNNING:
-            self._show(connection, session_id, RUNNING)
-        steps = self._table("_run_steps")
-        stored = select(steps.c.number, steps.c.value).where(steps.c.session_id == session_id)
-        found: Any = connection.execute(stored.order_by(steps.c.number)).all()
-        decisions = read_decisions_of(connection, self._table("_run_decisions"), [row])
-        loaded = {number: self._encryption.load(text) for number, text in found}
-        going = row._replace(writes=writes)
-        return _Begun(lease, going, loaded, decisions.get(session_id, {}), is_other)
-
-    def _take_back(self, connection: Connection, row: RunRow) -> HistoryEnd:
-        """Deletes the items since the last pause of a run that was not recorded."""
-        tables = self._database.tables
-        messages = tables.messages
-        own = select(messages.c.id).where(
-            messages.c.session_id == row.session_id, messages.c.id > row.base_item
-        )
-        count = sum(json.loads(row.writes))
-        ids = list(connection.scalars(own.order_by(messages.c.id).limit(count)))
-        delete_messages(connection, tables, row.session_id, ids)
-        return history_end(connection, tables, row.session_id)
-
-    # ---- parts of transactions ----
-
-    def _table(self, suffix: str) -> Table:
-        return self._database.tables.group(RUNS)[suffix]
-
-    def _row(
-        self, connection: Connection, session_id: str, *, is_locked: bool = False
-    ) -> RunRow | None:
-        """Locks the session unless it is locked. Returns its run, or None without one."""
-        if not is_locked:
-            if not self._store.lock(connection, session_id):
-                return None
-            if not self._database.has_tables(connection, RUNS):
-                return None
-        return read_locked(connection, self._database.tables, self._database.dialect, session_id)
-
-    def _show(self, connection: Connection, session_id: str, status: str | None) -> None:
-        """Writes the metadata key of the run, or deletes it."""
-        if status is None:
-            self._store.rows.delete_keys(connection, session_id, [RUN])
-        else:
-            encoded = encode_metadata({RUN: status}, self._store.limits)
-            self._store.rows.write(connection, session_id, encoded, ())
-
-    def _keep_outcome(self, connection: Connection, row: RunRow, outcome: dict[str, Any]) -> None:
+    def _keep_outcome(self, connection: Connection, row: Any, outcome: dict[str, Any]) -> None:
         if row.run_key is None:
             return
-        keys, dialect = self._table("_run_keys"), self._database.dialect
-        expired = keys.c.ended_at <= dialect.now() - self._keep
-        of_key = keys.c.run_key == row.run_key
-        own = keys.c.session_id == row.session_id
-        connection.execute(delete(keys).where(own, expired | of_key))
-        values = {
-            "session_id": row.session_id,
-            "run_key": row.run_key,
-            "run_id": row.run_id,
-            "outcome": self._encryption.dump(outcome),
-        }
-        connection.execute(insert(keys).values(ended_at=dialect.now()), values)
-
-    async def _release(self, lease: Lease) -> None:
-        """Ends a lease early: the run is interrupted from now on."""
-        runs = self._table("_runs")
-        own = runs.c.session_id == lease.session_id, runs.c.token == lease.token
-        ended = update(runs).where(*own, runs.c.status == RUNNING).values(expires=0)
-        try:
-            await self._database.write(lambda connection, _: connection.execute(ended).close())
-        except (SQLAlchemyError, OSError):
-            shown = quoted(lease.session_id)
-            logger.warning("the lease of session %s was not ended", shown, exc_info=True)
+        keys, now = self._keys, self._database.dialect.now()
+        old = or_(keys.c.ended_at <= now - self._keep, keys.c.run_key == row.run_key)
+        connection.execute(delete(keys).where(keys.c.session_id == row.session_id, old))
+        values = {name: getattr(row, name) for name in ("session_id", "run_key", "run_id")}
+        outcome_text = self._encryption.dump(outcome)
+        connection.execute(insert(keys).values(ended_at=now), {**values, "outcome": outcome_text})
 
     # ---- approvals ----
 
@@ -696,14 +564,14 @@ class SessionRuns:
             raise ValueError("message is for calls that are rejected, got one with approve=True")
 
         def write(connection: Connection, _: Any) -> RunInfo:
-            row = self._row(connection, session_id)
-            if row is None or row.is_failed:
-                raise no_run(session_id)
-            if row.is_working:
+            row = lock_run(self._store, connection, session_id)
+            if row is None or row.status == FAILED:
+                raise _no_run(session_id)
+            if row.status == RUNNING:
                 raise SessionBusyError(session_id)
-            if row.is_interrupted:
+            if row.status == INTERRUPTED:
                 raise RunInterruptedError(session_id)
-            calls = load_pending(row.pending, session_id, Encryption())
+            calls = load_pending(row.pending, Encryption())
             found = [call for call in calls if call.call_id == call_id]
             if not found:
                 shown = ", ".join(quoted(call.call_id) for call in calls)
@@ -716,14 +584,12 @@ class SessionRuns:
                     f"several pending calls have the id {quoted(call_id)}; the SDK cannot tell "
                     "them apart"
                 )
-            decisions = self._table("_run_decisions")
             values = {"approve": approve, "message": message, "decided_by": by}
-            add_decision(connection, decisions, row, found[0], values)
-            known = read_decisions_of(connection, decisions, [row])
-            return info(row, known[session_id], self._encryption)
+            add_decision(connection, self._database, row, found[0], values)
+            return infos_of(connection, self._database, [row], self._encryption)[0]
 
         if id_problem(session_id) is not None:
-            raise no_run(session_id)
+            raise _no_run(session_id)
         return await self._database.write(write)
 
     async def discard(self, session_id: str) -> bool:
@@ -746,10 +612,10 @@ class SessionRuns:
             return False
 
         def write(connection: Connection, _: Any) -> bool:
-            row = self._row(connection, session_id)
+            row = lock_run(self._store, connection, session_id)
             if row is None:
                 return False
-            if row.is_working:
+            if row.status == RUNNING:
                 raise SessionBusyError(session_id)
             give_up(self._database, connection, session_id)
             return True
@@ -794,196 +660,146 @@ class SessionRuns:
 class _Part:
     """A run from its beginning, or from a pause or crash, to its end or next pause."""
 
-    def __init__(self, runs: SessionRuns, request: _Request, begun: _Begun) -> None:
+    def __init__(self, runs: SessionRuns, request: _Request, lease: Lease) -> None:
         self._runs = runs
         self._request = request
-        self._begun = begun
-        self._row = begun.row
-        self.lease = begun.lease
-        self._settings = json.loads(begun.row.options)
-        self._journal = Journal(
-            begun.lease,
-            runs._encryption,
-            begun.steps,
-            self._settings["inside"] if begun.row.state is not None else (),
-            durable=self._settings["durable"],
-        )
-        self._copies = Copies(self._journal)
+        self.lease = lease
+        self._journal = Journal(lease)
+        self.copies = Copies(self._journal)
         self._provider: Any = None
 
     async def run(self) -> SessionRun:
-        task: asyncio.Task[Any] | None = None
-        try:
+        async with self.storing_failure(), self.closing():
             agent, given, options = await self._prepare()
             task = asyncio.ensure_future(Runner.run(agent, given, **options))
             self.lease.start_renewing(task.cancel)
-            result = await _joined(task)
-            return await self.end(result)
-        except BaseException as error:
-            failure = await self.fail(error)
-            if failure is error:
-                raise
-            raise failure from error
-        finally:
-            await self.close()
+            return await self.end(await task)
 
     async def start(self) -> Any:
         """Begins to stream."""
-        try:
+        async with self.storing_failure():
             agent, given, options = await self._prepare()
             result = Runner.run_streamed(agent, given, **options)
+            self.lease.start_renewing(result.cancel)
+            return result
+
+    @asynccontextmanager
+    async def closing(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self.lease.stop_renewing()
+            if self._provider is not None:
+                await self._provider.aclose()
+
+    @asynccontextmanager
+    async def storing_failure(self) -> AsyncIterator[None]:
+        """Stores that the run has failed or was interrupted, if the block raises."""
+        try:
+            yield
         except BaseException as error:
-            failure = await self.fail(error)
-            await self.close()
+            failure = await self._fail(error)
             if failure is error:
                 raise
             raise failure from error
-        self.lease.start_renewing(result.cancel)
-        return result
-
-    async def close(self) -> None:
-        await self.lease.stop_renewing()
-        if self._provider is not None:
-            await self._provider.aclose()
 
     async def _prepare(self) -> tuple[Any, Any, dict[str, Any]]:
         """Returns the arguments of the SDK's runner."""
-        request, row, session_id = self._request, self._row, self.lease.session_id
+        request, lease, encryption = self._request, self.lease, self._runs._encryption
         settings = self._runs.catalog._session_arguments
-        writes = Writes(row.base_item, json.loads(row.writes))
-        session: Any = open_session(self.lease, self._journal, writes, settings)
+        session: Any = open_session(lease, self._journal, settings)
         if request.wrap is not None:
             session = request.wrap(session)
-            if _is_encrypted(session) and self._runs._encryption.encrypt is None:
+            if _is_encrypted(session) and encryption.encrypt is None:
                 raise ValueError(
                     "the history is encrypted, and what the run records would not be; "
                     "pass encrypt= and decrypt= to SessionRuns"
                 )
-        options = {**request.options, "session": session}
-        if "max_turns" in self._settings:
-            options.setdefault("max_turns", self._settings["max_turns"])
+        options = {**lease.progress.options, **request.options, "session": session}
         agent, hooks = request.agent, options.get("hooks")
         if self._journal.is_durable:
-            agent = self._copies.of(agent)
-            options["hooks"] = RecordedHooks(hooks, self._copies)
+            agent = self.copies.of(agent)
+            options["hooks"] = RecordedHooks(hooks, self.copies)
             options["run_config"], self._provider = recorded_config(
                 options.get("run_config"), self._journal
             )
-        if row.state is None:
-            return agent, self._runs._encryption.load(row.input), options
-        stored = self._runs._encryption.load(row.state)
-        state = await load_state(session_id, agent, stored, options.get("context"))
+        if lease.row.state is None:
+            return agent, encryption.load(lease.row.input), options
+        stored, context = encryption.load(lease.row.state), options.get("context")
+        if stored.get("$schemaVersion") not in SUPPORTED_SCHEMA_VERSIONS:
+            raise StateVersionError(lease.session_id, stored.get("$schemaVersion"))
+        state: Any = await RunState.from_json(agent, stored, context_override=context)
         for item in state.get_interruptions():
-            decision = self._begun.decisions.get(item.call_id or "")
+            decision = lease.decisions.get(item.call_id or "")
             if decision is not None and decision.approve:
                 state.approve(item)
             elif decision is not None:
                 state.reject(item, rejection_message=decision.message)
         usage = usage_of(state)
         if isinstance(hooks, SessionTracker) and usage is not None:
-            hooks._resumes(usage, row.agent)
+            hooks._resumes(usage, lease.row.agent)
         return agent, state, options
 
     # ---- ending ----
 
     async def end(self, result: Any) -> SessionRun:
         """Stores the outcome of a run that has finished or pauses."""
-        calls = tuple(pending_calls(result.interruptions))
+        lease, runs = self.lease, self._runs
+        calls = pending_calls(result.interruptions)
+        agent = self.copies.original(result.last_agent)
         if calls:
-            context = result.context_wrapper.context
-            state = dump_state(result.to_state(), context, strict=self._request.strict_context)
-            await self._write(partial(self._pause, state, calls, result.last_agent.name))
+            state = dump_state(result, strict=self._request.strict_context)
+            inside = self._journal.open_calls - {call.call_id for call in calls}
+            values = {
+                "progress": replace(lease.progress, inside=sorted(inside)).dump(),
+                "status": WAITING,
+                "agent": storable_text(agent.name),
+                "state": runs._encryption.dump(state),
+                "pending": dump_pending(calls, runs._encryption),
+                "paused_at": runs._database.dialect.now(),
+            }
+            await lease.end(lease.sql.stop.values(**values), self._pause)
         else:
-            last = self._copies.original(result.last_agent)
-            output = dump_final(result.final_output, last)
-            await self._write(partial(self._finish, {"output": output, "agent": last.name}))
-        self._copies.restore(result)
+            output = dump_final(result.final_output, agent)
+            outcome = {"output": output, "agent": agent.name}
+            await lease.end(lease.sql.finish, partial(self._keep, None, outcome))
+        self.copies.restore(result)
         final = None if calls else result.final_output
-        return SessionRun(self.lease.session_id, final, calls, result)
+        return SessionRun(lease.session_id, final, calls, result)
 
-    async def fail(self, error: BaseException) -> BaseException:
+    def _pause(self, connection: Connection) -> None:
+        lease = self.lease
+        connection.execute(lease.sql.delete_steps, {"of_session": lease.session_id})
+        lease.show(connection, WAITING)
+
+    def _keep(self, status: str | None, outcome: dict[str, Any], connection: Connection) -> None:
+        self._runs._keep_outcome(connection, self.lease.row, outcome)
+        self.lease.show(connection, status)
+
+    async def _fail(self, error: BaseException) -> BaseException:
         """Stores that the run has failed, or was interrupted. Returns the error to raise."""
-        if self.lease.is_lost:
-            return self.lease.lost()
-        if not isinstance(error, Exception):
+        lease = self.lease
+        if not isinstance(error, Exception) and not lease.is_lost:
             await settle(self.release())
-            return error
-        try:
-            async with self._journal.writing() as steps:
-                await self._write(partial(self._fail, _text_of(error), steps))
-        except SessionBusyError:
-            return self.lease.lost()
-        except (SQLAlchemyError, OSError):
-            shown = quoted(self.lease.session_id)
-            logger.warning("the failed run of session %s was not stored", shown, exc_info=True)
-        return error
+        elif not lease.is_lost:
+            text = storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
+            values = {"status": FAILED, "error": lease.encryption.seal(text)}
+            keep = partial(self._keep, FAILED, {"error": text})
+            try:
+                await self._journal.flush()
+                await lease.end(lease.sql.stop.values(**values), keep)
+            except SessionBusyError:
+                pass
+            except (SQLAlchemyError, OSError):
+                shown = quoted(lease.session_id)
+                logger.warning("the failed run of session %s was not stored", shown, exc_info=True)
+        return lease.lost() if lease.is_lost else error
 
     async def release(self) -> None:
         """Ends the lease early: the run is interrupted from now on."""
         with suppress(SessionBusyError, SQLAlchemyError, OSError):
             await self._journal.flush()
-        await self._runs._release(self.lease)
-
-    async def _write(self, change: Callable[[Connection], None]) -> None:
-        """Runs the last write of this part, which must begin by locking the session."""
-        is_tried = False
-
-        def write(connection: Connection, _: Any) -> None:
-            nonlocal is_tried
-            runs, lease = self._runs, self.lease
-            row = runs._row(connection, lease.session_id)
-            if is_tried and (row is None or row.token != lease.token or row.status != RUNNING):
-                return  # An earlier attempt was committed, although an error was raised.
-            is_tried = True
-            if row is None or row.token != lease.token or not row.is_working:
-                lease.is_lost = True
-                raise lease.lost()
-            change(connection)
-
-        await insist(lambda: self._runs._database.write(write))
-
-    def _finish(self, outcome: dict[str, Any], connection: Connection) -> None:
-        runs, table = self._runs, self._runs._table("_runs")
-        connection.execute(delete(table).where(table.c.session_id == self.lease.session_id))
-        runs._keep_outcome(connection, self._row, outcome)
-        runs._show(connection, self.lease.session_id, None)
-
-    def _pause(
-        self,
-        state: dict[str, Any],
-        calls: tuple[PendingCall, ...],
-        agent: str,
-        connection: Connection,
-    ) -> None:
-        runs, session_id = self._runs, self.lease.session_id
-        asked = {call.call_id for call in calls}
-        inside = [call for call in self._journal.open_calls if call not in asked]
-        self._change(
-            connection,
-            status=WAITING,
-            agent=storable_text(agent),
-            options=json.dumps({**self._settings, "inside": inside}),
-            state=runs._encryption.dump(state),
-            pending=dump_pending(calls, runs._encryption),
-            paused_at=runs._database.dialect.now(),
-            base_item=runs._table("_runs").c.last_item,
-            writes="[]",
-        )
-        steps = runs._table("_run_steps")
-        connection.execute(delete(steps).where(steps.c.session_id == session_id))
-        runs._show(connection, session_id, WAITING)
-
-    def _fail(self, error: str, steps: list[tuple[int, str]], connection: Connection) -> None:
-        runs = self._runs
-        self._journal.insert(connection, steps)
-        self._change(connection, status=FAILED, error=runs._encryption.seal(error))
-        runs._keep_outcome(connection, self._row, {"error": error})
-        runs._show(connection, self.lease.session_id, FAILED)
-
-    def _change(self, connection: Connection, **values: Any) -> None:
-        table = self._runs._table("_runs")
-        own = table.c.session_id == self.lease.session_id
-        connection.execute(update(table).where(own).values(expires=0, **values))
+        await self.lease.release()
 
 
 class StreamedRun:
@@ -1018,17 +834,13 @@ class StreamedRun:
         return self._outcome is not None and self._outcome.repeated
 
     async def __aenter__(self) -> StreamedRun:
-        while True:
-            begun = await self._runs._begin(self._request)
-            if isinstance(begun, SessionRun):
-                self._outcome = begun
-                return self
-            part = _Part(self._runs, self._request, begun)
-            if not begun.is_other:
-                self.result = await part.start()
-                self._part = part
-                return self
-            await part.run()
+        part = await self._runs._turn(self._request)
+        if isinstance(part, SessionRun):
+            self._outcome = part
+        else:
+            self.result = await part.start()
+            self._part = part
+        return self
 
     async def stream_events(self) -> AsyncIterator[Any]:
         """Yield the events of the SDK. At the end of them, the outcome is stored.
@@ -1041,77 +853,39 @@ class StreamedRun:
             return
         try:
             async for event in self.result.stream_events():
-                yield _with_originals(event, part._copies)
-        except Exception as error:
-            failure = await self._fail(part, error)
-            if failure is error:
-                raise
-            raise failure from error
-        await self._end(part)
+                yield part.copies.restored(event)
+        except Exception as error:  # noqa: BLE001  # raised again
+            await self._end(error)
+        await self._end()
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        part = self._part
-        if part is None:
+        if self._part is None:
             return
         task = self.result.run_loop_task
         if not task.done():
             self.result.cancel()
         await settle(asyncio.wait({task}))
-        problem = None if task.cancelled() else task.exception()
-        if problem is not None:
-            failure = await self._fail(part, problem)
-            if error is None:
-                raise failure
-        else:
-            await self._end(part, is_raised=error is None)
-
-    async def _end(self, part: _Part, *, is_raised: bool = True) -> None:
-        """Stores the outcome, or that the run was interrupted if it has not come to an end."""
-        if self._part is None:
-            return
-        self._part = None
         try:
+            await self._end(None if task.cancelled() else task.exception())
+        except Exception:
+            if error is None:
+                raise
+
+    async def _end(self, problem: BaseException | None = None) -> None:
+        """Stores the outcome, or that the run was interrupted if it has not come to an end."""
+        part, self._part = self._part, None
+        if part is None:
+            return
+        async with part.closing(), part.storing_failure():
+            if problem is not None:
+                raise problem
             has_ended = self.result.interruptions or self.result.final_output is not None
-            if has_ended and not part.lease.is_lost:
+            if part.lease.is_lost:
+                raise part.lease.lost()
+            if has_ended:
                 self._outcome = await part.end(self.result)
             else:
                 await settle(part.release())
-        except BaseException as error:
-            raise await part.fail(error) from error
-        finally:
-            await part.close()
-        if part.lease.is_lost and is_raised:
-            raise part.lease.lost()
-
-    async def _fail(self, part: _Part, error: BaseException) -> BaseException:
-        self._part = None
-        failure = await part.fail(error)
-        await part.close()
-        return failure
-
-
-async def _joined(task: asyncio.Task[Any]) -> Any:
-    """Waits for a run. If the caller is cancelled, the run is cancelled first."""
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        if not task.done():
-            task.cancel()
-            await settle(asyncio.wait({task}))
-        raise
-
-
-def _with_originals(event: Any, copies: Copies) -> Any:
-    if event.type == "agent_updated_stream_event":
-        changed = copy.copy(event)
-        changed.new_agent = copies.original(event.new_agent)
-        return changed
-    if event.type == "run_item_stream_event":
-        changed = copy.copy(event)
-        changed.item = copy.copy(event.item)
-        copies.restore_item(changed.item)
-        return changed
-    return event
 
 
 def _is_encrypted(session: Any) -> bool:
@@ -1119,41 +893,13 @@ def _is_encrypted(session: Any) -> bool:
     while session is not None:
         if any(kind.__name__ == "EncryptedSession" for kind in type(session).__mro__):
             return True
-        session = vars(session).get("underlying_session") if hasattr(session, "__dict__") else None
+        session = getattr(session, "__dict__", {}).get("underlying_session")
     return False
-
-
-def _text_of(error: BaseException) -> str:
-    return storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
 
 
 def _digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _checked_input(given: Any) -> Any:
-    if isinstance(given, RunState):
-        raise TypeError("input must be a string or a list of items, got RunState; use resume")
-    if not isinstance(given, (str, list)):
-        raise TypeError(f"input must be a string or a list of items, got {type(given).__name__}")
-    return given
-
-
-def _check(request: _Request) -> None:
-    check_id_type(request.session_id)
-    if not isinstance(request.agent, Agent):
-        raise TypeError(f"agent must be an Agent, got {type(request.agent).__name__}")
-    if request.key is not None and not isinstance(request.key, str):
-        raise TypeError(f"key must be a string, got {type(request.key).__name__}")
-    if request.key == "":
-        raise ValueError("key must not be empty")
-    if not request.wait >= 0:
-        raise ValueError(f"wait must be a number of seconds, 0 or more, got {request.wait!r}")
-    if request.interrupted not in (None, "resume", "discard"):
-        raise ValueError(
-            f"interrupted must be 'resume', 'discard' or None, got {quoted(request.interrupted)}"
-        )
-
-
-def no_run(session_id: str) -> LookupError:
+def _no_run(session_id: str) -> LookupError:
     return LookupError(f"session {quoted(session_id)} has no run that waits or can go on")

@@ -7,9 +7,9 @@ skipped. Until it has caught up, it does not see the items that it has stored.
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from agents.items import TResponseInputItem
 from sqlalchemy import Connection, select
@@ -20,23 +20,10 @@ from agents_session_metadata.errors import SessionChangedError
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 
 from .journal import Journal
-from .lease import Lease
+from .lease import Lease, Progress
 
-
-@dataclass
-class Writes:
-    """The numbers of items that the writes since the last pause have added. `done` were repeated.
-
-    `base` is the id of the newest item before them.
-    """
-
-    base: int
-    counts: list[int]
-    done: int = 0
-
-    @property
-    def is_repeating(self) -> bool:
-        return self.done < len(self.counts)
+_Rows: TypeAlias = "list[tuple[int, str]]"
+"""Ids and texts of items, oldest first."""
 
 
 class RunSession(SQLAlchemyMetadataSession):
@@ -44,143 +31,134 @@ class RunSession(SQLAlchemyMetadataSession):
 
     _lease: Lease
     _journal: Journal
-    _writes: Writes
+    _done = 0
+    """The number of writes since the last pause that were made again."""
     _replaces = False
     """Whether the history was cleared, and the next items replace it."""
+
+    @property
+    def _counts(self) -> list[int]:
+        """The numbers of items that the writes up to now have added."""
+        return self._lease.progress.writes[: self._done]
+
+    @property
+    def _is_repeating(self) -> bool:
+        return self._done < len(self._lease.progress.writes)
 
     # ---- reading ----
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        if not self._writes.is_repeating:
+        if not self._is_repeating:
             return await super().get_items(limit)
-        if self._journal.base is not None:
-            texts = self._journal.base
-        else:
+        texts = self._journal.base
+        if texts is None:
             rows = await self._store.database.read(lambda connection, _: self._rows(connection))
-            hidden = set(self._own(rows)[sum(self._writes.counts[: self._writes.done]) :])
-            texts = [text for item_id, text in rows if item_id not in hidden]
+            hidden = self._own(rows)[sum(self._counts) :]
+            texts = [row[1] for row in rows if row not in hidden]
         items = await self._items_of(texts)
         most = limit if limit is not None else getattr(self.session_settings, "limit", None)
         return items if most is None else items[-most:] if most > 0 else []
 
-    def _rows(self, connection: Connection) -> list[tuple[int, str]]:
-        messages = self._store.database.tables.messages
+    def _rows(self, connection: Connection) -> _Rows:
+        messages = self._messages
         statement = select(messages.c.id, messages.c.message_data)
         own = statement.where(messages.c.session_id == self.session_id)
         return [(row[0], row[1]) for row in connection.execute(own.order_by(*in_order(messages)))]
 
-    def _own(self, rows: list[tuple[int, str]]) -> list[int]:
-        """Returns the ids of the items that the writes have added."""
-        ids = sorted(item_id for item_id, _ in rows if item_id > self._writes.base)
-        return ids[: sum(self._writes.counts)]
+    def _own(self, rows: _Rows) -> _Rows:
+        """Returns the items that the writes since the last pause have added."""
+        progress = self._lease.progress
+        return sorted(row for row in rows if row[0] > progress.base)[: sum(progress.writes)]
 
     # ---- writing ----
-
-    def _enter(self, connection: Connection) -> bool:
-        if not self._store.lock(connection, self.session_id):
-            self._lease.is_lost = True
-            raise self._lease.lost()
-        return True
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         if not items:
             return
-        writes = self._writes
         if self._replaces:
-            await self._write_items(
-                items, self._enter, lambda connection: self._fence(connection, len(items))
-            )
+            await self._write(items, self._counts)
             self._replaces = False
             return
-        if writes.is_repeating and writes.counts[writes.done] == len(items):
-            writes.done += 1
-            return
-        counts = [*writes.counts[: writes.done], len(items)]
-        if writes.is_repeating:
-            await self._add_rest(items, counts)
-        else:
-            async with self._journal.writing() as steps:
-
-                def end(connection: Connection) -> None:
-                    self._fence(connection, len(items), counts)
-                    self._journal.insert(connection, steps)
-
-                await self._write_items(items, self._enter, end)
-        writes.counts, writes.done = counts, len(counts)
-
-    async def _add_rest(self, items: list[TResponseInputItem], counts: list[int]) -> None:
-        """Replaces what a turn had added when a tool of it raised; now it has come to its end."""
-        before = self._writes.counts
-        if len(counts) < len(before) or len(items) < before[-1]:
-            problem = (
-                f"the run adds {len(items)} items where it has added {before[len(counts) - 1]} "
-                "before; agents or tools have changed"
+        repeated = self._lease.progress.writes[self._done :]
+        if not repeated:
+            await self._write(items, [*self._counts, len(items)])
+        elif len(items) != repeated[0]:
+            if len(repeated) > 1 or len(items) < repeated[0]:
+                problem = (
+                    f"the run adds {len(items)} items where it has added {repeated[0]} before; "
+                    "agents or tools have changed"
+                )
+                raise SessionChangedError(self.session_id, problem)
+            # When a tool raised, only a part of its turn was added. Now the turn is complete.
+            await self._write(
+                items,
+                [*self._counts, len(items)],
+                lambda rows: self._own(rows)[-repeated[0] :],
             )
-            raise SessionChangedError(self.session_id, problem)
-
-        def begin(connection: Connection) -> bool:
-            self._enter(connection)
-            self._delete(connection, self._own(self._rows(connection))[-before[-1] :])
-            return True
-
-        await self._write_items(
-            items, begin, lambda connection: self._fence(connection, len(items), counts)
-        )
-
-    def _fence(self, connection: Connection, added: int, counts: list[int] | None = None) -> None:
-        changed = {} if counts is None else {"writes": json.dumps(counts)}
-        self._lease.fence(connection, added=added, **changed)
+        self._done += 1
 
     async def pop_item(self) -> TResponseInputItem | None:
-        def pop(connection: Connection) -> str | None:
-            self._enter(connection)
-            rows = self._rows(connection)
-            if not rows:
-                return None
-            self._delete(connection, [rows[-1][0]])
-            return rows[-1][1]
+        popped = await self._write([], self._lease.progress.writes, lambda rows: rows[-1:])
+        return next(iter(await self._items_of(text for _, text in popped)), None)
 
-        text = await self._transact(pop)
-        return next(iter(await self._items_of([] if text is None else [text])), None)
+    async def _write(
+        self,
+        items: list[TResponseInputItem],
+        counts: list[int],
+        choose: Callable[[_Rows], _Rows] | None = None,
+        *,
+        is_other: bool = False,
+    ) -> _Rows:
+        """Deletes the chosen items, adds others and stores the progress, in one transaction.
 
-    def _delete(self, connection: Connection, ids: list[int]) -> None:
-        delete_messages(connection, self._store.database.tables, self.session_id, ids)
-        self._fence(connection, -len(ids))
+        Returns what was deleted. If `is_other`, the history becomes another one, and the items that
+        the run began with are kept for a repetition.
+        """
+        lease, store, session_id = self._lease, self._store, self.session_id
+        texts = [await self._serialize_item(item) for item in items]
+
+        def write(connection: Connection) -> tuple[_Rows, Progress, list[str] | None]:
+            if texts:  # One statement locks the session and makes it the most recent one.
+                is_locked = lease.holds(connection, lease.sql.touch)
+                is_locked = is_locked and store.admits(connection, session_id)
+            else:
+                is_locked = store.lock(connection, session_id)
+            if not is_locked:
+                raise lease.lost()
+            rows = self._rows(connection) if choose is not None else []
+            deleted = choose(rows) if choose is not None else []
+            delete_messages(connection, store.database.tables, session_id, [i for i, _ in deleted])
+            store.insert_items(connection, session_id, texts)
+            count = lease.progress.items + len(texts) - len(deleted)
+            progress = replace(lease.progress, items=count, writes=counts)
+            lease.fence(connection, lease.sql.write, new_progress=progress.dump())
+            insert_steps(connection)
+            base = self._journal.base
+            if is_other and base is None:
+                base = [text for item_id, text in rows if item_id <= progress.base]
+                self._journal.keep_base(connection, base)
+            return deleted, progress, base
+
+        async with self._journal.writing() as insert_steps:
+            deleted, lease.progress, self._journal.base = await self._transact(write)
+        return deleted
 
     # ---- replacing the history, which compaction does ----
 
     async def clear_session(self) -> None:
         """Deletes the items and keeps the session, whatever `on_clear` is."""
-        counts = self._writes.counts[: self._writes.done]
-        await self._transact(lambda connection: self._empty(connection, 0, counts))
-        self._writes.counts, self._replaces = counts, True
-
-    def _empty(self, connection: Connection, kept: int, counts: list[int]) -> bool:
-        """Deletes the items from a position on."""
-        self._enter(connection)
-        rows = self._rows(connection)
-        base = [text for item_id, text in rows if item_id <= self._writes.base]
-        self._journal.keep_base(connection, base)
-        ids = [item_id for item_id, _ in rows[kept:]]
-        delete_messages(connection, self._store.database.tables, self.session_id, ids)
-        # What the run adds after this is new, also if it is repeating.
-        self._fence(connection, -len(ids), counts)
-        return True
+        await self._replace_items([])
+        self._replaces = True
 
     async def _replace_items(self, items: list[TResponseInputItem]) -> None:
-        counts = self._writes.counts[: self._writes.done]
-        await self._write_items(
-            items,
-            lambda connection: self._empty(connection, 0, counts),
-            lambda connection: self._fence(connection, len(items)),
-        )
-        self._writes.counts = counts
+        # What the run adds after this is new, also if it is repeating.
+        await self._write(items, self._counts, lambda rows: rows, is_other=True)
 
     def _is_paused(self, connection: Connection) -> bool:  # noqa: ARG002  # it holds the session
         return False
 
     async def _snapshot(self, limit: int, **kwargs: Any) -> Any:
-        if self._writes.is_repeating:
+        if self._is_repeating:
             return NothingToCompact()
         found = await super()._snapshot(limit, **kwargs)
         return None if found is None else _Suffix(self, tuple(found.items), found.complete)
@@ -195,20 +173,15 @@ class _Suffix:
     complete: bool
 
     async def replace_suffix(self, start: int, output: list[Any]) -> bool:
-        session, counts = self.session, self.session._writes.counts
-
-        def begin(connection: Connection) -> bool:
-            session._enter(connection)
-            kept = len(session._rows(connection)) - len(self.items) + start
-            return session._empty(connection, kept, counts)
-
-        await session._write_items(
-            output, begin, lambda connection: session._fence(connection, len(output))
+        session, count = self.session, len(self.items) - start
+        writes = session._lease.progress.writes
+        await session._write(
+            output, writes, lambda rows: rows[max(0, len(rows) - count) :], is_other=True
         )
         return True
 
 
-def open_session(lease: Lease, journal: Journal, writes: Writes, settings: Any) -> RunSession:
+def open_session(lease: Lease, journal: Journal, settings: Any) -> RunSession:
     session = RunSession._in_store(lease.session_id, lease.store, must_exist=True, **settings)
-    session._lease, session._journal, session._writes = lease, journal, writes
+    session._lease, session._journal = lease, journal
     return session
