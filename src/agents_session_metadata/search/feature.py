@@ -100,14 +100,15 @@ def define(
             Column("mark", BigInteger, nullable=False),
             **table_options(types),
         )
-        drop = DropTable(native, if_exists=True).execute_if(callable_=_has_virtual_tables)
+        wanted: Any = _has_virtual_tables
+        drop = DropTable(native, if_exists=True).execute_if(callable_=wanted)
         event.listen(rows, "before_drop", drop)
     tables = tuple(metadata.tables[name] for name in names)
     trigger = CreateTrigger(messages, tables[0], ("id",))
     return TableGroup(TEXT, tables, triggers=(trigger,), virtual=(native,))
 
 
-def _has_virtual_tables(ddl: Any, target: Any, bind: Any, *_: Any, dialect: Any, **__: Any) -> bool:
+def _has_virtual_tables(*_: Any, dialect: Any, **__: Any) -> bool:
     return dialect_of(dialect).uses_triggers
 
 
