@@ -225,9 +225,9 @@ class StoredSession(SQLAlchemySession):
         session_id: str,
         store: ScopedStore,
         *,
-        session_settings: SessionSettings | dict[str, Any] | None,
-        ensure_ascii: bool,
-        on_clear: OnClear,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        ensure_ascii: bool = True,
+        on_clear: OnClear = "delete",
         must_exist: bool = False,
         **kwargs: Any,
     ) -> None:
