@@ -67,6 +67,8 @@ ONLY_IN = {
     "mcp": {"mcp"},
     "starlette": {"http", "web"},
     "jinja2": {"web"},
+    "markdown_it": {"web"},
+    "pygments": {"web"},
     "uvicorn": {"web"},
     "chatkit": {"chatkit"},
     "pytest": {"testing"},

@@ -102,9 +102,9 @@ async def test_approving_and_rejecting(demo, browser) -> None:
     assert "Not on Friday" in await push.inner_text()
     # From a session, a link leads to its run alone.
     await follow(page, "text=Retry only connection errors")
-    await follow(page, "text=waits for approval")
+    await follow(page, "text=A run waits for approval")
     assert await runs.count() == 1
-    await push.locator("summary").click()
+    await push.locator("summary", has_text="Change").click()
     await follow(page, push.get_by_role("button", name="Approve"))
     assert "Approved by ana" in await push.inner_text()
 
@@ -116,15 +116,50 @@ async def test_a_keyboard_and_a_narrow_window(shared_demo, browser) -> None:
         await page.goto(shared_demo + path)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360, path
     await page.goto(f"{shared_demo}/")
+    await page.keyboard.press("?")
+    assert await page.locator("dialog").is_visible()
+    await page.keyboard.press("Escape")
     await page.keyboard.press("/")
-    await page.keyboard.type("agent=travel")
+    await page.keyboard.type("vienna tr*")
     await page.keyboard.press("Enter")
-    await page.wait_for_url("**filter=**")
-    await page.focus("td.name a >> nth=0")
+    await page.wait_for_url("**q=vienna**")
+    assert await page.inner_text("mark >> nth=0") in {"train", "Vienna"}
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    await page.keyboard.press("k")
+    first = page.locator("td.name a").first
+    assert await first.evaluate("each => each === document.activeElement")
     await page.keyboard.press("Enter")
     await page.wait_for_url("**/session?**")
     assert await page.evaluate("document.documentElement.scrollWidth") <= 360
     assert [each for each in problems if "404" not in each] == []
+
+
+async def test_a_row_copying_and_changes(demo, browser) -> None:
+    context = await browser.new_context(viewport=WIDE, timezone_id="Asia/Tokyo")
+    await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=demo)
+    page, other = await context.new_page(), await context.new_page()
+    problems = watched(page, demo)
+    await page.goto(f"{demo}/?filter=agent%3Dreviewer+status%3Dcompleted")
+    name = await page.inner_text("td.name .id >> nth=0")
+    heights = "rows => new Set(rows.map(each => each.offsetHeight)).size"
+    assert await page.locator("table.sessions tbody tr").evaluate_all(heights) == 1
+    # A click beside the links opens the session, too.
+    async with page.expect_navigation():
+        await page.locator("td[data-label=Items]").first.click(force=True)
+    await page.get_by_role("button", name="Copy the id").click()
+    assert await page.evaluate("navigator.clipboard.readText()") == name
+    assert "GMT+9" in (await page.get_attribute(".head time", "title") or "")
+    # A page shows what another one changes, and keeps what is open in it.
+    await page.locator(".tool summary").first.click()
+    await other.goto(page.url)
+    await other.fill("#title", "Renamed elsewhere")
+    await follow(other, "text=Save")
+    await page.bring_to_front()
+    await page.get_by_role("heading", name="Renamed elsewhere").wait_for(timeout=15_000)
+    assert await page.locator("details.tool[open]").count() == 1
+    await context.close()
+    assert problems == []
 
 
 async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) -> None:
@@ -147,7 +182,7 @@ async def test_tab_reaches_everything_in_the_order_of_the_page(demo, browser) ->
             )
         return found
 
-    wanted = ["Skip to content", "Sessions", "Runs", "Statistics", "filter", "order"]
+    wanted = ["Skip to content", "Sessions", "Statistics", "search", "filter", "order"]
     first = await page.goto(demo) and await page.inner_text("td.name a >> nth=0")
     found = await reached("/", first)
     assert [each for each in found if each in {*wanted, first}] == [*wanted, first]

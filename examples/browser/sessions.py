@@ -45,6 +45,7 @@ async def fill(catalog: SessionCatalog, *, seed: int = 7) -> int:
     now = datetime.now(timezone.utc).replace(microsecond=0)
     records = [*_records(chance, now), *(_waiting(now, number) for number in range(len(_WAITING)))]
     written = await catalog.import_sessions(records)
+    await catalog.create_index("$text")
     await _add_usage(catalog, records)
     await _store_runs(catalog)
     return written
@@ -130,6 +131,7 @@ def _waiting(now: datetime, number: int) -> dict[str, Any]:
         "tags": ["approval"],
         "status": "active",
         "phase": "approval",
+        "run": RUNNING if number == _INTERRUPTED else WAITING,
         "started_at": start.isoformat(),
         "phase_history": [{"phase": name, "at": at.isoformat()} for name, at in phases],
         "runs": 1,
@@ -188,7 +190,7 @@ def _record(
             items += [(later, {"role": "user", "content": asked}), (later + took / 3, _said(said))]
     end = min(start + items[-1][0], latest)
     runs = 1 + len(follow_ups)
-    tokens = runs * chance.randint(900, 5200)
+    tokens, milliseconds = runs * chance.randint(900, 5200), chance.randint(80, 2400)
     metadata: dict[str, Any] = {
         "owner_id": chance.choice(_OWNERS),
         "agent": agent,
@@ -200,7 +202,10 @@ def _record(
         "runs": runs,
         "requests": 2 * runs,
         **_totals(agent, tokens),
-        "tool_calls": [[tool, 1, chance.randint(80, 2400)]],
+        "tool_calls": [[tool, 1, milliseconds]],
+        "invocation_details": [
+            {"id": call_id, "tool": tool, "ms": milliseconds, "ok": status != "failed", "at": None}
+        ],
     }
     if case["title"]:
         metadata["title"] = case["title"]

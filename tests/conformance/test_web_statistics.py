@@ -112,7 +112,7 @@ def figures(page) -> dict[str, list[str]]:
     rows = re.findall(r'<tr><th scope="row">([\d-]{10})</th>(.*?)</tr>', page.text)
     cells = {day: re.findall("<td>(.*?)</td>", row) for day, row in rows}
     assert len(cells) == 30
-    return {day: row for day, row in cells.items() if set(row) - {"0", "\u2013", "0.00"}}
+    return {day: row for day, row in cells.items() if set(row) - {"0", "\u2013", "$0.00"}}
 
 
 async def test_the_page(catalog) -> None:
@@ -125,17 +125,17 @@ async def test_the_page(catalog) -> None:
         page = await browser.get("/statistics")
         assert page.status_code == 200
         rows = figures(page)
-        assert rows[f"{before}"] == ["21", "1", "40", "1,500", "1.75", "10.0 s", "19.0 s"]
-        assert rows[f"{today}"] == ["1", "1", "1", "7", "0.00", "1.5 s", "1.5 s"]
+        assert rows[f"{before}"] == ["21", "1", "40", "1,500", "$1.75", "10.0 s", "19.0 s"]
+        assert rows[f"{today}"] == ["1", "1", "1", "7", "$0.00", "1.5 s", "1.5 s"]
         assert "no price is known: <code>&lt;b&gt;free&lt;/b&gt;</code>" in page.text
         # Each chart says in words what it shows.
         words = re.findall(r'role="img" aria-label="([^"]*)"', page.text)
         assert len(words) == 6
-        assert f"Sessions: 24 in all, 21 on {before:%b %d}." in words
-        assert f"Cost: 1.75 in all, 1.75 on {before:%b %d}." in words
+        assert f"Sessions: 24 in all, 21 on {before:%b} {before.day}." in words
+        assert f"Cost: $1.75 in all, $1.75 on {before:%b} {before.day}." in words
 
         of_owner = figures(await browser.get("/statistics?owner_id=u1"))
-        assert of_owner[f"{before}"][3:5] == ["1,000", "0.2500"]
+        assert of_owner[f"{before}"][3:5] == ["1,000", "$0.25"]
         assert figures(await browser.get("/statistics?filter=owner_id%3Du1")) == of_owner
         for query in ("owner_id=u1&status=failed", "filter=runs%3D2", "owner_id=null"):
             page = await browser.get(f"/statistics?{query}")
@@ -144,7 +144,7 @@ async def test_the_page(catalog) -> None:
             assert "Tokens:" not in page.text
     async with client(catalog, scope=lambda request: {"owner_id": "u2"}) as browser:
         page = await browser.get("/statistics")
-        assert figures(page)[f"{before}"][:5] == ["1", "1", "0", "500", "1.50"]
+        assert figures(page)[f"{before}"][:5] == ["1", "1", "0", "500", "$1.50"]
         assert figures(await browser.get("/statistics?owner_id=u1")) == {}
     async with client(SessionCatalog(catalog.engine).scoped({"owner_id": "none"})) as browser:
         assert figures(await browser.get("/statistics")) == {}

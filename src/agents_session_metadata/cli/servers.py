@@ -70,6 +70,7 @@ async def web(
     target: Target,
     allow_write: bool = flag("Add forms to edit, fork, rewind, delete, approve and reject."),
     name: str | None = option("Who decides; stored with each decision.", "--by"),
+    currency: str = option("The currency of costs, as a sign or a code.", default="$"),
     port: int = option("The port. 0 selects a free port.", type=Whole(0, 65_535), default=8321),
 ) -> Answer:
     """Show sessions in a browser.
@@ -86,7 +87,12 @@ async def web(
     await target.catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
     with _listening(port) as listener:
         app = browser_app(
-            target.catalog, scope=None, allow_write=allow_write, allowed_hosts=LOCAL_HOSTS, by=name
+            target.catalog,
+            scope=None,
+            allow_write=allow_write,
+            allowed_hosts=LOCAL_HOSTS,
+            by=name,
+            currency=currency,
         )
         say(f"open http://{_HOST}:{listener.getsockname()[1]}/ in a browser; Ctrl-C stops")
         await serve(app, listener)

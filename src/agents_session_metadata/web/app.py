@@ -20,11 +20,27 @@ from agents_session_metadata.errors import (
     SessionPausedError,
     TablesMissingError,
 )
-from agents_session_metadata.http.app import GetScope, answer, check_arguments, scoped_catalog
+from agents_session_metadata.http.app import (
+    MAX_STREAMS,
+    GetScope,
+    answer,
+    check_arguments,
+    scoped_catalog,
+)
+from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import answer_to
 
 from . import list_page, runs_page, session_page, statistics_page
-from .call import HEADERS, Call, DecidedBy, Refused, check_request, read_form, token_cookie
+from .call import (
+    HEADERS,
+    Call,
+    DecidedBy,
+    Options,
+    Refused,
+    check_request,
+    read_form,
+    token_cookie,
+)
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
@@ -34,7 +50,9 @@ _READ: Final = {
     "/session.json": session_page.raw,
     "/runs": runs_page.page,
     "/statistics": statistics_page.page,
+    "/events": list_page.events,
 }
+_SHOWN: Final = {"/", "/session", "/runs", "/statistics"}
 _ASK: Final = {"/delete": session_page.ask_delete, "/rewind": session_page.ask_rewind}
 _WRITE: Final = {
     "/edit": session_page.edit,
@@ -79,6 +97,8 @@ def browser_app(
     allow_write: bool = False,
     allowed_hosts: Collection[str] = LOCAL_HOSTS,
     by: DecidedBy = None,
+    currency: str = "$",
+    max_streams: int = MAX_STREAMS,
 ) -> ASGIApp:
     """Create an ASGI application with pages that show the sessions of a catalog.
 
@@ -97,13 +117,16 @@ def browser_app(
             hosts are refused.
         by: Who approves and rejects, stored by `SessionRuns.decide`: a name, or a function, sync or
             async, that is called with Starlette's `Request` and returns the name.
+        currency: The currency of the prices, as a sign or a code, which is written before costs.
+        max_streams: The maximum number of pages that follow changes at once. The others are as they
+            were when they were loaded.
 
     Returns:
         The application.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `allowed_hosts` is empty.
+        ValueError: If `allowed_hosts` is empty, or `max_streams` is not positive.
     """
     check_arguments(catalog, scope)
     if isinstance(allowed_hosts, str):
@@ -112,25 +135,27 @@ def browser_app(
         raise ValueError("allowed_hosts must contain at least one name")
     if not (by is None or isinstance(by, str) or callable(by)):
         raise TypeError(f"by must be a string or a function, got {type(by).__name__}")
+    if not isinstance(currency, str):
+        raise TypeError(f"currency must be a string, got {type(currency).__name__}")
+    if max_streams < 1:
+        raise ValueError("max_streams must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
-    return _BrowserApp(catalog, scope, allow_write, hosts, by)
+    options = Options(catalog, scope, allow_write, hosts, by, currency)
+    return _BrowserApp(options, Streams(max_streams))
 
 
 @dataclass(frozen=True)
 class _BrowserApp:
-    catalog: SessionCatalog
-    get_scope: GetScope | None
-    allow_write: bool
-    hosts: frozenset[str]
-    by: DecidedBy
+    options: Options
+    streams: Streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(self._respond, scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        call = Call(request, self.catalog, allow_write=self.allow_write, by=self.by)
+        call = Call(request, self.options, self.streams)
         try:
-            check_request(request, self.hosts)
+            check_request(request, self.options.hosts)
             response = await self._answer(request, call)
         except Exception as error:  # noqa: BLE001  # told without its message
             refused = _refusal(error)
@@ -146,13 +171,15 @@ class _BrowserApp:
         if path in _FILES and is_read:
             content, media_type = _FILES[path]
             return Response(content, media_type=media_type)
-        catalog = await scoped_catalog(self.catalog, self.get_scope, request)
+        catalog = await scoped_catalog(self.options.catalog, self.options.get_scope, request)
         if catalog is None:
             raise Refused(403, "You do not have access to these sessions.")
         call.catalog = catalog
-        reading = {**_READ, **(_ASK if self.allow_write else {})}
-        writing = _WRITE if self.allow_write else {}
+        reading = {**_READ, **(_ASK if call.allow_write else {})}
+        writing = _WRITE if call.allow_write else {}
         if is_read and path in reading:
+            if path in _SHOWN:
+                call.waiting = await runs_page.count_waiting(catalog)
             return await reading[path](call)
         if request.method == "POST" and path in writing:
             call.form = await read_form(request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from functools import cached_property
 from http import HTTPStatus
 from typing import Any, Final, TypeAlias
@@ -19,10 +20,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.http.app import GetScope
+from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import APIError, read_bytes
 from agents_session_metadata.text import ago
 
-from . import formats
+from . import formats, markdown
 
 DecidedBy: TypeAlias = "str | Callable[[Request], str | Awaitable[str | None] | None] | None"
 """Who decides about a call that waits for an approval: a name, or what gives it for a request."""
@@ -37,25 +40,38 @@ _TEMPLATES = Environment(
     finalize=formats.clean,
 )
 _TEMPLATES.filters["ago"] = ago
-for _name in (
-    *("encoded", "shown", "number", "short", "money", "seconds"),
-    *("exact", "as_json", "title", "tags"),
-):
+for _name in ("encoded", "shown", "number", "short", "seconds", "exact", "as_json", "title"):
     _TEMPLATES.filters[_name] = getattr(formats, _name)
+for _name in ("tags", "readable", "parse_time"):
+    _TEMPLATES.filters[_name] = getattr(formats, _name)
+for _name in ("markdown", "code", "picture"):
+    _TEMPLATES.filters[_name] = getattr(markdown, _name)
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `browser_app`."""
+
+    catalog: SessionCatalog
+    get_scope: GetScope | None
+    allow_write: bool
+    hosts: frozenset[str]
+    by: DecidedBy
+    currency: str
 
 
 class Call:
     """A request. `catalog` is replaced by the one in its scope before a page is called."""
 
-    def __init__(
-        self, request: Request, catalog: SessionCatalog, *, allow_write: bool, by: DecidedBy = None
-    ) -> None:
+    def __init__(self, request: Request, options: Options, streams: Streams) -> None:
         self.request = request
-        self.catalog = catalog
-        self.allow_write = allow_write
-        self._by = by
+        self.catalog = options.catalog
+        self.allow_write = options.allow_write
+        self.streams = streams
+        self._options = options
         self.form: dict[str, str] = {}
         self.uses_token: bool = False
+        self.waiting: str = ""
 
     @property
     def root(self) -> str:
@@ -100,18 +116,21 @@ class Call:
         return int(text)
 
     async def decided_by(self) -> str | None:
-        found = self._by(self.request) if callable(self._by) else self._by
+        by = self._options.by
+        found = by(self.request) if callable(by) else by
         return await found if inspect.isawaitable(found) else found
 
     def render(self, template: str, status: int = 200, **values: Any) -> Response:
-        values.setdefault("has_form", False)
-        if values["has_form"]:
-            self.uses_token = True
+        values = {"has_form": False, "events": "", "waiting": self.waiting, **values}
+        self.uses_token |= values["has_form"]
         page = _TEMPLATES.get_template(template).render(
-            call=self, url=self.url, path=self.path, **values
+            call=self, url=self.url, path=self.path, money=self._money, **values
         )
         body = page.encode("utf-8", "replace")
         return Response(body, status, media_type="text/html")
+
+    def _money(self, value: Any) -> str:
+        return formats.money(value, self._options.currency)
 
     def redirect(self, path: str, **parameters: Any) -> Response:
         return RedirectResponse(self.url(path, **parameters), 303)
@@ -127,8 +146,8 @@ _COOKIE: Final = "agent_sessions_form"
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",

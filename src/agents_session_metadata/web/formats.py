@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agents_session_metadata import keys
-from agents_session_metadata.text import escaped
+from agents_session_metadata.text import content_texts, escaped, strict_json
 from agents_session_metadata.types import SessionInfo
 
 _LONGEST_TEXT = 20_000
@@ -55,6 +55,35 @@ def cut(text: str) -> str:
     return f"{text[:_LONGEST_TEXT]}… ({len(text) - _LONGEST_TEXT:,} more characters)"
 
 
+def readable(text: str | None) -> Any:
+    """Parses JSON, unless it is long or another text would be shown than the one that was sent."""
+    if text is None or len(text) > _LONGEST_TEXT:
+        return text and cut(text)
+    try:
+        return strict_json(text, parse_float=_exact)
+    except ValueError:
+        return text
+
+
+def _exact(digits: str) -> float:
+    found = float(digits)
+    if repr(found) != digits:
+        raise ValueError("a number would be written in another way")
+    return found
+
+
+def content_of(content: Any) -> tuple[str, list[str]]:
+    """Returns the text of a message or an output, and the URLs of its images."""
+    parts = content if isinstance(content, list) else [content]
+    images, others = list[str](), list[Any]()
+    for part in parts:
+        url = part.get("image_url") if isinstance(part, dict) else None
+        images.append(url) if isinstance(url, str) else others.append(part)
+    if isinstance(content, dict | int | float) and others:
+        return as_json(content, indent=2), images
+    return "\n".join(content_texts(others if images else content)), images
+
+
 def title(info: SessionInfo) -> str:
     stored = info.metadata.get(keys.TITLE)
     return shown(stored) if stored else info.preview or info.session_id
@@ -88,12 +117,12 @@ def short(value: Any) -> str:
     return f"{found:g}"
 
 
-def money(value: Any) -> str:
-    """Format a cost. Its currency is that of the prices, which the pages do not know."""
+def money(value: Any, currency: str) -> str:
     found = number(value)
     if found is None:
         return ""
-    return f"{found:,.2f}" if found >= 1 or not found else f"{found:.4f}"
+    unit = f"{currency}\u00a0" if currency[-1:].isalnum() else currency
+    return f"<{unit}0.01" if 0 < found < 0.01 else f"{unit}{found:,.2f}"
 
 
 def seconds(milliseconds: Any) -> str:
@@ -104,8 +133,10 @@ def seconds(milliseconds: Any) -> str:
         return f"{found:.0f} ms"
     if found < 60_000:
         return f"{found / 1000:.1f} s"
-    minutes, rest = divmod(round(found / 1000), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    whole = round(found / 1000)
+    parts = (whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")
+    wanted = parts[1:] if whole < 3600 else parts[:2]
+    return " ".join(f"{count} {unit}" for count, unit in wanted if count)
 
 
 def exact(then: datetime) -> str:

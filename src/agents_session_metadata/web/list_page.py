@@ -1,12 +1,13 @@
-"""The list of sessions: its state, which is in the URL, its facets, and its page."""
+"""The list of sessions: its state, which is in the URL, its search, its facets, and its page."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -14,10 +15,16 @@ from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.catalog import SessionCatalog
-from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.errors import (
+    CorruptMetadataError,
+    InvalidCursorError,
+    TablesMissingError,
+)
+from agents_session_metadata.query.filters import operators_without_dollar
+from agents_session_metadata.query.filters import parse_filter as check_filter
 from agents_session_metadata.query.pages import Reader, read_sessions
 from agents_session_metadata.text import strict_json
-from agents_session_metadata.types import SessionInfo
+from agents_session_metadata.types import SearchHit, SearchPage, SessionInfo
 from agents_session_metadata.usage.statistics import read_values
 
 from .call import Call, Refused
@@ -39,6 +46,7 @@ ORDERS: Final = {
 SAMPLE: Final = 1_000
 """The number of sessions that facets and lists of most frequent values count."""
 _PAGE: Final = 25
+_HITS: Final = 100
 _LONGEST_FACET: Final = 8
 _LONGEST_FILTER: Final = 4_000
 _LONGEST_TRAIL: Final = 10
@@ -57,34 +65,52 @@ _LISTED: Final = (
 
 @dataclass(frozen=True)
 class View:
-    """The filter, the order and the position of a list of sessions.
+    """The search, the filter, the order and the position of a list.
 
-    `text` is the filter as it was typed. `trail` contains the cursors of the previous pages, oldest
-    first; that of the first page is the empty string.
+    `q` is the search and `text` the filter, both as they were typed. `state` is that of the runs of
+    a list, or empty. `trail` contains the cursors of the previous pages, oldest first; that of the
+    first page is the empty string.
     """
 
+    q: str = ""
     text: str = ""
     chosen: tuple[tuple[str, Any], ...] = ()
     order: str = "-updated_at"
+    state: str = ""
     cursor: str | None = None
     trail: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> View:
-        text = query.get("filter", "").strip()
-        if len(text) > _LONGEST_FILTER:
-            raise Refused(400, f"The filter is longer than {_LONGEST_FILTER:,} characters.")
         order = query.get("order") or "-updated_at"
         if order not in ORDERS:
             raise Refused(400, f"The order must be one of {', '.join(ORDERS)}.")
         trail = query.get("trail")
         return cls(
-            text,
+            query.get("q", "").strip(),
+            query.get("filter", "").strip(),
             tuple((key, read_value(query[key])) for key in FACETS if query.get(key)),
             order,
+            query.get("run", ""),
             query.get("cursor") or None,
             () if trail is None else tuple(trail.split("."))[-_LONGEST_TRAIL:],
         )
+
+    @cached_property
+    def problem(self) -> str:
+        """What is wrong with the filter, or nothing."""
+        try:
+            check_filter(self.where)
+        except ValueError as error:
+            return sentence(error)
+        return ""
+
+    @property
+    def hint(self) -> str:
+        """What a filter that matches nothing may have meant."""
+        for name in operators_without_dollar(self.where):
+            return f"For the operator, write ${name} instead of {name}."
+        return ""
 
     @property
     def conditions(self) -> list[dict[str, Any]]:
@@ -98,9 +124,11 @@ class View:
 
     def parameters(self) -> dict[str, str]:
         given = {
+            "q": self.q,
             "filter": self.text,
             **{key: written_value(value) for key, value in self.chosen},
             "order": "" if self.order == "-updated_at" else self.order,
+            "run": self.state,
             "cursor": self.cursor or "",
         }
         found = {name: value for name, value in given.items() if value}
@@ -130,30 +158,37 @@ class View:
         return self.first(chosen=tuple(each for each in self.chosen if each[0] != key))
 
 
+def sentence(error: Exception) -> str:
+    text = str(error)
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+
+
 def parse_filter(text: str) -> list[dict[str, Any]]:
-    """Parse a filter that a person typed: JSON, or `key=value` and `key:element`."""
-    if not text:
-        return []
+    """Parse a filter that a person typed: JSON, or `key=value` and `key:element`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if len(text) > _LONGEST_FILTER:
+        raise ValueError(f"the filter is longer than {_LONGEST_FILTER:,} characters")
     if text.startswith("{"):
         try:
-            found = json.loads(text)
+            return [json.loads(text)]
         except (ValueError, RecursionError):
-            raise Refused(400, "The filter begins with { and is not valid JSON.") from None
-        return [found]
+            raise ValueError("the filter begins with { and is not valid JSON") from None
     try:
         words = shlex.split(text)
     except ValueError:
-        raise Refused(400, "The filter has a quote that is not closed.") from None
+        raise ValueError("the filter has a quote that is not closed") from None
     return [_word(word) for word in words]
 
 
 def _word(word: str) -> dict[str, Any]:
     places = [at for sign in "=:" if (at := word.find(sign)) > 0]
     if not places:
-        raise Refused(
-            400,
-            "Write a filter as key=value, as key:element for lists, or as JSON. "
-            "Examples: owner_id=u1 tags:food",
+        raise ValueError(
+            "write a filter as key=value, as key:element for lists, or as JSON, such as "
+            "owner_id=u1 tags:food"
         )
     at = min(places)
     return _condition(word[:at], word[at] == ":", read_value(word[at + 1 :]))
@@ -194,12 +229,15 @@ class Facets:
     complete: bool
 
 
-async def read_facets(catalog: SessionCatalog, view: View) -> Facets:
+async def read_facets(
+    catalog: SessionCatalog, view: View, found: Sequence[str] | None = None
+) -> Facets:
+    """Count the values of a list, or of sessions that a search has `found`."""
     store, sample = catalog._store, SAMPLE
     condition = store.condition(view.where)
 
-    def read(reader: Reader) -> tuple[list[str], Mapping[str, Counter[Any]]]:
-        ids = reader.ids(condition, sample + 1)
+    def read(reader: Reader) -> tuple[Sequence[str], Mapping[str, Counter[Any]]]:
+        ids = reader.ids(condition, sample + 1) if found is None else found
         # The number of sessions per text, as their value or an element of their list.
         counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
         connection, queries = reader.connection, reader.queries
@@ -231,50 +269,95 @@ def _groups(
             yield key, heading, values
 
 
-async def read_named(catalog: SessionCatalog, ids: Iterable[str]) -> dict[str, SessionInfo]:
-    """Reads titles, owners and agents by session id. The ids must fit on one page."""
+async def read_infos(
+    catalog: SessionCatalog, ids: Iterable[str], **options: Any
+) -> dict[str, SessionInfo]:
+    """Reads sessions by id, as a list shows them. The ids must fit on one page."""
     wanted = list(dict.fromkeys(ids))
     if not wanted:
         return {}
-    found = await catalog.list_sessions(
-        {"$session_id": {"$in": wanted}},
-        limit=len(wanted),
-        keys=[keys.TITLE, keys.OWNER_ID, keys.AGENT],
-        preview=True,
-        on_corrupt=ignore,
-    )
+    where = {"$session_id": {"$in": wanted}}
+    options = {"on_corrupt": ignore, **options, "limit": len(wanted)}
+    found = await catalog.list_sessions(where, keys=_LISTED, preview=True, **options)
     return {info.session_id: info for info in found.sessions}
+
+
+async def _search(call: Call, view: View) -> tuple[SearchPage, list[str]]:
+    """Returns a page of sessions with their newest hits, and the ids of the newest matches."""
+
+    async def page(limit: int, cursor: str | None) -> SearchPage:
+        return await call.catalog.search(
+            view.q, view.where, limit=limit, cursor=cursor, by_session=True
+        )
+
+    shown = await page(_PAGE, view.cursor)
+    ids, after = [], None
+    while len(ids) <= SAMPLE:
+        more = await page(_HITS, after)
+        ids += [hit.session_id for hit in more.hits]
+        after = more.next_cursor
+        if after is None:
+            break
+    return shown, ids
+
+
+async def events(call: Call) -> Response:
+    """Follow the sessions that a list can show, or one session. The pages read themselves again."""
+    where = View.of(call.query).where
+    if session_id := call.query.get("id"):
+        where = {"$session_id": {"$in": [session_id]}}
+    return call.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
 async def sessions(call: Call) -> Response:
     view = View.of(call.query)
+    corrupt: list[CorruptMetadataError] = []
+    hits: dict[str, SearchHit] = {}
+    ids: list[str] | None = None
+    options: dict[str, Any] = {"count_items": True, "on_corrupt": corrupt.append}
     # What contains no sign of a filter may be the id of a session.
     if (
-        view.text
+        view.problem
         and not set(view.text) & set("{=:\"'")
         and await call.catalog.get_session(view.text, keys=[]) is not None
     ):
         return call.redirect("/session", id=view.text)
-    corrupt: list[CorruptMetadataError] = []
-    where = view.where
-    page = await call.catalog.list_sessions(
-        where,
-        order_by=view.order,
-        limit=_PAGE,
-        cursor=view.cursor,
-        keys=_LISTED,
-        count_items=True,
-        preview=True,
-        on_corrupt=corrupt.append,
-    )
-    facets = await read_facets(call.catalog, view)
+    if view.problem:
+        return call.render("sessions.html", 400, view=view, orders=ORDERS, problem="")
+    if view.q:
+        try:
+            found, ids = await _search(call, view)
+        except InvalidCursorError:
+            raise
+        except (TablesMissingError, ValueError) as error:
+            problem = sentence(error)
+            return call.render("sessions.html", 400, view=view, orders=ORDERS, problem=problem)
+        hits = {hit.session_id: hit for hit in found.hits}
+        infos = await read_infos(call.catalog, hits, **options)
+        listed, next_cursor = [infos[each] for each in hits if each in infos], found.next_cursor
+        complete = found.complete
+    else:
+        page = await call.catalog.list_sessions(
+            view.where,
+            order_by=view.order,
+            limit=_PAGE,
+            cursor=view.cursor,
+            keys=_LISTED,
+            preview=True,
+            **options,
+        )
+        listed, next_cursor, complete = page.sessions, page.next_cursor, True
     return call.render(
         "sessions.html",
         view=view,
         orders=ORDERS,
-        sessions=page.sessions,
+        problem="",
+        sessions=listed,
+        hits=hits,
+        complete=complete,
         corrupt={each.session_id for each in corrupt},
-        older=view.older(page.next_cursor) if page.next_cursor else None,
+        events=call.url("/events", **view.first().parameters()),
+        older=view.older(next_cursor) if next_cursor else None,
         newer=view.newer(),
-        facets=facets,
+        facets=await read_facets(call.catalog, view, ids),
     )

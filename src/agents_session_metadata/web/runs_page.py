@@ -3,42 +3,70 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import RedirectResponse, Response
 
+from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
+from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.runs.runs import SessionRuns
-from agents_session_metadata.text import strict_json
 
 from .call import Call, Refused
-from .formats import cut
-from .list_page import View, read_named
+from .formats import content_of
+from .list_page import View, read_infos
 
+STATES: Final = {
+    "": "All",
+    "waiting": "Waiting",
+    "running": "Working",
+    "interrupted": "Interrupted",
+    "failed": "Failed",
+}
 _PAGE: Final = 25
-_ONE_LINE: Final = 100
-_SHORT: Final = 240
-_FEW_LINES: Final = 8
+_MOST_WAITING: Final = 9
+_LOOKED_THROUGH: Final = 50
+"""Newest items of a session among which the request of its run is looked for."""
 _STATE: Final = "state-"
+
+
+async def count_waiting(catalog: SessionCatalog) -> str:
+    """Returns the number of runs that wait, for the navigation; nothing if there are none."""
+    page = await SessionRuns(catalog).list("waiting", limit=_MOST_WAITING)
+    return f"{len(page.runs) or ''}{'+' if page.next_cursor else ''}"
 
 
 async def page(call: Call) -> Response:
     view = View.of(call.query)
-    found = await SessionRuns(call.catalog).list(where=view.where, limit=_PAGE, cursor=view.cursor)
+    if view.state not in STATES:
+        raise Refused(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
+    if view.problem:
+        return call.render("runs.html", 400, view=view, states=STATES)
+    found = await SessionRuns(call.catalog).list(
+        view.state or None, view.where, limit=_PAGE, cursor=view.cursor
+    )
+    waiting = [run.session_id for run in found.runs if run.pending]
     return call.render(
         "runs.html",
         view=view,
+        states=STATES,
         runs=found.runs,
-        named=await read_named(call.catalog, (run.session_id for run in found.runs)),
+        named=await read_infos(call.catalog, (run.session_id for run in found.runs)),
+        requests={each: await _request(call.catalog, each) for each in waiting},
         older=view.older(found.next_cursor) if found.next_cursor else None,
         newer=view.newer(),
         anchor=_anchor,
-        readable=_readable,
-        is_long=_is_long,
         state=_STATE,
+        events=call.url("/events", **view.first(state="").parameters()),
         has_form=call.allow_write and bool(found.runs),
     )
+
+
+async def _request(catalog: SessionCatalog, session_id: str) -> str:
+    """Returns the newest message of the user, which the calls of a run answer."""
+    newest = await catalog.list_items(session_id, limit=_LOOKED_THROUGH, newest_first=True)
+    items: list[Any] = [each.item for each in newest.items if is_user_message(each.item)]
+    return content_of(items[0].get("content"))[0] if items else ""
 
 
 async def approve(call: Call) -> Response:
@@ -94,25 +122,3 @@ def _back(call: Call) -> str:
 def _anchor(session_id: str) -> str:
     """Returns a hash as the name of a run on the page: a session id may contain anything."""
     return f"run-{hashlib.sha256(session_id.encode(errors='replace')).hexdigest()[:16]}"
-
-
-def _is_long(text: str) -> bool:
-    return len(text) > _SHORT or text.count("\n") >= _FEW_LINES
-
-
-def _readable(text: str) -> str:
-    """Indent arguments, unless they are short or indenting would change them."""
-    if len(text) <= _ONE_LINE and "\n" not in text:
-        return text
-    try:
-        value = strict_json(text, parse_float=_exact)
-        return cut(json.dumps(value, ensure_ascii=False, indent=2))
-    except ValueError:
-        return cut(text)
-
-
-def _exact(digits: str) -> float:
-    found = float(digits)
-    if repr(found) != digits:
-        raise ValueError("a number would be written in another way")
-    return found

@@ -6,7 +6,8 @@ With `allow_write`, each change is one form; two of them ask first.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Final
@@ -18,15 +19,20 @@ from agents_session_metadata.core.messages import ItemPosition
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.history.items import find_position, item_cursor
-from agents_session_metadata.text import content_texts
+from agents_session_metadata.runs.runs import SessionRuns
+from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo
 
 from .call import Call, Refused
-from .formats import as_json, cut, lines, parse_time, seconds, shown
+from .formats import as_json, content_of, lines, parse_time, seconds, shown
+from .list_page import sentence
 
 _CALLS: Final = ("_call", "mcp_approval_request")
 _MOST_PHASES: Final = 30
 _ITEMS: Final = 100
+_MOST_COUNTED: Final = 1_000
+_ERROR: Final = "An error occurred while running the tool"
+"""The beginning of what the SDK sends to the model if a tool fails."""
 _ITEMS_BEFORE: Final = 20
 """The number of items before the item in the URL."""
 
@@ -66,11 +72,17 @@ async def session(call: Call) -> Response:
         )
         items = page.items[::-1] if newest else page.items
         older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
+    runs = SessionRuns(call.catalog)
     return call.render(
         "session.html",
         info=info,
         corrupt=corrupt,
-        turns=turns(items),
+        turns=turns(items, info.metadata),
+        run=await runs.get(info.session_id),
+        decisions={each.call_id: each for each in await runs.decisions(info.session_id)},
+        feedback=Counter(each.kind for each in await call.catalog.feedback(info.session_id)),
+        run_keys=keys.RUN_KEYS,
+        events=call.url("/events", id=info.session_id),
         item=item,
         item_is_gone=item is not None and position is None,
         newest=newest,
@@ -136,7 +148,8 @@ class Step:
     """One item, or a tool call with its output.
 
     `kind` is `user`, `assistant`, `system`, `tool`, `reasoning`, `encrypted` or `other`. `name` is
-    the role or the tool, `text` the message or the arguments.
+    the role or the tool, `text` the message or the arguments. `ok` is None if it is not known
+    whether a call succeeded.
     """
 
     item_id: int
@@ -144,7 +157,11 @@ class Step:
     kind: str
     name: str
     text: str
+    images: list[str] = field(default_factory=list)
+    call_id: str | None = None
     output: str | None = None
+    ok: bool | None = None
+    ms: float | None = None
 
 
 @dataclass
@@ -152,33 +169,57 @@ class Turn:
     """A user message and the steps after it. The first turn may have no user message."""
 
     steps: list[Step] = field(default_factory=list)
+    end: datetime | None = None
+
+    @property
+    def ms(self) -> float:
+        """The time from the first item to the last one."""
+        end = self.end or self.steps[-1].at
+        return max((end - self.steps[0].at).total_seconds() * 1000, 0)
+
+    @property
+    def tools(self) -> int:
+        return sum(step.kind == "tool" for step in self.steps)
 
 
-def turns(items: Sequence[ItemInfo]) -> list[Turn]:
+def turns(items: Sequence[ItemInfo], metadata: Mapping[str, Any] | None = None) -> list[Turn]:
     """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
+    recorded = invocations_of(metadata or {})
+    known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
     for info in items:
         item: Any = info.item
         call_id = item.get("call_id") if isinstance(item, dict) else None
         is_output = isinstance(item, dict) and str(item.get("type", "")).endswith("_output")
         if is_output and isinstance(call_id, str) and call_id in calls:
-            calls[call_id].output = cut(_text(item.get("output")))
-            continue
-        step = _step(info)
-        if isinstance(call_id, str) and step.kind == "tool" and not is_output:
-            calls[call_id] = step
-        if step.kind == "user" or not found:
-            found.append(Turn())
-        found[-1].steps.append(step)
+            _complete(calls[call_id], info, known.get(call_id, {}))
+        else:
+            step = _step(info)
+            if isinstance(call_id, str) and step.kind == "tool" and not is_output:
+                calls[call_id], step.call_id = step, call_id
+            if step.kind == "user" or not found:
+                found.append(Turn())
+            found[-1].steps.append(step)
+        found[-1].end = info.created_at
     return found
+
+
+def _complete(step: Step, info: ItemInfo, recorded: Mapping[str, Any]) -> None:
+    """Adds the output of a call, its outcome and its duration, if the tracker recorded them."""
+    item: Any = info.item
+    step.output, images = content_of(item.get("output"))
+    step.images += images
+    step.ok = recorded.get("ok") is not False and not step.output.startswith(_ERROR)
+    between = (info.created_at - step.at).total_seconds() * 1000
+    step.ms = recorded.get("ms", between if between > 0 else None)
 
 
 def _step(info: ItemInfo) -> Step:
     item: Any = info.item
 
-    def step(kind: str, name: str, text: str, output: str | None = None) -> Step:
-        return Step(info.item_id, info.created_at, kind, name, cut(text), output)
+    def step(kind: str, name: str, content: Any) -> Step:
+        return Step(info.item_id, info.created_at, kind, name, *content_of(content))
 
     if not isinstance(item, dict):
         return step("other", "item", as_json(item))
@@ -188,24 +229,19 @@ def _step(info: ItemInfo) -> Step:
     if "role" in item:
         role = shown(item["role"], 60)
         known = role if role in {"user", "assistant"} else "system"
-        return step(known, role, _text(item.get("content")))
+        return step(known, role, item.get("content"))
     if kind == "reasoning":
-        return step("reasoning", "Reasoning", _text(item.get("summary")))
+        return step("reasoning", "Reasoning", item.get("summary"))
     if kind.endswith("_output"):
-        return step("tool", kind, "", cut(_text(item.get("output"))))
+        found = step("tool", kind, item.get("output"))
+        found.text, found.output = "", found.text
+        return found
     if kind.endswith(_CALLS):
         name = item.get("name") or kind.removesuffix("_call").replace("_", " ")
         known_keys = {"type", "id", "call_id", "status", "name"}
         rest = {key: value for key, value in item.items() if key not in known_keys}
-        arguments = rest.get("arguments", rest or "")
-        return step("tool", shown(name, 100), _text(arguments))
+        return step("tool", shown(name, 100), rest.get("arguments", rest or ""))
     return step("other", kind or "item", as_json(item, indent=2))
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, dict | int | float):
-        return as_json(content, indent=2)
-    return "\n".join(content_texts(content))
 
 
 async def edit(call: Call) -> Response:
@@ -279,13 +315,23 @@ async def delete(call: Call) -> Response:
 async def ask_rewind(call: Call) -> Response:
     info, _ = await load_session(call)
     before = call.item_id("before")
-    last = await call.catalog.list_items(info.session_id, limit=1, newest_first=True)
+    store, session_id = call.catalog._store, info.session_id
+    position = await find_position(store, session_id, before) if before is not None else None
+    if position is None:
+        raise Refused(404, "The item does not exist any more.")
+    just_before = position._replace(item_id=position.item_id - 1)
+    cursor = item_cursor(store, session_id, just_before, newest_first=False)
+    after = await call.catalog.list_items(session_id, limit=_MOST_COUNTED, cursor=cursor)
+    last = await call.catalog.list_items(session_id, limit=1, newest_first=True)
     return call.render(
         "ask.html",
         info=info,
         action="/rewind",
         before=before,
         last=last.items[0].item_id if last.items else 0,
+        first=_step(after.items[0]) if after.items else None,
+        number=f"{len(after.items):,}",
+        more=after.next_cursor is not None,
         has_form=True,
     )
 
@@ -301,20 +347,16 @@ async def rewind(call: Call) -> Response:
 
 
 def _cannot(error: ValueError) -> Refused:
-    sentence = str(error)
-    return Refused(409, f"{sentence[:1].upper()}{sentence[1:]}.")
+    return Refused(409, sentence(error))
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase on the time line. `x` and `width` are in percent."""
+    """A phase of the work. `duration` is empty for the last one of finished work."""
 
     name: str
     at: datetime
-    x: float
-    width: float
     duration: str
-    final: bool
 
 
 def phases(info: SessionInfo) -> list[Phase]:
@@ -325,25 +367,9 @@ def phases(info: SessionInfo) -> list[Phase]:
         at = parse_time(each.get("at")) if isinstance(each, dict) else None
         if at is not None:
             moves.append((shown(each.get("phase"), 40), at))
-    if not moves:
-        return []
-    finished = parse_time(info.metadata.get(keys.FINISHED_AT))
-    start, end = moves[0][1], finished or datetime.now(timezone.utc)
-    end = max(end, moves[-1][1])
-    whole = (end - start).total_seconds() or 1
-    found = []
-    for place, (name, at) in enumerate(moves):
-        following = moves[place + 1][1] if place + 1 < len(moves) else end
-        length = max((following - at).total_seconds(), 0)
-        is_last = place + 1 == len(moves)
-        found.append(
-            Phase(
-                name,
-                at,
-                round(max((at - start).total_seconds(), 0) / whole * 100, 2),
-                max(round(length / whole * 100, 2), 0.6),
-                "" if is_last and finished else seconds(length * 1000),
-                is_last and finished is not None,
-            )
-        )
-    return found
+    is_finished = parse_time(info.metadata.get(keys.FINISHED_AT)) is not None
+    ends = [at for _, at in moves[1:]] + [None if is_finished else datetime.now(timezone.utc)]
+    return [
+        Phase(name, at, seconds(max((end - at).total_seconds(), 0) * 1000) if end else "")
+        for (name, at), end in zip(moves, ends, strict=False)
+    ]

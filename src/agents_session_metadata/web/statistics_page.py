@@ -1,15 +1,11 @@
-"""The page of statistics: charts of the last 30 days.
-
-Charts are plain data: positions and sizes that the templates draw as SVG. Labels can be stored
-text, which the templates must escape.
-"""
+"""The page of statistics: the figures of a range of days, which the template draws as charts."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final
@@ -20,11 +16,12 @@ from agents_session_metadata import keys
 from agents_session_metadata.types import SessionInfo, UsageRow
 from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
 
-from .call import Call
-from .formats import money, number, seconds, short
+from .call import Call, Refused
+from .formats import number
 from .list_page import SAMPLE, View, ignore
 
 _DAYS: Final = 30
+_MOST_DAYS: Final = 92
 _NEWEST: Final = 10_000
 """The number of sessions that the charts by day count."""
 _ROWS: Final = 8
@@ -43,7 +40,7 @@ class Figures:
 
     @property
     def label(self) -> str:
-        return f"{self.day:%b %d}"
+        return f"{self.day:%b} {self.day.day}"
 
     @property
     def median(self) -> int | None:
@@ -54,24 +51,44 @@ class Figures:
         return nearest_rank(self.sessions.durations, 95)
 
 
+def _range(call: Call) -> tuple[date, date]:
+    """Returns the first and the last day; by default, the last 30 days."""
+    today = datetime.now(timezone.utc).date()
+    try:
+        until = date.fromisoformat(call.query.get("until") or today.isoformat())
+        until = min(until, today)
+        start = call.query.get("since")
+        since = date.fromisoformat(start) if start else until - timedelta(days=_DAYS - 1)
+    except (ValueError, OverflowError):
+        raise Refused(400, "Write a day as 2026-01-31.") from None
+    if not 0 <= (until - since).days < _MOST_DAYS:
+        raise Refused(400, f"The range must be 1 to {_MOST_DAYS} days long, and not begin later.")
+    return since, until
+
+
 async def page(call: Call) -> Response:
     view = View.of(call.query)
-    where = view.where
-    today = datetime.now(timezone.utc).date()
-    first = today - timedelta(days=_DAYS - 1)
+    first, last = _range(call)
+    known = {"view": view, "first": first, "last": last}
+    if view.problem:
+        return call.render("statistics.html", 400, **known)
     since = datetime.combine(first, time(), timezone.utc)
+    end = datetime.combine(last, time.max, timezone.utc)
+    within = {"$created_at": {"$lte": end.isoformat()}}
+    where = {"$and": [*view.conditions, within]}
     daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
-    usage, usage_problem = await _usage(call, view, first)
+    usage, usage_problem = await _usage(call, view, first, last)
     newest = await call.catalog.list_sessions(
         where, order_by="-created_at", limit=SAMPLE, keys=_KEYS, on_corrupt=ignore
     )
     recent = [each for each in newest.sessions if each.created_at >= since]
-    days = [first + timedelta(days=each) for each in range(_DAYS)]
+    days = [first + timedelta(days=each) for each in range((last - first).days + 1)]
     figures = [_figures(day, daily.days.get(day, Day()), usage) for day in days]
     durations = sorted(each for day in daily.days.values() for each in day.durations)
     return call.render(
         "statistics.html",
-        view=view,
+        **known,
+        today=datetime.now(timezone.utc).date(),
         most=_NEWEST,
         sample=SAMPLE,
         complete=daily.complete,
@@ -84,17 +101,20 @@ async def page(call: Call) -> Response:
         cost=None if usage is None else float(sum(each.cost or 0 for each in usage)),
         median=nearest_rank(durations, 50),
         p95=nearest_rank(durations, 95),
-        charts=_charts(figures, with_usage=usage is not None),
+        round_up=_round_up,
+        date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=shares(_most(recent, keys.STATUS)),
-        by_agent=shares(_most(recent, keys.AGENT)),
-        tools=shares(_tools(recent)),
-        models=shares(_models(usage or ())),
+        by_status=_most(recent, keys.STATUS),
+        by_agent=_most(recent, keys.AGENT),
+        tools=_tools(recent),
+        models=_models(usage or ()),
     )
 
 
-async def _usage(call: Call, view: View, since: date) -> tuple[list[UsageRow] | None, str]:
+async def _usage(
+    call: Call, view: View, since: date, until: date
+) -> tuple[list[UsageRow] | None, str]:
     """Returns the usage by day and model, or None and the reason."""
     owner = None
     if conditions := view.conditions:
@@ -105,7 +125,7 @@ async def _usage(call: Call, view: View, since: date) -> tuple[list[UsageRow] | 
                 "The usage ledger can only be filtered by owner. Remove the filter, or use "
                 "owner_id=…, to see tokens and cost by day."
             )
-    question = call.catalog.usage(owner_id=owner, since=since)
+    question = call.catalog.usage(owner_id=owner, since=since, until=until)
     try:
         return await asyncio.wait_for(question, _TOTAL_SECONDS), ""
     except asyncio.TimeoutError:
@@ -118,27 +138,6 @@ def _figures(day: date, sessions: Day, usage: Iterable[UsageRow] | None) -> Figu
     of_day = [each for each in usage if each.day == day]
     tokens = sum(each.total_tokens for each in of_day)
     return Figures(day, sessions, tokens, float(sum(each.cost or 0 for each in of_day)))
-
-
-def _charts(figures: list[Figures], *, with_usage: bool) -> list[Chart]:
-    def by_day(
-        title: str, read: Callable[[Figures], float], write: Any = short, style: str = "accent"
-    ) -> Chart:
-        return _by_column(title, {day.label: read(day) for day in figures}, write, style)
-
-    found = [
-        by_day("Sessions", lambda day: day.sessions.sessions),
-        by_day("Failed sessions", lambda day: day.sessions.failed, style="bad"),
-        by_day("Runs", lambda day: day.sessions.runs),
-    ]
-    if with_usage:
-        found += [
-            by_day("Tokens", lambda day: day.tokens or 0),
-            by_day("Cost", lambda day: day.cost or 0, money),
-        ]
-    medians = {each.label: float(each.median or 0) for each in figures}
-    p95s = {each.label: float(each.p95 or 0) for each in figures}
-    return [*found, _of_durations("Duration of sessions", medians, p95s)]
 
 
 def _models(usage: Iterable[UsageRow]) -> list[tuple[str, float]]:
@@ -169,85 +168,9 @@ def _tools(infos: Iterable[SessionInfo]) -> list[tuple[str, float]]:
     return [(name, float(count)) for name, count in counts.most_common(_ROWS)]
 
 
-_WIDTH: Final = 328
-_HEIGHT: Final = 90
-_UNITS: Final = ((3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
-
-
-@dataclass(frozen=True)
-class Bar:
-    label: str
-    value: float
-    x: float
-    y: float
-    width: float
-    height: float
-    text: str = ""
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart with a column per label, in one series or in two that share their columns.
-
-    `summary` is for people who do not see the chart, `top` is the value at its upper edge. The
-    first series is drawn behind the second.
-    """
-
-    title: str
-    summary: str
-    top: str
-    series: list[tuple[str, str, list[Bar]]]
-    width: int = _WIDTH
-    height: int = _HEIGHT
-
-
-def _by_column(
-    title: str, values: Mapping[str, float], write: Callable[[float], str], style: str = "accent"
-) -> Chart:
-    top = _round_up(max(values.values(), default=0))
-    summary = f"{title}: {write(sum(values.values()))} in all, {_highest(values, write)}."
-    return Chart(title, summary, short(top), [("", style, _bars(values, top, write))])
-
-
-def _of_durations(title: str, medians: Mapping[str, float], p95s: Mapping[str, float]) -> Chart:
-    """Draw medians in front of 95th percentiles. Both are in milliseconds."""
-    most = max(p95s.values(), default=0)
-    size, unit = next((each for each in _UNITS if most >= each[0]), _UNITS[-1])
-    top = _round_up(most / size) * size
-    summary = (
-        f"{title}: the longest median is {_highest(medians, seconds)}, the longest 95th percentile "
-        f"is {_highest(p95s, seconds)}."
-    )
-    series = [
-        ("95th percentile", "pale", _bars(p95s, top, seconds)),
-        ("median", "accent", _bars(medians, top, seconds)),
-    ]
-    return Chart(title, summary, f"{top / size:g} {unit}", series)
-
-
-def _highest(values: Mapping[str, float], write: Callable[[float], str]) -> str:
-    label = max(values, key=lambda each: values[each], default="")
-    return f"{write(values[label])} on {label}" if label and values[label] else "nothing"
-
-
-def _bars(values: Mapping[str, float], top: float, write: Callable[[float], str]) -> list[Bar]:
-    step = _WIDTH / max(len(values), 1)
-    bars = []
-    for place, (label, value) in enumerate(values.items()):
-        height = round(value / top * _HEIGHT, 1)
-        x, y = round(place * step + 1.5, 1), round(_HEIGHT - height, 1)
-        bars.append(Bar(label, value, x, y, round(step - 2.5, 1), height, write(value)))
-    return bars
-
-
 def _round_up(value: float) -> float:
+    """Returns the number at the top of a chart."""
     if value <= 0:
         return 1
     size = 10.0 ** math.floor(math.log10(value))
     return next(size * each for each in (1, 2, 3, 4, 5, 6, 8, 10) if size * each >= value)
-
-
-def shares(values: Sequence[tuple[str, float]]) -> list[Bar]:
-    """Returns horizontal bars. Their width is their share of the largest one, in percent."""
-    top = max((value for _, value in values), default=0) or 1
-    return [Bar(label, value, 0, 0, round(value / top * 100, 1), 0) for label, value in values]
