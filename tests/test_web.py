@@ -203,6 +203,29 @@ async def test_mounted_below_a_path(catalog) -> None:
         assert "Path=/admin/chats;" in session.headers["set-cookie"]
 
 
+async def test_an_approval_shows_the_request_and_all_arguments(catalog) -> None:
+    async with client(browser_app(catalog, scope=None)) as browser:
+        page = await browser.get("/runs?run=waiting")
+        assert "<b>User</b> Deploy</blockquote>" in page.text
+        assert '<dl class="tree">' in page.text
+        assert "No runs" in (await browser.get("/runs?run=failed")).text
+        assert (await browser.get("/runs?run=other")).status_code == 400
+        # Every page says how many runs wait.
+        assert '<span class="badge">1<' in (await browser.get("/")).text
+
+
+async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:
+    app = browser_app(catalog, scope=lambda request: None)
+    async with client(app) as browser:
+        assert (await browser.get("/events")).status_code == 403
+    app = browser_app(catalog, scope=None, max_streams=1)
+    app.streams._open = 1
+    async with client(app) as browser:
+        assert (await browser.get("/events")).status_code == 503
+        assert 'data-events="/events"' in (await browser.get("/")).text
+        assert 'data-events="/events?id=a"' in (await browser.get("/session?id=a")).text
+
+
 def test_arguments() -> None:
     catalog = SessionCatalog.from_url("sqlite://")
     for error, arguments in (
@@ -211,6 +234,8 @@ def test_arguments() -> None:
         (TypeError, {"catalog": catalog, "scope": None, "allowed_hosts": "localhost"}),
         (ValueError, {"catalog": catalog, "scope": None, "allowed_hosts": []}),
         (TypeError, {"catalog": catalog, "scope": None, "by": 7}),
+        (TypeError, {"catalog": catalog, "scope": None, "currency": 7}),
+        (ValueError, {"catalog": catalog, "scope": None, "max_streams": 0}),
     ):
         with pytest.raises(error):
             browser_app(**arguments)

@@ -399,3 +399,104 @@ async def test_bad_parameters(engine) -> None:
             answer = await browser.get(f"/?{query}")
             assert answer.status_code == status, query
             assert "Traceback" not in answer.text
+
+
+async def test_searching(engine) -> None:
+    """One row per session with its newest hit, and facets of what was found."""
+    catalog = SessionCatalog(engine, create_tables=True)
+    for number in range(30):
+        metadata = {"title": f"Chat {number}", "agent": f"a{number % 2}"}
+        session = await catalog.create_session(f"chat-{number:02}", metadata=metadata)
+        word = "tram" if number < 28 else "bus"
+        await session.add_items([raw.message(f"a {word} & {each}") for each in ("old", "new")])
+    async with client(catalog) as browser:
+        without = await browser.get("/", params={"q": "tram"})
+        assert without.status_code == 400
+        assert "agent-sessions index create" in without.text
+        assert 'value="tram"' in without.text
+        await catalog.create_index("$text")
+        page = await browser.get("/", params={"q": "tram"})
+        assert len(names(page)) == 25
+        assert page.text.count("a <mark>tram</mark> &amp; new") == 25
+        assert "<mark>tram</mark> &amp; old" not in page.text
+        assert "28 sessions found" in page.text
+        assert re.findall('class="count">(\\d+)', page.text) == ["14", "14"]
+        assert len(names(await browser.get(link(page, "Older")))) == 3
+        assert len(names(await browser.get("/?q=tram&agent=a1"))) == 14
+        assert (await browser.get("/", params={"q": "-tram"})).status_code == 400
+
+
+async def test_an_invalid_filter_stays_beside_its_box(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a", metadata={"tags": ["x"]})
+    async with client(catalog) as browser:
+        for path in ("/", "/runs", "/statistics"):
+            page = await browser.get(path, params={"filter": "owner_id"})
+            assert page.status_code == 400
+            assert 'id="filter" name="filter" value="owner_id"' in page.text
+            assert 'role="alert">Write a filter as key=value' in page.text
+        page = await browser.get("/", params={"filter": '{"tags": {"contains": "x"}}'})
+        assert "write $contains instead of contains" in page.text
+
+
+async def test_answers_are_markdown_without_html(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("a")
+    image = "data:image/png;base64,iVBORw0KGgo="
+    text = (
+        f"# Plan\n**bold** <b>raw</b> [a](https://x.example) [b](javascript:alert(1)) "
+        f"[c]({image}) ![d]({image}) ![e](https://x.example/p.png) &#8238;\n\n"
+        "```python\ndef f(): ...\n```\n"
+    )
+    part = {"type": "input_image", "image_url": image}
+    large = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * (3 << 20)}"}
+    await session.add_items(
+        [
+            {"role": "user", "content": [{"type": "input_text", "text": "**see**"}, part, large]},
+            raw.message(text, role="assistant"),
+        ]
+    )
+    async with client(catalog) as browser:
+        page = (await browser.get("/session?id=a")).text
+    assert "**see**" in page
+    assert page.count(f'<img src="{image}"') == 2
+    assert page.count("<img") == 2
+    assert "<h3>Plan</h3>" in page
+    assert "<strong>bold</strong> &lt;b&gt;raw&lt;/b&gt;" in page
+    assert '<a href="https://x.example" rel=' in page
+    assert '<a href="https://x.example/p.png" rel=' in page
+    assert 'href="javascript' not in page
+    assert 'href="data:' not in page
+    assert '<span class="c-k">def</span>' in page
+    assert "\u202e" not in page
+
+
+async def test_a_session_says_why_it_failed_and_how_its_tools_ended(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    details = [{"id": "c1", "tool": "look", "ms": 1500, "ok": False, "at": None}]
+    metadata = {"status": "failed", "last_error": "it <broke>", "invocation_details": details}
+    session = await catalog.create_session("a", metadata={**metadata, "cost": 1.5})
+    call = {"type": "function_call", "name": "look", "call_id": "c1", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "no"}
+    await session.add_items([raw.message("One"), call, output, raw.message("Two")])
+    first = (await catalog.list_items("a")).items[0].item_id
+    async with client(catalog, allow_write=True, currency="EUR") as browser:
+        page = (await browser.get("/session?id=a")).text
+        assert "Failed because it &lt;broke&gt;" in page
+        assert '<span class="outcome bad">failed</span>' in page
+        assert '<span class="took">1.5 s</span>' in page
+        assert "EUR\u00a01.50" in page
+        asked = (await browser.get(f"/rewind?id=a&before={first}")).text
+        assert "<blockquote>One</blockquote>" in asked
+        assert "4 items are removed" in asked
+
+
+async def test_a_range_of_days(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.create_session("a")
+    async with client(catalog) as browser:
+        old = await browser.get("/statistics?since=2026-01-01&until=2026-01-07")
+        assert len(re.findall(r'<th scope="row">2026-01-\d\d</th>', old.text)) == 7
+        assert "<dt>Sessions</dt><dd>0</dd>" in old.text
+        for query in ("since=x", "since=2026-01-01&until=2027-01-01", "since=9999-12-31"):
+            assert (await browser.get(f"/statistics?{query}")).status_code == 400

@@ -291,7 +291,8 @@ async def _search(call: Call, view: View) -> tuple[SearchPage, list[str]]:
         )
 
     shown = await page(_PAGE, view.cursor)
-    ids, after = [], None
+    ids = list[str]()
+    after: str | None = None
     while len(ids) <= SAMPLE:
         more = await page(_HITS, after)
         ids += [hit.session_id for hit in more.hits]

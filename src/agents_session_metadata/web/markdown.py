@@ -24,7 +24,7 @@ LARGEST_IMAGE: Final = 2 << 20
 """In bytes."""
 _LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 _IMAGE = re.compile(r"data:image/(?:png|jpeg|gif|webp|avif);base64,([A-Za-z0-9+/]+={0,2})")
-_NUMBERED = re.compile(r"image:(\d+)")
+_NUMBERED = re.compile(r"image:\d+")
 _DIFF = re.compile(r"(?:diff --git |--- |\*\*\* Begin Patch|@@ )")
 _FORMATTER: Any = HtmlFormatter(nowrap=True, classprefix="c-")
 _REL: Final = "nofollow noopener noreferrer"
@@ -60,9 +60,7 @@ class _Markdown(MarkdownIt):
 
 def _image(_: Any, tokens: Sequence[Token], at: int, __: Any, images: Any) -> str:
     url = str(tokens[at].attrs["src"])
-    number = _NUMBERED.fullmatch(url)
-    known = images.get(int(number[1]), "") if number else url
-    return str(picture(known, tokens[at].content))
+    return str(picture(images.get(url, url), tokens[at].content))
 
 
 def _link(renderer: Any, tokens: Sequence[Token], at: int, options: Any, images: Any) -> str:
@@ -82,11 +80,12 @@ _RULES.add_render_rule("link_open", _link)
 @lru_cache(maxsize=256)
 def markdown(text: str) -> Markup:
     """Renders a message. Its highest headings become those below `h2`."""
-    images: dict[int, str] = {}
+    images: dict[str, str] = {}
 
     def keep(found: re.Match[str]) -> str:
-        images[len(images)] = found[0]
-        return f"image:{len(images) - 1}"
+        name = f"image:{len(images)}"
+        images[name] = found[0]
+        return name
 
     # Images do not count for the length of a text.
     tokens = _RULES.parse(clean(cut(_IMAGE.sub(keep, text))), images)

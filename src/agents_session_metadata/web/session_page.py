@@ -186,7 +186,7 @@ def turns(items: Sequence[ItemInfo], metadata: Mapping[str, Any] | None = None) 
     """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
-    recorded = invocations_of(metadata or {})
+    recorded: Any = invocations_of(metadata or {})
     known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
     for info in items:
         item: Any = info.item

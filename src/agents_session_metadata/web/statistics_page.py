@@ -62,14 +62,14 @@ def _range(call: Call) -> tuple[date, date]:
     except (ValueError, OverflowError):
         raise Refused(400, "Write a day as 2026-01-31.") from None
     if not 0 <= (until - since).days < _MOST_DAYS:
-        raise Refused(400, f"The range must be 1 to {_MOST_DAYS} days long, and not begin later.")
+        raise Refused(400, f"The range must have between 1 and {_MOST_DAYS} days.")
     return since, until
 
 
 async def page(call: Call) -> Response:
     view = View.of(call.query)
     first, last = _range(call)
-    known = {"view": view, "first": first, "last": last}
+    known: dict[str, Any] = {"view": view, "first": first, "last": last}
     if view.problem:
         return call.render("statistics.html", 400, **known)
     since = datetime.combine(first, time(), timezone.utc)
