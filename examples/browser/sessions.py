@@ -76,7 +76,7 @@ async def _store_runs(catalog: SessionCatalog) -> None:
 
     def store(connection: Connection, _: Any) -> None:
         for number, case in enumerate(_WAITING):
-            pending = [{**call, "agent": case["agent"]} for call in _pending(number)]
+            pending = [[*call.values(), case["agent"]] for call in _pending(number)]
             values = {
                 "session_id": _waiting_id(number),
                 "run_id": f"{number:032x}",
@@ -84,11 +84,10 @@ async def _store_runs(catalog: SessionCatalog) -> None:
                 "token": "demo",
                 "expires": 0,
                 "agent": case["agent"],
-                "options": "{}",
                 "input": json.dumps(case["request"]),
                 "pending": json.dumps(pending),
-                "writes": "[]",
-                **dict.fromkeys(("first_item", "base_item", "item_count", "last_item"), 0),
+                "progress": '{"first": 0}',
+                "last_item": 0,
             }
             then = now - case["minutes"] * 60_000_000
             connection.execute(insert(table).values(started_at=then, paused_at=then), values)
