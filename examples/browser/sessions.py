@@ -63,7 +63,7 @@ async def _add_usage(catalog: SessionCatalog, records: list[dict[str, Any]]) -> 
             entry = UsageEntry(m["agent"], _MODEL[m["agent"]], counts, Decimal(str(m["cost"])))
             day = date.fromisoformat(record["updated_at"][:10])
             of_session = {"session_id": record["session_id"], "owner": m["owner_id"], "day": day}
-            add_usage(connection, usage, [entry], **of_session)
+            add_usage(connection, usage, database.tables.messages, [entry], **of_session)
 
     await database.write(add)
 

@@ -365,6 +365,9 @@ class StoredSession(SQLAlchemySession):
         self._store.enter_history(connection, self.session_id, must_exist=self._must_exist)
         return True
 
+    async def _texts(self, items: list[TResponseInputItem]) -> list[str]:
+        return [await self._serialize_item(item) for item in items]
+
     async def _write_items(
         self,
         items: list[TResponseInputItem],
@@ -372,7 +375,7 @@ class StoredSession(SQLAlchemySession):
         end: Callable[[Connection], object] = lambda _: None,
     ) -> None:
         """Writes nothing if `begin`, which must lock the session, returns False."""
-        texts = [await self._serialize_item(item) for item in items]
+        texts = await self._texts(items)
 
         def write(connection: Connection) -> None:
             if begin(connection):

@@ -1201,8 +1201,8 @@ class SessionCatalog:
         Args:
             owner_id: Count only usage of sessions while they had this `owner_id`.
             session_id: Count only usage of this session.
-            by: The fields to group by: any of `day`, `agent`, `model`, `owner_id`, `session_id`. An
-                empty tuple returns one row, or none if there is no usage.
+            by: The fields to group by: any of `day`, `agent`, `model`, `owner_id`, `session_id`,
+                `item_id`. An empty tuple returns one row, or none if there is no usage.
             since: The first day, in UTC: a date, or an aware datetime on that day.
             until: The last day, in the same form.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -91,6 +92,12 @@ class SessionPage:
     sessions: list[SessionInfo]
     next_cursor: str | None
 
+    def __iter__(self) -> Iterator[SessionInfo]:
+        return iter(self.sessions)
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
 
 @dataclass(frozen=True)
 class SessionChange:
@@ -131,6 +138,12 @@ class ItemPage:
 
     items: list[ItemInfo]
     next_cursor: str | None
+
+    def __iter__(self) -> Iterator[ItemInfo]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
 
 
 @dataclass(frozen=True)
@@ -296,13 +309,19 @@ class SearchPage:
     next_cursor: str | None
     complete: bool
 
+    def __iter__(self) -> Iterator[SearchHit]:
+        return iter(self.hits)
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
 
 @dataclass(frozen=True)
 class UsageRow:
     """Usage of runs, added up from the usage ledger.
 
-    Only the fields that `by` names are set: of `day`, `agent`, `model`, `owner_id` and
-    `session_id`, the others are None.
+    Only the fields that `by` names are set: of `day`, `agent`, `model`, `owner_id`, `session_id`
+    and `item_id`, the others are None.
 
     Attributes:
         day: The day in UTC on which the usage was recorded.
@@ -311,6 +330,8 @@ class UsageRow:
         model: The model's name, truncated to 255 characters; None if it is unknown.
         owner_id: The `owner_id` of the session at that time; None if it had none.
         session_id: The id of the session; None if the session was deleted.
+        item_id: The newest item of the session when the usage was recorded; None if there was none.
+            It is in the turn that the usage belongs to.
         requests: The number of requests to models.
         input_tokens: The number of input tokens, including cached ones.
         cached_input_tokens: The number of cached input tokens.
@@ -326,6 +347,7 @@ class UsageRow:
     model: str | None = None
     owner_id: JSONValue = None
     session_id: str | None = None
+    item_id: int | None = None
     requests: int = 0
     input_tokens: int = 0
     cached_input_tokens: int = 0

@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from agents_session_metadata import InvalidCursorError, SessionCatalog, SessionInfo, SessionPage
+from agents_session_metadata import (
+    InvalidCursorError,
+    SessionCatalog,
+    SessionInfo,
+    SessionPage,
+    SessionRuns,
+)
 from conformance import raw
 
 pytestmark = pytest.mark.dialect
@@ -278,3 +284,18 @@ async def test_iteration_among_writers_sees_each_lasting_session_once(engine):
             await catalog.delete_session(f"a {len(seen) - 1}")
     assert len(seen) == len(set(seen))
     assert lasting <= set(seen)
+
+
+async def test_pages_can_be_iterated_and_measured(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    session = await catalog.create_session("chat")
+    await session.add_items([raw.message("hello")])
+    await catalog.create_index("$text")
+    page = await catalog.list_sessions()
+    assert (list(page), len(page)) == (page.sessions, 1)
+    items = await catalog.list_items("chat")
+    assert (list(items), len(items)) == (items.items, 1)
+    found = await catalog.search("hello")
+    assert (list(found), len(found)) == (found.hits, 1)
+    runs = await SessionRuns(catalog).list()
+    assert (list(runs), len(runs)) == ([], 0)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from agents.extensions.memory import SQLAlchemySession
-from agents_session_metadata.core.ddl import drop_statements
 from hypothesis import given
 from hypothesis import strategies as st
 from scaling import examples
@@ -26,6 +25,7 @@ from agents_session_metadata import (
     UnsupportedDialectError,
     session_tables,
 )
+from agents_session_metadata.core.schema import drop_statements
 from agents_session_metadata.search import feature
 from agents_session_metadata.search import query as searching
 from agents_session_metadata.search.terms import parse_query

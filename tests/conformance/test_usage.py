@@ -159,6 +159,21 @@ async def test_runs_are_added_up(session, catalog, engine):
     assert await catalog.usage(until=today() - timedelta(days=1)) == []
 
 
+async def test_each_row_knows_its_turn(session, catalog):
+    """It has the newest item of the turn that was stored when the run ended."""
+    usages = [Usage(requests=1, total_tokens=number) for number in (10, 20, 30)]
+    for number, usage in enumerate(usages):
+        async with SessionTracker(session) as hooks:
+            worker = agent("engineer", "done", usage=usage)
+            await Runner.run(worker, f"question {number}", session=session, hooks=hooks)
+    items = (await catalog.list_items("chat")).items
+    starts = [each.item_id for each in items if each.item.get("role") == "user"]
+    rows = await catalog.usage(session_id="chat", by=("item_id",))
+    assert [row.total_tokens for row in rows] == [10, 20, 30]
+    for row, start, end in zip(rows, starts, [*starts[1:], items[-1].item_id + 1], strict=True):
+        assert start <= row.item_id < end
+
+
 async def test_scopes(session, catalog):
     await run(session)
     theirs = await catalog.create_session("theirs", metadata={"owner_id": "u2", "team": "a"})

@@ -6,7 +6,16 @@ import re
 from collections.abc import Container, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Index, MetaData, Table, func, inspect, literal_column, select
+from sqlalchemy import (
+    Connection,
+    Index,
+    MetaData,
+    Table,
+    func,
+    inspect,
+    literal_column,
+    select,
+)
 from sqlalchemy import Dialect as SADialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateIndex, CreateTable, DropTable, ExecutableDDLElement
@@ -110,7 +119,11 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
 def _type_of_ids(connection: Connection, messages: Table) -> Any:
     schema = connection.schema_for_object(messages)
     columns = inspect(connection).get_columns(messages.name, schema)
-    return next(column["type"] for column in columns if column["name"] == "id")
+    found = next(column["type"] for column in columns if column["name"] == "id")
+    # MariaDB says INTEGER(11), with a width that means nothing.
+    if hasattr(found, "display_width"):
+        found.display_width = None
+    return found
 
 
 class SDKIndex:

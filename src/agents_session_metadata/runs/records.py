@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
@@ -114,6 +114,12 @@ class RunPage:
 
     runs: list[RunInfo]
     next_cursor: str | None
+
+    def __iter__(self) -> Iterator[RunInfo]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
 
 
 def microseconds(moment: datetime, name: str) -> int:

@@ -115,7 +115,7 @@ class RunSession(SQLAlchemyMetadataSession):
         the run began with are kept for a repetition.
         """
         lease, store, session_id = self._lease, self._store, self.session_id
-        texts = [await self._serialize_item(item) for item in items]
+        texts = await self._texts(items)
 
         def write(connection: Connection) -> tuple[_Rows, Progress, list[str] | None]:
             if texts:  # One statement locks the session and makes it the most recent one.

@@ -390,7 +390,8 @@ def _add(
 ) -> None:
     [table] = store.database.tables.group(USAGE).tables
     today = datetime.now(timezone.utc).date()
-    add_usage(connection, table, entries, session_id=session_id, owner=owner, day=today)
+    messages = store.database.tables.messages
+    add_usage(connection, table, messages, entries, session_id=session_id, owner=owner, day=today)
 
 
 def _check_session(session: object) -> None:

@@ -28,6 +28,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
     case,
     delete,
     func,
@@ -76,7 +77,7 @@ COUNTERS = (
 )
 """The columns that are added up, besides the cost."""
 
-FIELDS = ("day", "agent", "model", "owner_id", "session_id")
+FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
 _SUMMED = (*COUNTERS, "cost")
 _BILLION = 10**9
@@ -109,6 +110,7 @@ def owner_key(owner: JSONValue) -> bytes | None:
 def add_usage(
     connection: Connection,
     table: Table,
+    messages: Table,
     entries: Iterable[UsageEntry],
     *,
     session_id: str | None,
@@ -121,6 +123,7 @@ def add_usage(
         "owner_key": key,
         "owner_id": None if key is None else json_text(OWNER_ID, owner),
         "day": day,
+        "history_of": session_id,
     }
     rows = [
         {
@@ -133,12 +136,20 @@ def add_usage(
         for entry in entries
     ]
     if rows:
-        connection.execute(_insertion(table), rows)
+        connection.execute(_insertion(table, messages), rows)
 
 
 @lru_cache(maxsize=256)
-def _insertion(table: Table) -> Insert:
-    return insert(table).inline()  # Nobody reads the id of the row.
+def _insertion(table: Table, messages: Table) -> Insert:
+    newest = (
+        select(messages.c.id)
+        .where(messages.c.session_id == bindparam("history_of"))
+        .order_by(messages.c.created_at.desc(), messages.c.id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    # Inline, because nobody reads the id of the row.
+    return insert(table).values(item_id=newest).inline()
 
 
 def _named(name: str | None) -> str | None:
@@ -161,6 +172,8 @@ def define(
         Column("day", Date, nullable=False),
         Column("agent", types.key, nullable=True),
         Column("model", types.key, nullable=True),
+        # The newest item of the session when the row was written, which belongs to the run's turn.
+        Column("item_id", BigInteger, nullable=True),
         *(Column(counter, BigInteger, nullable=False) for counter in COUNTERS),
         # In units of 10 ** -12; NULL if the model has no price.
         Column("cost", BigInteger, nullable=True),
@@ -344,11 +357,12 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
             total["owner_id"] = decode_value(total["owner_id"])
         if total["cost"] is not None:
             total["cost"] = total["cost"].normalize() + 0
-        total["unpriced"] = tuple(sorted(total["unpriced"], key=_text_order))
+        total["unpriced"] = tuple(sorted(total["unpriced"], key=_order))
     rows = [UsageRow(**total) for total in totals.values()]
-    return sorted(rows, key=lambda row: [_text_order(getattr(row, name)) for name in fields])
+    return sorted(rows, key=lambda row: [_order(getattr(row, name)) for name in fields])
 
 
-def _text_order(value: Any) -> tuple[bool, str]:
-    """Sorts None first. The text of a day sorts as the day."""
-    return value is not None, str(value)
+def _order(value: Any) -> tuple[bool, int, str]:
+    """Sorts None first. The text of a day sorts as the day, and that of an id by its length."""
+    text = str(value)
+    return value is not None, len(text) if type(value) is int else 0, text

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import Any, Final
 
 from starlette.responses import Response
@@ -21,7 +22,7 @@ from agents_session_metadata.errors import CorruptMetadataError
 from agents_session_metadata.history.items import find_position, item_cursor
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.tracking.invocations import invocations_of
-from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo
+from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
 
 from .call import Call, Refused
 from .formats import as_json, content_of, lines, parse_time, seconds, shown
@@ -73,11 +74,12 @@ async def session(call: Call) -> Response:
         items = page.items[::-1] if newest else page.items
         older, later = (page.next_cursor, None) if newest else (None, page.next_cursor)
     runs = SessionRuns(call.catalog)
+    usage = await call.catalog.usage(session_id=info.session_id, by=("item_id",))
     return call.render(
         "session.html",
         info=info,
         corrupt=corrupt,
-        turns=turns(items, info.metadata),
+        turns=turns(items, info.metadata, usage),
         run=await runs.get(info.session_id),
         decisions={each.call_id: each for each in await runs.decisions(info.session_id)},
         feedback=Counter(each.kind for each in await call.catalog.feedback(info.session_id)),
@@ -169,7 +171,9 @@ class Turn:
     """A user message and the steps after it. The first turn may have no user message."""
 
     steps: list[Step] = field(default_factory=list)
+    items: set[int] = field(default_factory=set)
     end: datetime | None = None
+    usage: list[UsageRow] = field(default_factory=list)
 
     @property
     def ms(self) -> float:
@@ -181,8 +185,21 @@ class Turn:
     def tools(self) -> int:
         return sum(step.kind == "tool" for step in self.steps)
 
+    @property
+    def tokens(self) -> int:
+        return sum(row.total_tokens for row in self.usage)
 
-def turns(items: Sequence[ItemInfo], metadata: Mapping[str, Any] | None = None) -> list[Turn]:
+    @property
+    def cost(self) -> Decimal | None:
+        costs = [row.cost for row in self.usage if row.cost is not None]
+        return sum(costs, Decimal(0)) if costs else None
+
+
+def turns(
+    items: Sequence[ItemInfo],
+    metadata: Mapping[str, Any] | None = None,
+    usage: Sequence[UsageRow] = (),
+) -> list[Turn]:
     """Group items, oldest first, into turns. Outputs of tools join their calls."""
     found: list[Turn] = []
     calls: dict[str, Step] = {}
@@ -202,6 +219,9 @@ def turns(items: Sequence[ItemInfo], metadata: Mapping[str, Any] | None = None) 
                 found.append(Turn())
             found[-1].steps.append(step)
         found[-1].end = info.created_at
+        found[-1].items.add(info.item_id)
+    for turn in found:
+        turn.usage = [row for row in usage if row.item_id in turn.items]
     return found
 
 
