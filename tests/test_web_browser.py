@@ -65,7 +65,7 @@ async def test_a_browser_without_scripts(demo, browser) -> None:
     assert await page.locator("details[open] pre").first.is_visible()
     await page.fill("#title", "<b>Renamed</b>")
     await follow(page, "text=Save")
-    assert await page.inner_text("h1") == "<b>Renamed</b>"
+    assert await page.inner_text("h1") == "<b>Renamed</b> completed"
     tags = await page.input_value("#tags")
     assert "\n" in tags
     await page.fill("#tags", f"one, two\n{tags}")

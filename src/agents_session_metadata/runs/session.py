@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from agents.items import TResponseInputItem
 from sqlalchemy import Connection, select
 
 from agents_session_metadata._sdk import NothingToCompact
@@ -47,7 +46,7 @@ class RunSession(SQLAlchemyMetadataSession):
 
     # ---- reading ----
 
-    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+    async def get_items(self, limit: int | None = None) -> list[Any]:
         if not self._is_repeating:
             return await super().get_items(limit)
         texts = self._journal.base
@@ -72,7 +71,7 @@ class RunSession(SQLAlchemyMetadataSession):
 
     # ---- writing ----
 
-    async def add_items(self, items: list[TResponseInputItem]) -> None:
+    async def add_items(self, items: list[Any]) -> None:
         if not items:
             return
         if self._replaces:
@@ -97,13 +96,13 @@ class RunSession(SQLAlchemyMetadataSession):
             )
         self._done += 1
 
-    async def pop_item(self) -> TResponseInputItem | None:
+    async def pop_item(self) -> Any | None:
         popped = await self._write([], self._lease.progress.writes, lambda rows: rows[-1:])
         return next(iter(await self._items_of(text for _, text in popped)), None)
 
     async def _write(
         self,
-        items: list[TResponseInputItem],
+        items: list[Any],
         counts: list[int],
         choose: Callable[[_Rows], _Rows] | None = None,
         *,
@@ -150,7 +149,7 @@ class RunSession(SQLAlchemyMetadataSession):
         await self._replace_items([])
         self._replaces = True
 
-    async def _replace_items(self, items: list[TResponseInputItem]) -> None:
+    async def _replace_items(self, items: list[Any]) -> None:
         # What the run adds after this is new, also if it is repeating.
         await self._write(items, self._counts, lambda rows: rows, is_other=True)
 

@@ -28,7 +28,7 @@ from agents.testing import ScriptedModel, assistant_message, function_call
 MakeSession: TypeAlias = Callable[[str], Any]
 Open: TypeAlias = Callable[[str], Awaitable[Session]]
 
-pytestmark = pytest.mark.asyncio
+pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
 CONFIG = RunConfig(tracing_disabled=True)
 SUMMARY: Any = {"type": "compaction", "id": "cmp_1", "encrypted_content": "a summary"}
