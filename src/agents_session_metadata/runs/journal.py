@@ -284,19 +284,19 @@ class _RecordedProvider(ModelProvider):
 
 def recorded_config(config: Any, journal: Journal) -> tuple[Any, ModelProvider | None]:
     """Returns the run configuration, and a provider that the caller must close after the run."""
-    if config is None:
-        config = {}
+    given = vars(config) if isinstance(config, RunConfig) else config or {}
+    own = None if "model_provider" in given else MultiProvider()
+    changed = {
+        "model": _recorded(given.get("model"), journal),
+        "model_provider": _RecordedProvider(own or given["model_provider"], journal),
+    }
     if isinstance(config, RunConfig):
-        model, provider, own = config.model, config.model_provider, None
-    else:
-        own = None if "model_provider" in config else MultiProvider()
-        model, provider = config.get("model"), own or config["model_provider"]
-    changed: dict[str, Any] = {"model_provider": _RecordedProvider(provider, journal)}
-    if model is not None and not isinstance(model, str):
-        changed["model"] = _RecordedModel(model, journal)
-    if isinstance(config, RunConfig):
-        return replace(config, **changed), None
-    return {**config, **changed}, own
+        return replace(config, **changed), own
+    return {**given, **changed}, own
+
+
+def _recorded(model: Any, journal: Journal) -> Any:
+    return model if model is None or isinstance(model, str) else _RecordedModel(model, journal)
 
 
 # ---- agents and hooks ----
@@ -332,8 +332,7 @@ class Copies:
         return copied
 
     def adapt(self, copied: Agent[Any]) -> None:
-        if copied.model is not None and not isinstance(copied.model, str):
-            copied.model = _RecordedModel(copied.model, self.journal)
+        copied.model = _recorded(copied.model, self.journal)
         if copied.hooks is not None:
             copied.hooks = _AgentHooks(copied.hooks, self)
 

@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -240,11 +241,8 @@ class Lease:
     async def _renew(self, on_loss: Callable[[], object]) -> None:
         database, pause = self.store.database, self._duration / 1_000_000 / _RENEWALS
         while True:
-            try:
+            with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), pause)
-            except (asyncio.TimeoutError, TimeoutError):
-                pass
-            else:
                 return
             try:
                 await database.write(lambda connection, _: self.fence(connection, self.sql.renew))

@@ -70,8 +70,8 @@ Decisions: TypeAlias = list[Decision]
 """The method `list` hides the class of this name."""
 
 LONGEST_LEASE = timedelta(days=1)
-_POLLS = tuple(0.02 * 2**n for n in range(5))
-"""Seconds between two looks at a session that is busy, before jitter; the last one repeats."""
+_POLL, _LONGEST_POLL = 0.02, 0.32
+"""Seconds between two looks at a session that is busy, which double, before jitter."""
 _MOST_ERROR = 2_000
 
 
@@ -104,11 +104,12 @@ class _Request:
     wrap: Wrap | None
     strict_context: bool
     options: dict[str, Any]
-    force: bool = False
     input: Any = None
     key: str | None = None
     interrupted: Interrupted | None = None
     durable: bool = True
+    is_resume: bool = False
+    force: bool = False
     waited_for: str | None = None
     """The run with the same key that the call has waited for."""
     is_other: bool = False
@@ -120,27 +121,18 @@ class _Request:
             raise TypeError(f"agent must be an Agent, got {type(self.agent).__name__}")
         if not self.wait >= 0:
             raise ValueError(f"wait must be a number of seconds, 0 or more, got {self.wait!r}")
-
-    def of_run(
-        self, given: Any, key: str | None, interrupted: Interrupted | None, durable: bool
-    ) -> _Request:
-        if not isinstance(given, (str, list)):
-            advice = "; use resume" if isinstance(given, RunState) else ""
-            kind = type(given).__name__
+        if not self.is_resume and not isinstance(self.input, (str, list)):
+            advice = "; use resume" if isinstance(self.input, RunState) else ""
+            kind = type(self.input).__name__
             raise TypeError(f"input must be a string or a list of items, got {kind}{advice}")
-        if key is not None and not isinstance(key, str):
-            raise TypeError(f"key must be a string, got {type(key).__name__}")
-        if key == "":
+        if self.key is not None and not isinstance(self.key, str):
+            raise TypeError(f"key must be a string, got {type(self.key).__name__}")
+        if self.key == "":
             raise ValueError("key must not be empty")
-        if interrupted not in (None, "resume", "discard"):
+        if self.interrupted not in (None, "resume", "discard"):
             raise ValueError(
-                f"interrupted must be 'resume', 'discard' or None, got {quoted(interrupted)}"
+                f"interrupted must be 'resume', 'discard' or None, got {quoted(self.interrupted)}"
             )
-        return replace(self, input=given, key=key, interrupted=interrupted, durable=durable)
-
-    @property
-    def is_resume(self) -> bool:
-        return self.input is None
 
 
 class SessionRuns:
@@ -254,8 +246,8 @@ class SessionRuns:
             ValueError: If the session is encrypted and there is no `encrypt`, or an argument is
                 invalid.
         """
-        request = _Request(session_id, agent, wait, session, strict_context, options)
-        return await self._run(request.of_run(input, key, interrupted, durable))
+        common = session_id, agent, wait, session, strict_context, options
+        return await self._run(_Request(*common, input, key, interrupted, durable))
 
     def stream(
         self,
@@ -299,8 +291,8 @@ class SessionRuns:
         Returns:
             An async context manager, which begins the run and raises the errors of `run`.
         """
-        request = _Request(session_id, agent, wait, session, strict_context, options)
-        return StreamedRun(self, request.of_run(input, key, interrupted, durable))
+        common = session_id, agent, wait, session, strict_context, options
+        return StreamedRun(self, _Request(*common, input, key, interrupted, durable))
 
     async def resume(
         self,
@@ -339,8 +331,8 @@ class SessionRuns:
                 not the same as before.
             StateVersionError: If the SDK cannot read the state, which stays.
         """
-        request = _Request(session_id, agent, wait, session, strict_context, options, force)
-        return await self._run(request)
+        common = session_id, agent, wait, session, strict_context, options
+        return await self._run(_Request(*common, is_resume=True, force=force))
 
     async def _run(self, request: _Request) -> SessionRun:
         part = await self._turn(request)
@@ -382,11 +374,10 @@ class SessionRuns:
     async def _is_free(self, lease: Lease, deadline: float) -> bool:
         """Waits until no run of the session works. Returns False at the deadline."""
         own = {"of_session": lease.session_id}
-        polls = 0
+        delay = _POLL
         while (left := deadline - time.monotonic()) > 0:
-            delay = _POLLS[min(polls, len(_POLLS) - 1)] * random.uniform(0.5, 1.5)  # noqa: S311  # no secret
-            await asyncio.sleep(min(delay, left))
-            polls += 1
+            await asyncio.sleep(min(delay * random.uniform(0.5, 1.5), left))  # noqa: S311  # no secret
+            delay = min(2 * delay, _LONGEST_POLL)
             if not await self._database.read(
                 lambda connection, _: connection.execute(lease.sql.works, own).first()
             ):
@@ -411,22 +402,23 @@ class SessionRuns:
             if repeated:
                 connection.rollback()
                 return repeated
-        is_same = digest is not None and row.run_key == digest
+        is_same = request.is_resume or (digest is not None and row.run_key == digest)
         if row.status == RUNNING:
             request.waited_for = row.run_id if is_same else request.waited_for
             connection.rollback()
             return None
-        if not request.is_resume and not is_same and row.status == WAITING:
-            raise SessionPausedError(session_id)
-        if not request.is_resume and row.status == WAITING:
+        if row.status == WAITING and not request.is_resume:
+            if not is_same:
+                raise SessionPausedError(session_id)
             connection.rollback()
             calls = load_pending(row.pending, self._encryption)
             return SessionRun(session_id, None, tuple(calls), repeated=True)
-        if row.status == INTERRUPTED and not is_same and not request.is_resume:
+        if row.status == INTERRUPTED and not is_same:
             if request.interrupted is None:
                 raise RunInterruptedError(session_id)
             request.is_other = request.interrupted == "resume"
-        if request.is_resume or request.is_other or (is_same and row.status == INTERRUPTED):
+            is_same = request.is_other
+        if request.is_resume or (is_same and row.status == INTERRUPTED):
             lease.go_on(connection, row, force=request.force)
             return lease
         if row.run_id is not None:
@@ -698,10 +690,13 @@ class _Part:
         try:
             yield
         except BaseException as error:
-            failure = await self._fail(error)
-            if failure is error:
-                raise
-            raise failure from error
+            if not self.lease.is_lost:
+                await (
+                    self._fail(error) if isinstance(error, Exception) else settle(self.release())
+                )
+            if self.lease.is_lost:
+                raise self.lease.lost() from error
+            raise
 
     async def _prepare(self) -> tuple[Any, Any, dict[str, Any]]:
         """Returns the arguments of the SDK's runner."""
@@ -758,42 +753,40 @@ class _Part:
                 "pending": dump_pending(calls, runs._encryption),
                 "paused_at": runs._database.dialect.now(),
             }
-            await lease.end(lease.sql.stop.values(**values), self._pause)
+            await self._end(WAITING, lease.sql.stop.values(**values))
         else:
             output = dump_final(result.final_output, agent)
-            outcome = {"output": output, "agent": agent.name}
-            await lease.end(lease.sql.finish, partial(self._keep, None, outcome))
+            await self._end(None, lease.sql.finish, {"output": output, "agent": agent.name})
         self.copies.restore(result)
         final = None if calls else result.final_output
         return SessionRun(lease.session_id, final, calls, result)
 
-    def _pause(self, connection: Connection) -> None:
+    async def _end(
+        self, status: str | None, statement: Any, outcome: dict[str, Any] | None = None
+    ) -> None:
         lease = self.lease
-        connection.execute(lease.sql.delete_steps, {"of_session": lease.session_id})
-        lease.show(connection, WAITING)
 
-    def _keep(self, status: str | None, outcome: dict[str, Any], connection: Connection) -> None:
-        self._runs._keep_outcome(connection, self.lease.row, outcome)
-        self.lease.show(connection, status)
+        def write(connection: Connection) -> None:
+            if outcome is not None:
+                self._runs._keep_outcome(connection, lease.row, outcome)
+            if status == WAITING:
+                connection.execute(lease.sql.delete_steps, {"of_session": lease.session_id})
+            lease.show(connection, status)
 
-    async def _fail(self, error: BaseException) -> BaseException:
-        """Stores that the run has failed, or was interrupted. Returns the error to raise."""
+        await lease.end(statement, write)
+
+    async def _fail(self, error: Exception) -> None:
         lease = self.lease
-        if not isinstance(error, Exception) and not lease.is_lost:
-            await settle(self.release())
-        elif not lease.is_lost:
-            text = storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
-            values = {"status": FAILED, "error": lease.encryption.seal(text)}
-            keep = partial(self._keep, FAILED, {"error": text})
-            try:
-                await self._journal.flush()
-                await lease.end(lease.sql.stop.values(**values), keep)
-            except SessionBusyError:
-                pass
-            except (SQLAlchemyError, OSError):
-                shown = quoted(lease.session_id)
-                logger.warning("the failed run of session %s was not stored", shown, exc_info=True)
-        return lease.lost() if lease.is_lost else error
+        text = storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
+        values = {"status": FAILED, "error": lease.encryption.seal(text)}
+        try:
+            await self._journal.flush()
+            await self._end(FAILED, lease.sql.stop.values(**values), {"error": text})
+        except SessionBusyError:
+            pass
+        except (SQLAlchemyError, OSError):
+            shown = quoted(lease.session_id)
+            logger.warning("the failed run of session %s was not stored", shown, exc_info=True)
 
     async def release(self) -> None:
         """Ends the lease early: the run is interrupted from now on."""
