@@ -72,23 +72,9 @@ INTERRUPTED = "interrupted"
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
-    sessions, known = core.tables[0], metadata.tables
-    tables = tuple(known[name] for name in names) if names[0] in known else ()
-    runs, steps, run_keys, decisions = tables or _tables(metadata, sessions, names, types)
-    triggers = (
-        ending_with_session(sessions, runs),
-        CreateTrigger(runs, steps, ("session_id",)),
-        ending_with_session(sessions, run_keys),
-        ending_with_session(sessions, decisions, keeps_rows=True),
-    )
-    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
-
-
-def _tables(
-    metadata: MetaData, sessions: Table, names: tuple[str, ...], types: ColumnTypes
-) -> tuple[Table, ...]:
+    sessions = core.tables[0]
     runs_name, steps_name, keys_name, decisions_name = names
-    options = table_options(types)
+    options: dict[str, Any] = {**table_options(types), "keep_existing": True}
     runs = Table(
         runs_name,
         metadata,
@@ -158,7 +144,13 @@ def _tables(
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
         **options,
     )
-    return runs, steps, run_keys, decisions
+    triggers = (
+        ending_with_session(sessions, runs),
+        CreateTrigger(runs, steps, ("session_id",)),
+        ending_with_session(sessions, run_keys),
+        ending_with_session(sessions, decisions, keeps_rows=True),
+    )
+    return TableGroup(RUNS, (runs, steps, run_keys, decisions), triggers)
 
 
 def runs_table(tables: SessionTables) -> Table:

@@ -122,7 +122,7 @@ class RunPage:
         return len(self.runs)
 
 
-def microseconds(moment: datetime, name: str) -> int:
+def _microseconds(moment: datetime, name: str) -> int:
     if not isinstance(moment, datetime):
         raise TypeError(f"{name} must be a datetime, got {type(moment).__name__}")
     if moment.utcoffset() is None:
@@ -221,21 +221,16 @@ def dump_state(result: Any, *, strict: bool) -> dict[str, Any]:
 # ---- pages ----
 
 
-def read_page(
+async def read_page(
     store: ScopedStore,
-    connection: Connection,
-    queries: Queries,
+    encryption: Encryption,
     condition: Condition,
     status: str | None,
     limit: int,
     cursor: str | None,
-    encryption: Encryption,
 ) -> RunPage:
     database = store.database
     question = ["runs", status, condition.encoded()]
-    after = None if cursor is None else _position(unseal(cursor, question))
-    if not database.has_tables(connection, RUNS):
-        return RunPage([], None)
     runs = runs_table(database.tables)
     started, session_id = runs.c.started_at, runs.c.session_id
     shown = status_of(runs, database.dialect)
@@ -243,16 +238,22 @@ def read_page(
     page: Any = select(*(runs.c[name] for name in names), shown.label("status"))
     if status is not None:
         page = page.where(shown == status)
-    if after is not None:
-        time, last = after
+    if cursor is not None:
+        time, last = _position(unseal(cursor, question))
         page = page.where(started <= time, or_(started < time, session_id < last))
     page = page.order_by(started.desc(), session_id.desc()).limit(limit + 1)
-    rows: Any = connection.execute(*queries.where(page, condition, session_id)).all()
-    infos = infos_of(connection, database, rows[:limit], encryption)
-    if len(rows) <= limit:
-        return RunPage(infos, None)
-    position = json.dumps([rows[limit - 1].started_at, rows[limit - 1].session_id])
-    return RunPage(infos, seal(position.encode(), question))
+
+    def read(connection: Connection, queries: Queries) -> RunPage:
+        if not database.has_tables(connection, RUNS):
+            return RunPage([], None)
+        rows: Any = connection.execute(*queries.where(page, condition, session_id)).all()
+        infos = infos_of(connection, database, rows[:limit], encryption)
+        if len(rows) <= limit:
+            return RunPage(infos, None)
+        position = json.dumps([rows[limit - 1].started_at, rows[limit - 1].session_id])
+        return RunPage(infos, seal(position.encode(), question))
+
+    return await database.read(read)
 
 
 def _position(body: bytes) -> tuple[int, str]:
@@ -317,43 +318,40 @@ def _loaded(rows: Any) -> list[Decision]:
 
 
 def add_decision(
-    connection: Connection,
-    database: Database[Any],
-    row: Any,
-    call: PendingCall,
-    values: dict[str, Any],
+    connection: Connection, database: Database[Any], row: Any, call: PendingCall, **values: Any
 ) -> None:
     """`values` has `approve`, `message` and `decided_by`."""
-    of_run = {"session_id": row.session_id, "run_id": row.run_id}
-    of_call = {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
+    values |= {"session_id": row.session_id, "run_id": row.run_id}
+    values |= {"call_id": call.call_id, "tool": call.tool, "agent": call.agent}
     added = insert(_decisions(database)).inline().values(decided_at=database.dialect.now())
-    connection.execute(added, {**of_run, **of_call, **values})
+    connection.execute(added, values)
 
 
-def read_decisions(
-    store: ScopedStore,
-    connection: Connection,
-    queries: Queries,
-    session_id: str | None,
-    since: int | None,
+async def read_decisions(
+    store: ScopedStore, session_id: str | None, since: datetime | None
 ) -> list[Decision]:
-    if not store.database.has_tables(connection, RUNS):
-        return []
     table = _decisions(store.database)
     statement = _selected(table)
     if session_id is not None:
         statement = statement.where(table.c.session_id == session_id)
     if since is not None:
-        statement = statement.where(table.c.decided_at >= since)
-    return _loaded(connection.execute(*store.question(queries, statement, table.c.session_id)))
+        statement = statement.where(table.c.decided_at >= _microseconds(since, "since"))
+
+    def read(connection: Connection, queries: Queries) -> list[Decision]:
+        if not store.database.has_tables(connection, RUNS):
+            return []
+        return _loaded(connection.execute(*store.question(queries, statement, table.c.session_id)))
+
+    return await store.database.read(read)
 
 
-def delete_decisions(
-    store: ScopedStore, connection: Connection, queries: Queries, before: int
-) -> int:
-    """Returns how many were deleted."""
-    if not store.database.has_tables(connection, RUNS):
-        return 0
+async def delete_decisions(store: ScopedStore, before: datetime) -> int:
     table = _decisions(store.database)
-    old = delete(table).where(table.c.decided_at < before)
-    return connection.execute(*store.question(queries, old, table.c.session_id)).rowcount
+    old = delete(table).where(table.c.decided_at < _microseconds(before, "before"))
+
+    def write(connection: Connection, queries: Queries) -> int:
+        if not store.database.has_tables(connection, RUNS):
+            return 0
+        return connection.execute(*store.question(queries, old, table.c.session_id)).rowcount
+
+    return await store.database.write(write)

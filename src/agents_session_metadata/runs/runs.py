@@ -53,7 +53,6 @@ from .records import (
     dump_state,
     infos_of,
     load_pending,
-    microseconds,
     pending_calls,
     read_decisions,
     read_page,
@@ -499,12 +498,7 @@ class SessionRuns:
             raise ValueError(f"unknown status {quoted(status)}; expected one of {names}")
         check_limit(limit, LONGEST_PAGE)
         condition = self._store.condition(where)
-        return await self._database.read(
-            lambda connection, queries: read_page(
-                *(self._store, connection, queries, condition, status),
-                *(limit, cursor, self._encryption),
-            )
-        )
+        return await read_page(self._store, self._encryption, condition, status, limit, cursor)
 
     async def get(self, session_id: str) -> RunInfo | None:
         """Return the run of a session, or None if it has none.
@@ -577,7 +571,7 @@ class SessionRuns:
                     "them apart"
                 )
             values = {"approve": approve, "message": message, "decided_by": by}
-            add_decision(connection, self._database, row, found[0], values)
+            add_decision(connection, self._database, row, found[0], **values)
             return infos_of(connection, self._database, [row], self._encryption)[0]
 
         if id_problem(session_id) is not None:
@@ -627,12 +621,7 @@ class SessionRuns:
         Returns:
             The decisions. With a scoped catalog, only those about existing sessions in the scope.
         """
-        after = None if since is None else microseconds(since, "since")
-        return await self._database.read(
-            lambda connection, queries: read_decisions(
-                self._store, connection, queries, session_id, after
-            )
-        )
+        return await read_decisions(self._store, session_id, since)
 
     async def delete_decisions(self, *, before: datetime) -> int:
         """Delete decisions that were made before a time.
@@ -643,10 +632,7 @@ class SessionRuns:
         Returns:
             The number of deleted decisions.
         """
-        limit = microseconds(before, "before")
-        return await self._database.write(
-            lambda connection, queries: delete_decisions(self._store, connection, queries, limit)
-        )
+        return await delete_decisions(self._store, before)
 
 
 class _Part:
