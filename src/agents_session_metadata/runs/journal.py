@@ -131,10 +131,9 @@ class Journal:
     # ---- writing ----
 
     async def _add(self, step: dict[str, Any], *, now: bool = True) -> None:
-        if self.is_durable:
-            self._pending.append(self._row(step))
-            if now:
-                await self.flush()
+        self._pending.append(self._row(step))
+        if now:
+            await self.flush()
 
     def _row(self, step: dict[str, Any]) -> dict[str, Any]:
         self._number += 1

@@ -34,6 +34,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata.core.database import insist, settle
 from agents_session_metadata.core.messages import delete_messages
+from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.errors import SessionBusyError, SessionChangedError
@@ -116,7 +117,9 @@ def read_run(store: ScopedStore, connection: Connection, session_id: str) -> Any
 
 def lock_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:
     """Locks a session. Returns its run, or None without one."""
-    if not store.lock(connection, session_id) or not store.database.has_tables(connection, RUNS):
+    if id_problem(session_id) is not None or not store.lock(connection, session_id):
+        return None
+    if not store.database.has_tables(connection, RUNS):
         return None
     row = read_run(store, connection, session_id)
     return None if row.run_id is None else row

@@ -355,8 +355,6 @@ class SessionRuns:
         if not request.is_resume:
             check_id(request.session_id)
             await self._database.ensure(RUNS)
-        elif id_problem(request.session_id) is not None:
-            raise _no_run(request.session_id)
         while True:
             lease = Lease(self._store, request.session_id, self._lease, self._encryption)
             claim = partial(self._claim, request, lease)
@@ -574,8 +572,6 @@ class SessionRuns:
             add_decision(connection, self._database, row, found[0], **values)
             return infos_of(connection, self._database, [row], self._encryption)[0]
 
-        if id_problem(session_id) is not None:
-            raise _no_run(session_id)
         return await self._database.write(write)
 
     async def discard(self, session_id: str) -> bool:
@@ -594,8 +590,6 @@ class SessionRuns:
             SessionBusyError: If the run works.
         """
         check_id_type(session_id)
-        if id_problem(session_id) is not None:
-            return False
 
         def write(connection: Connection, _: Any) -> bool:
             row = lock_run(self._store, connection, session_id)
@@ -858,10 +852,9 @@ class StreamedRun:
         async with part.closing(), part.storing_failure():
             if problem is not None:
                 raise problem
-            has_ended = self.result.interruptions or self.result.final_output is not None
             if part.lease.is_lost:
                 raise part.lease.lost()
-            if has_ended:
+            if self.result.interruptions or self.result.final_output is not None:
                 self._outcome = await part.end(self.result)
             else:
                 await settle(part.release())

@@ -7,7 +7,6 @@ usage is the rest of the object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -58,7 +57,7 @@ class Accounts:
         self._prices = prices
         self._model = model
         self._runs: dict[int, _Run] = {}
-        self._pending: dict[tuple[str | None, str | None], tuple[Tokens, Decimal | None]] = {}
+        self._pending: dict[tuple[str | None, str | None], UsageEntry] = {}
         self.cost: Decimal = Decimal(0)
         self.unpriced: dict[str | None, None] = {}
 
@@ -113,22 +112,20 @@ class Accounts:
             total = total.plus(run.used)
         return len(self), total
 
-    def count_all(self) -> None:
+    def take(self) -> list[UsageEntry]:
         for run in self._runs.values():
             self._count_rest(run)
-
-    def take(self) -> list[UsageEntry]:
-        self.count_all()
         taken, self._pending = self._pending, {}
-        return [
-            UsageEntry(agent, model, tokens, cost)
-            for (agent, model), (tokens, cost) in taken.items()
-            if tokens != _NOTHING
-        ]
+        return [entry for entry in taken.values() if entry.counts != _NOTHING]
 
-    def give_back(self, entries: Iterable[UsageEntry]) -> None:
-        for entry in entries:
-            self._add((entry.agent, entry.model), Tokens(*entry.counts), entry.cost)
+    def add(self, entry: UsageEntry) -> None:
+        whose = entry.agent, entry.model
+        before = self._pending.get(whose)
+        if before is not None:
+            counts = Tokens(*before.counts).plus(Tokens(*entry.counts))
+            cost = entry.cost if before.cost is None else before.cost + (entry.cost or 0)
+            entry = UsageEntry(*whose, counts, cost)
+        self._pending[whose] = entry
 
     def _count_rest(self, run: _Run) -> None:
         # A call has gone into the usage before its hook is called. If the call was counted here in
@@ -140,21 +137,13 @@ class Accounts:
 
     def _count(self, run: _Run, agent: str | None, model: str | None, used: Tokens) -> None:
         run.counted = run.counted.plus(used)
-        price = self.price_of(model)
+        price, cost = self.price_of(model), None
         if price is None:
             self.unpriced[model] = None
-            self._add((agent, model), used, None)
         else:
             cost = cost_of(used, price)
             self.cost += cost
-            self._add((agent, model), used, cost)
-
-    def _add(
-        self, whose: tuple[str | None, str | None], used: Tokens, cost: Decimal | None
-    ) -> None:
-        before, cost_before = self._pending.get(whose, (_NOTHING, None))
-        added = cost if cost_before is None else cost_before + (cost or 0)
-        self._pending[whose] = before.plus(used), added
+        self.add(UsageEntry(agent, model, used, cost))
 
 
 def added_cost(stored: JSONValue, cost: Decimal) -> JSONValue:

@@ -271,7 +271,8 @@ class SessionTracker(RunHooks[Any]):
             )
         except BaseException:
             if not added:
-                self._accounts.give_back(entries)
+                for entry in entries:
+                    self._accounts.add(entry)
             raise
 
     async def _write(self) -> None:
@@ -279,8 +280,8 @@ class SessionTracker(RunHooks[Any]):
         failures, answered = self._failures, self._has_answer
         if not len(self._accounts) and not failures:
             return
-        change = self._change()
         entries, owner = self._accounts.take(), self._owner
+        change = self._change()
         self._reset()
         stored: Metadata | None = None
         try:
@@ -295,7 +296,6 @@ class SessionTracker(RunHooks[Any]):
 
     def _change(self) -> Callable[[Metadata], None]:
         runs, used = self._accounts.totals()
-        self._accounts.count_all()
         cost, failures = self._accounts.cost, self._failures
         added = {
             keys.RUNS: runs,
