@@ -46,8 +46,6 @@ from .lease import Lease
 _path: ContextVar[str] = ContextVar("path", default="")
 """The id of the call inside which a model is called; empty outside of tools."""
 
-_NOTHING: Any = object()
-
 _PARTS: dict[str, Any] = {
     "text": ToolOutputText,
     "image": ToolOutputImage,
@@ -108,16 +106,13 @@ class Journal:
         dumped = _responses().dump_python(response, mode="json", exclude_unset=True)
         await self._add({"path": path, "answer": dumped})
 
-    def call(self, call_id: str) -> str:
+    def call(self, call_id: str | None) -> str:
         # Some models use an id again in a later turn.
         return f"{self._asked['']} {call_id}"
 
-    def output(self, call_id: str) -> Any:
-        found = self._outputs.get(self.call(call_id), _NOTHING)
-        return _NOTHING if found is _NOTHING else load_output(found)
-
-    def has_output(self, call_id: str | None) -> bool:
-        return call_id is not None and self.call(call_id) in self._outputs
+    def output(self, call_id: str | None) -> Any:
+        """Returns what is recorded, for `load_output`, or None."""
+        return self._outputs.get(self.call(call_id))
 
     async def add_output(self, call_id: str, output: Any, *, may_wait: bool) -> None:
         """With `may_wait`, the last output of a turn is written with the history of the turn.
@@ -357,8 +352,8 @@ class Copies:
 
     async def answer(self, invoke: Any, context: Any, arguments: str) -> Any:
         found = self.journal.output(context.tool_call_id)
-        if found is not _NOTHING:
-            return found
+        if found is not None:
+            return load_output(found)
         await self.journal.flush()
         token = _path.set(self.journal.call(context.tool_call_id))
         try:
@@ -420,7 +415,7 @@ class _Hooks:
         if event in ("on_agent_end", "on_end"):
             return False
         if event in ("on_tool_start", "on_tool_end"):
-            return self._journal.has_output(_call_id(context))
+            return self._journal.output(_call_id(context)) is not None
         return self._journal.was_replayed if event == "on_llm_end" else self._journal.will_replay
 
 
@@ -441,7 +436,7 @@ class RecordedHooks(_Hooks, RunHooks[Any]):
             self._journal.open_calls.add(call_id)
         elif event == "on_tool_end" and call_id is not None:
             self._journal.open_calls.discard(call_id)
-            if not self._journal.has_output(call_id):
+            if self._journal.output(call_id) is None:
                 may_wait = self._hears_nothing and args[0].hooks is None
                 await self._journal.add_output(call_id, args[-1], may_wait=may_wait)
         await super()._forward(event, call, context, *args, **named)

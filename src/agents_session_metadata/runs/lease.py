@@ -101,9 +101,7 @@ class Statements:
         self.add_step = insert(steps).from_select(["session_id", "number", "value"], holder)
 
 
-@lru_cache(maxsize=256)
-def statements(tables: SessionTables, dialect: Dialect) -> Statements:
-    return Statements(tables, dialect)
+statements = lru_cache(maxsize=256)(Statements)
 
 
 def read_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:

@@ -787,24 +787,24 @@ class StreamedRun:
         self._runs = runs
         self._request = request
         self._part: _Part | None = None
-        self._outcome: SessionRun | None = None
+        self._outcome = SessionRun(request.session_id, None)
         self.result: Any = None
         """The SDK's streaming result; None if the outcome is that of an earlier call."""
 
     @property
     def final_output(self) -> Any:
         """The final output; None if the run waits or has not ended."""
-        return None if self._outcome is None else self._outcome.final_output
+        return self._outcome.final_output
 
     @property
     def interruptions(self) -> tuple[PendingCall, ...]:
         """The calls that the run waits for."""
-        return () if self._outcome is None else self._outcome.interruptions
+        return self._outcome.interruptions
 
     @property
     def repeated(self) -> bool:
         """Whether the outcome is that of an earlier call with the same key."""
-        return self._outcome is not None and self._outcome.repeated
+        return self._outcome.repeated
 
     async def __aenter__(self) -> StreamedRun:
         part = await self._runs._turn(self._request)
