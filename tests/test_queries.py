@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scaling import examples
 
 from agents_session_metadata.core.tables import query_tables, table_names
-from agents_session_metadata.dialects.sqlite import SQLite
+from agents_session_metadata.dialects._sqlite import SQLite
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.query.ordering import Ordering
 from agents_session_metadata.query.queries import Queries

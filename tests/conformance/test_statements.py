@@ -13,7 +13,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.dialects import sqlite
+from agents_session_metadata.dialects import _sqlite
 from agents_session_metadata.indexes import walks
 
 pytestmark = pytest.mark.dialect
@@ -135,7 +135,7 @@ async def test_a_statement_takes_one_call_of_the_drivers_thread(
     database: Database, monkeypatch, is_known
 ):
     if not is_known:
-        monkeypatch.setattr(sqlite, "_MEMBERS", [*sqlite._MEMBERS[:3], ["_renamed"]])
+        monkeypatch.setattr(_sqlite, "_MEMBERS", [*_sqlite._MEMBERS[:3], ["_renamed"]])
     session = SessionCatalog(database.engine(), create_tables=True).session("chat")
     await session.set_metadata({"tags": ["a"]})
     calls = []

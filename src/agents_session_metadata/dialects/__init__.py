@@ -17,10 +17,10 @@ from agents_session_metadata.text import quoted
 from ._dialect import Dialect
 
 SUPPORTED = {
-    "postgresql": "postgresql.PostgreSQL",
-    "mysql": "mysql.MySQL",
-    "mariadb": "mysql.MySQL",
-    "sqlite": "sqlite.SQLite",
+    "postgresql": "_postgresql.PostgreSQL",
+    "mysql": "_mysql.MySQL",
+    "mariadb": "_mysql.MySQL",
+    "sqlite": "_sqlite.SQLite",
 }
 """The class of each database. Its module is imported with the first engine for the database."""
 DIALECTS = tuple(SUPPORTED)

@@ -106,13 +106,11 @@ _LEXEMES = (
 
 
 class PostgreSQLTextSQL(TextSQL):
-    position: ClassVar[str] = "strpos"
-    newest: ClassVar[str] = "CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)"
-    oldest: ClassVar[str] = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
-    create_native: ClassVar[tuple[str, ...]] = (
-        f"CREATE INDEX {{gin}} ON {{schema}}{{rows}} USING gin (({_LEXEMES}))",
-    )
-    drop_native: ClassVar[tuple[str, ...]] = ("DROP INDEX IF EXISTS {schema}{gin}",)
+    position = "strpos"
+    newest = "CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text) AS bigint)"
+    oldest = "CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS text) AS bigint)"
+    create_native = (f"CREATE INDEX {{gin}} ON {{schema}}{{rows}} USING gin (({_LEXEMES}))",)
+    drop_native = ("DROP INDEX IF EXISTS {schema}{gin}",)
 
     def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
         spelled = func.encode(search_key, "escape", type_=Text).collate("C")
@@ -132,8 +130,8 @@ class PostgreSQLTextSQL(TextSQL):
 
 
 class MySQLTextSQL(TextSQL):
-    create_native: ClassVar[tuple[str, ...]] = ()
-    drop_native: ClassVar[tuple[str, ...]] = ()
+    create_native = ()
+    drop_native = ()
 
     def plain(self, search_key: ColumnElement[bytes]) -> tuple[ColumnElement[str], Any]:
         from sqlalchemy.dialects import mysql  # Only this database loads it.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import (
     REAL,
@@ -39,13 +39,13 @@ from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Triples, qualified
 from ._locks import Found, Locks, Reader
-from .sqltypes import Impl, SDKTime
+from .sqltypes import SDKTime
 
 
 class _SQLiteLocks(Locks):
     """A write takes the writer's lock for its whole transaction, even if it changes no row."""
 
-    insert: ClassVar[Any] = staticmethod(sqlite.insert)
+    insert = staticmethod(sqlite.insert)
 
     def __init__(self, sessions: Table, metadata: Table, elements: Table) -> None:
         super().__init__(sessions, metadata, elements)
@@ -88,14 +88,14 @@ def _moment_of(text: str | None) -> datetime | None:
 class _StoredTime(SDKTime):
     """Text in UTC, with six decimals or none."""
 
-    impl: Impl = String
-    cache_ok: bool | None = True
+    impl = String
+    cache_ok = True
 
 
 class _Moment(SDKTime):
-    impl: Impl = String
-    cache_ok: bool | None = True
-    from_database: ClassVar[Any] = staticmethod(_moment_of)
+    impl = String
+    cache_ok = True
+    from_database = staticmethod(_moment_of)
 
     def comparable(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.substr(type_coerce(column, String).concat(".000000"), 1, 26, type_=self)
@@ -108,15 +108,15 @@ class SQLite(Dialect):
     """SQLite 3.35 or later."""
 
     name = "sqlite"
-    insert: ClassVar[Any] = staticmethod(sqlite.insert)
-    locks: ClassVar[type[Locks]] = _SQLiteLocks
-    stored_time: ClassVar[SDKTime] = _StoredTime()
-    moment: ClassVar[SDKTime] = _Moment()
-    usual_isolation: ClassVar[str] = "SERIALIZABLE"
+    insert = staticmethod(sqlite.insert)
+    locks = _SQLiteLocks
+    stored_time = _StoredTime()
+    moment = _Moment()
+    usual_isolation = "SERIALIZABLE"
     single_writer = True
     uses_triggers = True
     probes_by_range = True
-    transient_codes: ClassVar[frozenset[object]] = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+    transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 
     def configure(self, engine: Engine) -> None:
         event.listen(engine, "connect", _configure_connection)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import (
     ARRAY,
@@ -41,15 +41,15 @@ from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, Statement, Triples, qualified, qualified_text
 from ._locks import ROUNDS, Locks
-from ._text import PostgreSQLTextSQL, TextSQL
-from ._triggers import PostgreSQLTriggerSQL, TriggerSQL
-from .sqltypes import Impl, SDKTime
+from ._text import PostgreSQLTextSQL
+from ._triggers import PostgreSQLTriggerSQL
+from .sqltypes import SDKTime
 
 
 class _PostgreSQLLocks(Locks):
     """Locks first, and inserts if there is no row, because most written sessions exist."""
 
-    insert: ClassVar[Any] = staticmethod(postgresql.insert)
+    insert = staticmethod(postgresql.insert)
 
     def replaced(self, connection: Connection, session_id: str) -> bool:
         # The snapshot of the statement that waited is older than the new row.
@@ -72,8 +72,8 @@ _ZONE = func.current_setting("TimeZone")
 class _StoredTime(SDKTime):
     """The local time of the writer, without a time zone."""
 
-    impl: Impl = TIMESTAMP(timezone=False)
-    cache_ok: bool | None = True
+    impl = TIMESTAMP(timezone=False)
+    cache_ok = True
 
     def to_database(self, value: str) -> datetime:
         return datetime.fromisoformat(value)
@@ -84,9 +84,9 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 
 class _Moment(SDKTime):
-    impl: Impl = TIMESTAMP(timezone=True)
-    cache_ok: bool | None = True
-    from_database: ClassVar[Any] = staticmethod(_in_utc)
+    impl = TIMESTAMP(timezone=True)
+    cache_ok = True
+    from_database = staticmethod(_in_utc)
 
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.timezone(_ZONE, column, type_=self)
@@ -96,23 +96,23 @@ class PostgreSQL(Dialect):
     """PostgreSQL 13 or later."""
 
     name = "postgresql"
-    insert: ClassVar[Any] = staticmethod(postgresql.insert)
-    locks: ClassVar[type[Locks]] = _PostgreSQLLocks
-    stored_time: ClassVar[SDKTime] = _StoredTime()
-    moment: ClassVar[SDKTime] = _Moment()
-    usual_isolation: ClassVar[str] = "READ COMMITTED"
-    triggers: ClassVar[TriggerSQL] = PostgreSQLTriggerSQL()
-    text_search: ClassVar[TextSQL] = PostgreSQLTextSQL()
+    insert = staticmethod(postgresql.insert)
+    locks = _PostgreSQLLocks
+    stored_time = _StoredTime()
+    moment = _Moment()
+    usual_isolation = "READ COMMITTED"
+    triggers = PostgreSQLTriggerSQL()
+    text_search = PostgreSQLTextSQL()
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
     # A snapshot is older than a lock that the transaction waited for. What is read after the lock
     # must be current.
-    write_isolation: ClassVar[str | None] = "READ COMMITTED"
+    write_isolation = "READ COMMITTED"
     # serialization failure, deadlock
-    transient_codes: ClassVar[frozenset[object]] = frozenset({"40001", "40P01"})
-    lost_statement_codes: ClassVar[frozenset[object]] = frozenset({"26000"})
+    transient_codes = frozenset({"40001", "40P01"})
+    lost_statement_codes = frozenset({"26000"})
     # duplicate table, duplicate object, and the unique index of the catalog behind both
-    creation_race_codes: ClassVar[frozenset[object]] = frozenset({"42P07", "42710", "23505"})
+    creation_race_codes = frozenset({"42P07", "42710", "23505"})
 
     def error_code(self, error: DBAPIError) -> object:
         return getattr(error.orig, "sqlstate", None)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlalchemy import (
     TIMESTAMP,
@@ -43,9 +43,9 @@ from agents_session_metadata.errors import UnsupportedDialectError
 
 from ._dialect import Dialect, IdColumn, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
-from ._text import MySQLTextSQL, TextSQL
-from ._triggers import MySQLTriggerSQL, TriggerSQL
-from .sqltypes import ID_LENGTH, Impl, SDKTime
+from ._text import MySQLTextSQL
+from ._triggers import MySQLTriggerSQL
+from .sqltypes import ID_LENGTH, SDKTime
 
 _ZONE = "@agents_session_zone"
 _CHECKED = "agents_session_metadata.checked"
@@ -154,8 +154,8 @@ class _MySQLLocks(Locks):
 class _StoredTime(SDKTime):
     """Seconds since 1970: TIMESTAMP is UTC inside, which this reads in any time zone."""
 
-    impl: Impl = Numeric(20, 6)
-    cache_ok: bool | None = True
+    impl = Numeric(20, 6)
+    cache_ok = True
 
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=self)
@@ -175,8 +175,8 @@ def _moment_of(seconds: Decimal | None) -> datetime | None:
 
 
 class _Moment(_StoredTime):
-    cache_ok: bool | None = True
-    from_database: ClassVar[Any] = staticmethod(_moment_of)
+    cache_ok = True
+    from_database = staticmethod(_moment_of)
 
     def to_database(self, value: Any) -> Decimal:
         return Decimal((value - _EPOCH) // timedelta(microseconds=1)) / 1_000_000
@@ -184,23 +184,21 @@ class _Moment(_StoredTime):
 
 class MySQL(Dialect):
     name = "mysql"
-    locks: ClassVar[type[Locks]] = _MySQLLocks
-    stored_time: ClassVar[SDKTime] = _StoredTime()
-    moment: ClassVar[SDKTime] = _Moment()
-    usual_isolation: ClassVar[str] = "REPEATABLE READ"
-    triggers: ClassVar[TriggerSQL] = MySQLTriggerSQL()
-    text_search: ClassVar[TextSQL] = MySQLTextSQL()
+    locks = _MySQLLocks
+    stored_time = _StoredTime()
+    moment = _Moment()
+    usual_isolation = "REPEATABLE READ"
+    triggers = MySQLTriggerSQL()
+    text_search = MySQLTextSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
     sorted_bytes = 1000  # The default of max_sort_length is 1024.
     transactional_ddl = False
     # deadlock, lock wait time-out, changed since the snapshot, Galera node not ready
-    transient_codes: ClassVar[frozenset[object]] = frozenset({1213, 1205, 1020, 1047})
+    transient_codes = frozenset({1213, 1205, 1020, 1047})
     # table exists, trigger exists, duplicate key name, duplicate foreign key name (in its two
     # forms); and no such table, when another process has just given it its name
-    creation_race_codes: ClassVar[frozenset[object]] = frozenset(
-        {1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359}
-    )
+    creation_race_codes = frozenset({1050, 1061, 1826, 1005, 1684, 1213, 1146, 1359})
 
     def whole(self, column: ColumnElement[bytes]) -> ColumnElement[Any]:
         return func.sha2(column, literal_column("256"))
