@@ -14,7 +14,6 @@ from sqlalchemy.types import TypeEngine
 
 from ._locks import Locks
 from ._text import TextSQL
-from ._triggers import TriggerSQL
 from .sqltypes import SDKTime, SessionId
 
 Statement: TypeAlias = Any
@@ -40,6 +39,22 @@ class IdColumn(NamedTuple):
     is_exact: bool
 
 
+class RowTrigger(NamedTuple):
+    """A trigger for each row that is written. All names are quoted except `plain`.
+
+    `schema` ends with a dot or is empty; `table` includes it. If the trigger needs a function, it
+    has the same `name`. `event` is, for example, `AFTER INSERT`. An empty `condition` always holds.
+    """
+
+    schema: str
+    plain: str
+    name: str
+    table: str
+    event: str
+    condition: str
+    statements: tuple[str, ...]
+
+
 class Dialect:
     """The SQL, error codes and flags of one database. This class uses standard SQL."""
 
@@ -51,7 +66,6 @@ class Dialect:
     """A time of the SDK's tables in a form that sorts. Its text fits into a cursor."""
     moment: ClassVar[SDKTime]
     """The same time as an aware datetime in UTC."""
-    triggers: ClassVar[TriggerSQL] = TriggerSQL()
     text_search: ClassVar[TextSQL] = TextSQL()
     autocommit_reads: ClassVar[bool] = False
     """A single SELECT is faster outside a transaction."""
@@ -69,6 +83,13 @@ class Dialect:
     """The first write of a transaction blocks all other writers, before it reads."""
     uses_triggers: ClassVar[bool] = False
     """Triggers, instead of foreign keys, delete metadata with its session."""
+    inlines_keys: ClassVar[bool] = False
+    """The text of a trigger contains the indexed keys, so that it need not look them up.
+
+    A writer whose snapshot is older than the index would not find them.
+    """
+    locks_session: ClassVar[str] = ""
+    """The end of a SELECT in a trigger that reads the session's time and if a key is indexed."""
     stops_early: ClassVar[bool] = True
     """A query with a LIMIT reads an index in order, and no more rows than it needs."""
     probes_by_range: ClassVar[bool] = False
@@ -223,6 +244,27 @@ class Dialect:
         schema = connection.schema_for_object(table)
         return f"{connection.dialect.identifier_preparer.quote(schema)}." if schema else ""
 
+    def entry_time(self, column: str) -> str:
+        """Converts a time of the sessions table to the form in which an index stores it."""
+        return column
+
+    def differ(self, one: str, other: str) -> str:
+        """NULL differs from all other values, but not from NULL."""
+        raise NotImplementedError
+
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        """The end of an INSERT that replaces a row with the same primary key by these values.
+
+        Empty if such a row has to be deleted first.
+        """
+        return ""
+
+    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
+        raise NotImplementedError
+
+    def drop_trigger(self, schema: str, name: str, table: str) -> str:
+        return f"DROP TRIGGER IF EXISTS {schema}{name}"
+
     def create_trigger(self, connection: Connection, statement: str) -> None:
         """Ignores that another process has created the trigger in the meantime."""
         try:
@@ -309,3 +351,9 @@ def qualified_text(connection: Connection, table: Table) -> str:
     name = qualified(connection, table)
     in_percents = connection.dialect.paramstyle in ("format", "pyformat")
     return name.replace("%%", "%") if in_percents else name
+
+
+def as_typed(connection: Connection, statements: Iterable[str]) -> tuple[str, ...]:
+    """Undoes the doubling of % that some drivers require."""
+    is_doubled = connection.dialect.paramstyle in ("format", "pyformat")
+    return tuple(each % () if is_doubled else each for each in statements)

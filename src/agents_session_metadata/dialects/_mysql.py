@@ -41,10 +41,9 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, IdColumn, Triples, replacements
+from ._dialect import Dialect, IdColumn, RowTrigger, Triples, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
-from ._triggers import MySQLTriggerSQL
 from .sqltypes import ID_LENGTH, SDKTime
 
 _ZONE = "@agents_session_zone"
@@ -188,7 +187,8 @@ class MySQL(Dialect):
     stored_time = _StoredTime()
     moment = _Moment()
     usual_isolation = "REPEATABLE READ"
-    triggers = MySQLTriggerSQL()
+    # Also for writers that read without locks: one that has seen no index ends before it is filled.
+    locks_session = " LOCK IN SHARE MODE"
     text_search = MySQLTextSQL()
     locks_metadata = True  # On a Galera cluster the lock of a row that is not written is local.
     bounded_ids = True
@@ -298,6 +298,26 @@ class MySQL(Dialect):
         name = cast(func.json_unquote(part(0, "STRING")), LargeBinary)
         first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
         return Triples(each, name, first, second)
+
+    def entry_time(self, column: str) -> str:
+        return f"UNIX_TIMESTAMP({column})"
+
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        new = ", ".join(f"{name} = {value}" for name, value in values.items())
+        return f" ON DUPLICATE KEY UPDATE {new}"
+
+    def differ(self, one: str, other: str) -> str:
+        return f"NOT ({one} <=> {other})"
+
+    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
+        body = "; ".join(trigger.statements)
+        if trigger.condition:
+            body = f"IF {trigger.condition} THEN {body}; END IF"
+        create = (
+            f"CREATE TRIGGER {trigger.schema}{trigger.name} {trigger.event}"
+            f" ON {trigger.table} FOR EACH ROW BEGIN {body}; END"
+        )
+        return [create]
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (

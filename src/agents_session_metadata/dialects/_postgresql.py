@@ -39,10 +39,9 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, Statement, Triples, qualified, qualified_text
+from ._dialect import Dialect, IdColumn, RowTrigger, Statement, Triples, qualified, qualified_text
 from ._locks import ROUNDS, Locks
 from ._text import PostgreSQLTextSQL
-from ._triggers import PostgreSQLTriggerSQL
 from .sqltypes import SDKTime
 
 
@@ -101,7 +100,8 @@ class PostgreSQL(Dialect):
     stored_time = _StoredTime()
     moment = _Moment()
     usual_isolation = "READ COMMITTED"
-    triggers = PostgreSQLTriggerSQL()
+    inlines_keys = True
+    locks_session = " FOR SHARE OF s"
     text_search = PostgreSQLTextSQL()
     autocommit_reads = True
     stops_early = False  # If it expects few matches, it reads and sorts all rows.
@@ -220,6 +220,37 @@ class PostgreSQL(Dialect):
         )
         return f"{found}."
 
+    def replacing(self, key: Iterable[str], values: Mapping[str, str]) -> str:
+        new = ", ".join(f"{name} = EXCLUDED.{name}" for name in values)
+        return f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {new}"
+
+    def differ(self, one: str, other: str) -> str:
+        return f"{one} IS DISTINCT FROM {other}"
+
+    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
+        function = f"{trigger.schema}{trigger.name}()"
+        when = f" WHEN ({trigger.condition})" if trigger.condition else ""
+        body = _quoted_block(*trigger.statements, "RETURN NULL")
+        # Users that write history need no privileges on the package's tables. The fixed search
+        # path keeps them from replacing the objects that the function names.
+        rights = "SECURITY DEFINER SET search_path = pg_catalog, pg_temp"
+        create_function = (
+            f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql {rights}"
+            f" AS {body}"
+        )
+        create_trigger = (
+            f"CREATE TRIGGER {trigger.name} {trigger.event} ON {trigger.table}"
+            f" FOR EACH ROW{when} EXECUTE FUNCTION {function}"
+        )
+        # Attached to a table of another user, it would run with the rights of its owner.
+        revoke = f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC"
+        return [create_function, revoke, create_trigger]
+
+    def drop_trigger(self, schema: str, name: str, table: str) -> str:
+        # The trigger of a table that was moved to another schema runs a function that was not.
+        trigger = f"DROP TRIGGER IF EXISTS {name} ON {table}"
+        return f"DO {_quoted_block(trigger, f'DROP FUNCTION IF EXISTS {schema}{name}() CASCADE')}"
+
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (
             "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(:name) AND NOT tgisinternal"
@@ -316,6 +347,14 @@ class PostgreSQL(Dialect):
         name = {"name": qualified_text(connection, sessions)}
         declared, effective = connection.execute(text(query), name).one()
         return declared, effective
+
+
+def _quoted_block(*statements: str) -> str:
+    body = "; ".join(statements)
+    tag = "$body$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return f"{tag} BEGIN {body}; END {tag}"
 
 
 _BESIDE = (

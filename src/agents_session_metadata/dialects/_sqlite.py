@@ -37,7 +37,7 @@ from sqlalchemy.sql.operators import custom_op
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, Triples, qualified
+from ._dialect import Dialect, IdColumn, RowTrigger, Triples, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
@@ -240,6 +240,20 @@ class SQLite(Dialect):
             return func.json_extract(case((is_array, found)), path)
 
         return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
+
+    def differ(self, one: str, other: str) -> str:
+        return f"{one} IS NOT {other}"
+
+    def trigger_statements(self, trigger: RowTrigger) -> list[str]:
+        # SQLite looks for the tables in the trigger's own schema, and allows no other.
+        table = trigger.table.removeprefix(trigger.schema)
+        when = f" WHEN {trigger.condition}" if trigger.condition else ""
+        body = "; ".join(trigger.statements)
+        create = (
+            f"CREATE TRIGGER IF NOT EXISTS {trigger.schema}{trigger.name} {trigger.event}"
+            f" ON {table} FOR EACH ROW{when} BEGIN {body}; END"
+        )
+        return [create]
 
     def triggers_of(self, connection: Connection, table: Table) -> Iterable[str]:
         query = (

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import select
 
 from agents_session_metadata.core.definitions import DropTrigger
-from agents_session_metadata.dialects._triggers import RowTrigger, as_typed
+from agents_session_metadata.dialects._dialect import RowTrigger, as_typed
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.indexes.triggers import activity_triggers
 
@@ -40,7 +40,7 @@ def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:
     if missing:
         names = ", ".join(each.plain for each in missing)
         problem = f"triggers that maintain indexes are missing: {names}. Create them, {INDEX_AGAIN}"
-        create = inspection.dialect.triggers.create
+        create = inspection.dialect.trigger_statements
         statements = [statement for each in missing for statement in create(each)]
         repair = as_typed(inspection.connection, statements)
         yield Finding("error", "triggers", problem, repair)
@@ -48,15 +48,14 @@ def check_index_triggers(inspection: Inspection) -> Iterator[Finding]:
 
 def check_definers(inspection: Inspection) -> Iterator[Finding]:
     ours = {each.plain: each for each in _index_triggers(inspection)}
-    sql = inspection.dialect.triggers
-    for name, definer in inspection.dialect.lost_definers(
-        inspection.connection, inspection.present
-    ):
+    dialect = inspection.dialect
+    for name, definer in dialect.lost_definers(inspection.connection, inspection.present):
         problem = f"the user {definer} of trigger {name} does not exist, so that writes fail"
         repair: tuple[str, ...] = ()
         if name in ours:
             each = ours[name]
-            statements = [sql.drop(each.schema, each.name, each.table), *sql.create(each)]
+            drop = dialect.drop_trigger(each.schema, each.name, each.table)
+            statements = [drop, *dialect.trigger_statements(each)]
             repair = as_typed(inspection.connection, statements)
         else:
             problem += ": create the user, or create the trigger again as another one"

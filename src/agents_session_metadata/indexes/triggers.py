@@ -17,7 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from agents_session_metadata.core.definitions import derived_name, name_beside
 from agents_session_metadata.dialects import dialect_of
-from agents_session_metadata.dialects._triggers import RowTrigger
+from agents_session_metadata.dialects._dialect import RowTrigger
 
 if TYPE_CHECKING:
     from agents_session_metadata.core.tables import SessionTables
@@ -51,10 +51,10 @@ class DropMaintenance(DDLElement):
 
 @compiles(DropMaintenance)
 def _drop_maintenance(drop: DropMaintenance, compiler: Any, **_: Any) -> str:
-    sql = dialect_of(compiler.dialect).triggers
     name = compiler.preparer.quote(drop.name)
     schema = name_beside(drop.table, drop.name, compiler).removesuffix(name)
-    return sql.drop(schema, name, name_beside(drop.table, drop.table.name, compiler))
+    table = name_beside(drop.table, drop.table.name, compiler)
+    return dialect_of(compiler.dialect).drop_trigger(schema, name, table)
 
 
 def activity_triggers(
@@ -62,10 +62,10 @@ def activity_triggers(
 ) -> list[RowTrigger]:
     """Returns the triggers for entries of these keys; not every database writes them out."""
     dialect = dialect_of(connection.dialect)
-    sql, quote = dialect.triggers, connection.dialect.identifier_preparer.quote
+    quote = connection.dialect.identifier_preparer.quote
     _, filled = tables.group("activity").tables
     schema = dialect.schema_of(connection, filled)
-    qualified = schema if sql.enforces_foreign_keys else ""
+    qualified = "" if dialect.uses_triggers else schema
     everything = (*tables.tables, *tables.group("activity").tables)
     sessions, _, values, elements, indexes, entries = (
         qualified + quote(table.name) for table in everything
@@ -75,7 +75,7 @@ def activity_triggers(
     def entry(position: str, of_list: int) -> str:
         """Inserts or replaces an entry, if the key is indexed."""
         source, indexed = f", {indexes} i", f"i.{key} = NEW.{key} AND i.state < 2"
-        if sql.inlines_keys:
+        if dialect.inlines_keys:
             known = ", ".join(_text(connection, each) for each in sorted(keys))
             source, indexed = "", f"NEW.{key} IN ({known})" if known else "FALSE"
         new = {
@@ -84,14 +84,14 @@ def activity_triggers(
             "position": position,
             "of_list": str(of_list),
             "search_key": "NEW.search_key",
-            "updated_at": sql.time("s.updated_at"),
+            "updated_at": dialect.entry_time("s.updated_at"),
         }
         columns, selected = ", ".join(map(quote, new)), ", ".join(new.values())
         return (
             f"INSERT INTO {entries} ({columns}) SELECT {selected}"  # noqa: S608  # names, literals
             f" FROM {sessions} s{source} WHERE s.session_id = NEW.session_id AND {indexed}"
-            f"{sql.locks_session}"
-            f"{sql.replacing(map(quote, _PRIMARY_KEY), {each: new[each] for each in _OTHERS})}"
+            f"{dialect.locks_session}"
+            f"{dialect.replacing(map(quote, _PRIMARY_KEY), {each: new[each] for each in _OTHERS})}"
         )
 
     def delete(row: str, position: str | None) -> str:
@@ -101,18 +101,18 @@ def activity_triggers(
         return f"DELETE FROM {entries} WHERE {own}"  # noqa: S608  # names
 
     def moved(*columns: str) -> str:
-        differ = (sql.differ(f"OLD.{each}", f"NEW.{each}") for each in columns)
+        differ = (dialect.differ(f"OLD.{each}", f"NEW.{each}") for each in columns)
         return " OR ".join(differ)
 
     # A REPLACE on SQLite inserts without deleting.
     of_value, of_element = [entry("-1", 0)], [entry("NEW.position", 1)]
-    if not sql.enforces_foreign_keys:
+    if dialect.uses_triggers:
         of_value.insert(0, delete("NEW", "-1"))
         of_element.insert(0, delete("NEW", "NEW.position"))
-    time = sql.time("NEW.updated_at")
+    time = dialect.entry_time("NEW.updated_at")
     change = f"SET updated_at = {time} WHERE session_id = NEW.session_id"
     update_time = f"UPDATE {entries} {change}"  # names
-    later = sql.differ(sql.time("OLD.updated_at"), time)
+    later = dialect.differ(dialect.entry_time("OLD.updated_at"), time)
     own = ("session_id", key, "search_key")
     specified = (
         (sessions, "UPDATE", later, (update_time,)),
@@ -146,7 +146,7 @@ def create_triggers(connection: Connection, tables: SessionTables, keys: Iterabl
     dialect = dialect_of(connection.dialect)
     existing = dialect.existing_triggers(connection, *tables.tables)
     for each in activity_triggers(connection, tables, keys):
-        *functions, trigger = dialect.triggers.create(each)
+        *functions, trigger = dialect.trigger_statements(each)
         for function in functions:
             connection.exec_driver_sql(function)
         if each.plain not in existing:
