@@ -28,60 +28,59 @@ from agents_session_metadata.values import SEARCH_KEY_BYTES
 ID_LENGTH = 255
 
 
-def _is_mysql(sa_dialect: SADialect) -> bool:
-    return sa_dialect.name in ("mysql", "mariadb")
-
-
-def _mysql() -> Any:
-    """Imports SQLAlchemy's types for MySQL late, because that takes long."""
-    from sqlalchemy.dialects import mysql
-
-    module: Any = mysql
-    return module
-
-
-def _exact_varchar(length: int, sa_dialect: SADialect) -> TypeEngine[Any]:
-    """Compares byte by byte: case, accents and trailing spaces are significant."""
-    # Told at run time: a mysql:// URL may lead to MariaDB.
-    is_mariadb = getattr(sa_dialect, "is_mariadb", False)
-    collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
-    exact: TypeEngine[Any] = _mysql().VARCHAR(length, charset="utf8mb4", collation=collation)
-    return exact
-
+_MYSQL = "mysql", "mariadb"
 
 Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
 
 
-class SessionId(TypeDecorator[str]):
+class _Spelled(TypeDecorator[Any]):
+    """A type that databases spell differently."""
+
+    cache_ok: bool | None = True
+    _by_code_point: ClassVar[bool] = False
+    """Texts sort by code point on PostgreSQL too, where other types have its own order."""
+    _on_mysql: ClassVar[tuple[str, dict[str, Any]]]
+    """The name of SQLAlchemy's type for MySQL, and its arguments."""
+
+    def load_dialect_impl(self, dialect: SADialect) -> Any:
+        plain: Any = self.impl_instance
+        if dialect.name in _MYSQL:
+            # Imported late, because that takes long.
+            from sqlalchemy.dialects import mysql
+
+            name, arguments = self._on_mysql[0], {**self._on_mysql[1]}
+            if name == "VARCHAR":
+                # Compares byte by byte: case, accents and trailing spaces are significant.
+                # Told at run time: a mysql:// URL may lead to MariaDB.
+                is_mariadb = getattr(dialect, "is_mariadb", False)
+                collation = "utf8mb4_nopad_bin" if is_mariadb else "utf8mb4_0900_bin"
+                arguments |= {"charset": "utf8mb4", "collation": collation}
+            made: TypeEngine[Any] = getattr(mysql, name)(**arguments)
+            return made
+        if self._by_code_point and dialect.name == "postgresql":
+            return plain.adapt(type(plain), collation="C")
+        return plain
+
+
+class SessionId(_Spelled):
     """Has no length, as in the SDK, unless an index needs one: then 255 characters."""
 
     impl: Impl = String
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        if _is_mysql(dialect):
-            return _exact_varchar(ID_LENGTH, dialect)
-        return String(collation="C") if dialect.name == "postgresql" else String()
+    _by_code_point = True
+    _on_mysql = "VARCHAR", {"length": ID_LENGTH}
 
 
-class MetadataKey(TypeDecorator[str]):
+class MetadataKey(_Spelled):
     impl: Impl = String(MAX_KEY_LENGTH)
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        if _is_mysql(dialect):
-            return _exact_varchar(MAX_KEY_LENGTH, dialect)
-        return String(MAX_KEY_LENGTH, collation="C" if dialect.name == "postgresql" else None)
+    _by_code_point = True
+    _on_mysql = "VARCHAR", {"length": MAX_KEY_LENGTH}
 
 
-class LongText(TypeDecorator[str]):
+class LongText(_Spelled):
     """Text of any length: TEXT ends at 64 KiB on MySQL."""
 
     impl: Impl = Text
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return _mysql().LONGTEXT(charset="utf8mb4") if _is_mysql(dialect) else Text()
+    _on_mysql = "LONGTEXT", {"charset": "utf8mb4"}
 
 
 class PlainBytes(LargeBinary):
@@ -95,35 +94,40 @@ class PlainBytes(LargeBinary):
         return None if dialect.name == "sqlite" else wrapped(dialect)
 
 
-class SearchBytes(TypeDecorator[bytes]):
+class SearchBytes(_Spelled):
     impl: Impl = LargeBinary
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return _mysql().VARBINARY(SEARCH_KEY_BYTES) if _is_mysql(dialect) else LargeBinary()
+    _on_mysql = "VARBINARY", {"length": SEARCH_KEY_BYTES}
 
 
-class Words(TypeDecorator[str]):
+class LongBytes(_Spelled):
+    impl: Impl = LargeBinary
+    _on_mysql = "LONGBLOB", {}
+
+
+class TimeCopy(_Spelled):
+    """A copy of a time of the SDK's tables, in a form that sorts."""
+
+    impl: Impl = TIMESTAMP
+    # Seconds since 1970: exact also in the hour that the end of summer time repeats.
+    _on_mysql = "DECIMAL", {"precision": 20, "scale": 6}
+
+
+class Words(_Spelled):
     """Words of a text. MySQL searches bytes faster than text, and without a collation."""
 
     impl: Impl = Text
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        if _is_mysql(dialect):
-            bytes_type: TypeEngine[Any] = _mysql().MEDIUMBLOB()
-            return bytes_type
-        return Text(collation="C") if dialect.name == "postgresql" else Text()
+    _by_code_point = True
+    _on_mysql = "MEDIUMBLOB", {}
 
     def process_bind_param(self, value: str | None, dialect: SADialect) -> Any:
-        return value.encode() if value is not None and _is_mysql(dialect) else value
+        return value.encode() if value is not None and dialect.name in _MYSQL else value
 
 
 class RowId(TypeDecorator[int]):
     impl: Impl = BigInteger
     cache_ok: bool | None = True
 
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
+    def load_dialect_impl(self, dialect: SADialect) -> Any:
         # SQLite gives numbers to a column of exactly this type.
         return Integer() if dialect.name == "sqlite" else BigInteger()
 
@@ -154,27 +158,8 @@ class SDKTime(TypeDecorator[Any]):
         return self.from_database
 
 
-class TimeCopy(TypeDecorator[Any]):
-    """A copy of a time of the SDK's tables, in a form that sorts."""
-
-    impl: Impl = TIMESTAMP
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        # Seconds since 1970: exact also in the hour that the end of summer time repeats.
-        return _mysql().DECIMAL(20, 6) if _is_mysql(dialect) else TIMESTAMP()
-
-
-class LongBytes(TypeDecorator[bytes]):
-    impl: Impl = LargeBinary
-    cache_ok: bool | None = True
-
-    def load_dialect_impl(self, dialect: SADialect) -> TypeEngine[Any]:
-        return _mysql().LONGBLOB() if _is_mysql(dialect) else LargeBinary()
-
-
 TABLE_OPTIONS = {
     f"{name}_{option}": value
-    for name in ("mysql", "mariadb")
+    for name in _MYSQL
     for option, value in {"engine": "InnoDB", "charset": "utf8mb4"}.items()
 }
