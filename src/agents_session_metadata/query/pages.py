@@ -130,7 +130,7 @@ def read_counts(
     def read(pieces: int) -> list[tuple[SearchKey, int]]:
         # One more than the limit shows whether the last one is tied with what comes after it.
         query = queries.count_values(key, condition, limit + 1, pieces=pieces)
-        rows: Any = connection.execute(*query)
+        rows: Any = connection.execute(*query).all()
         return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
 
     found = _in_whole_order(queries, read, lambda each: each[0])
@@ -151,8 +151,7 @@ def _in_whole_order(
 
 
 def collect(result: Result[Any]) -> list[Found]:
-    # Row by row: thousands of rows that are kept would start the garbage collector.
-    return collected(list(result.keys()), result)
+    return collected(list(result.keys()), result.all())
 
 
 def collected(names: Sequence[str], every_row: Iterable[Any]) -> list[Found]:
