@@ -31,7 +31,6 @@ from .dialects.urls import create_engine, shown_url
 from .errors import (
     ScopeError,
     SessionExistsError,
-    SessionNotFoundError,
 )
 from .history.items import list_items
 from .history.rewind import Cut, rewind
@@ -892,8 +891,6 @@ class SessionCatalog:
         name = str(uuid.uuid4()) if new_id is None else new_id
         check_id_type(session_id)
         cut = None if before is None else Cut(before=before)
-        if not is_text(session_id):
-            raise SessionNotFoundError(session_id)
         work = fork(self._store, session_id, name, metadata or {}, cut)
         await self._store.database.write(work)
         return self.session(name)

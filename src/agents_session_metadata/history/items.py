@@ -12,15 +12,13 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, or_
 
-from agents_session_metadata.core.features import prepare_change
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     ItemPosition,
-    Restriction,
     delete_messages,
     everywhere,
     find_items,
@@ -29,13 +27,75 @@ from agents_session_metadata.core.messages import (
     read_page,
     read_position,
 )
-from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
+from agents_session_metadata.core.rows import check_id, check_id_type
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo, ItemPage, JSONValue
 from agents_session_metadata.values import is_text
+
+from .rewind import lock_to_change
+
+T = TypeVar("T")
+
+_Placed: TypeAlias = "list[tuple[ItemInfo, ItemPosition]]"
+
+
+class _History:
+    """The items of a session, on one connection. Without `queries`, the session must be locked."""
+
+    def __init__(
+        self,
+        store: ScopedStore,
+        session_id: str,
+        connection: Connection,
+        queries: Queries | None = None,
+    ) -> None:
+        self._tables, self._dialect = store.database.tables, store.database.dialect
+        self._where = connection, self._tables, self._dialect, session_id
+        self._restrict = everywhere if queries is None else partial(store.question, queries)
+
+    def page(self, after: ItemPosition | None, limit: int, *, newest_first: bool) -> _Placed:
+        """Reads one readable item more than asked for, which tells whether there is a next page."""
+        last, found = after, list[tuple[ItemInfo, ItemPosition]]()
+        while asked := limit + 1 - len(found):
+            rows = read_page(
+                *self._where,
+                after=last,
+                limit=asked,
+                newest_first=newest_first,
+                restrict=self._restrict,
+            )
+            found += [each for each in rows if each[0].item is not UNREADABLE]
+            if len(rows) < asked:
+                break
+            last = rows[-1][1]
+        return found
+
+    def position(self, item_id: int) -> ItemPosition | None:
+        return read_position(*self._where, item_id, self._restrict)
+
+    def find(self, wanted: Wanted) -> ItemInfo | None:
+        messages = self._tables.messages
+        text = self._dialect.by_code_point(messages.c.message_data, native=False)
+        condition = or_(
+            messages.c.id.in_(wanted.items),
+            *(text.contains(each, autoescape=True) for each in wanted.texts),
+        )
+        found = find_items(*self._where, condition, self._restrict)
+        return next(filter(wanted.matches, found), None)
+
+
+async def _read(store: ScopedStore, session_id: str, work: Callable[[_History], T]) -> T | None:
+    """Returns None if no session can have this id."""
+    check_id_type(session_id)
+    if not is_text(session_id):
+        return None
+    return await store.database.read(
+        lambda connection, queries: work(_History(store, session_id, connection, queries))
+    )
+
 
 # ---- pages ----
 
@@ -48,14 +108,8 @@ async def list_items(
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
         after = ItemPosition(*json.loads(unseal(cursor, question)))
-    if not is_text(session_id):
-        return ItemPage([], None)
-
-    found = await store.database.read(
-        lambda connection, queries: _read_page(
-            store, connection, queries, session_id, after, limit, newest_first=newest_first
-        )
-    )
+    read = partial(_History.page, after=after, limit=limit, newest_first=newest_first)
+    found = await _read(store, session_id, read) or []
     next_cursor = None
     if len(found) > limit:
         end = found[limit - 1][1]
@@ -63,48 +117,9 @@ async def list_items(
     return ItemPage([item for item, _ in found[:limit]], next_cursor)
 
 
-def _read_page(
-    store: ScopedStore,
-    connection: Connection,
-    queries: Queries,
-    session_id: str,
-    after: ItemPosition | None,
-    limit: int,
-    *,
-    newest_first: bool,
-) -> list[tuple[ItemInfo, ItemPosition]]:
-    """Reads one readable item more than asked for, which tells whether there is a next page."""
-    last, found = after, list[tuple[ItemInfo, ItemPosition]]()
-    while asked := limit + 1 - len(found):
-        rows = read_page(
-            connection,
-            store.database.tables,
-            store.database.dialect,
-            session_id,
-            after=last,
-            limit=asked,
-            newest_first=newest_first,
-            restrict=partial(store.question, queries),
-        )
-        found += [each for each in rows if each[0].item is not UNREADABLE]
-        if len(rows) < asked:
-            break
-        last = rows[-1][1]
-    return found
-
-
 async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
     """Returns None if the item does not exist within the scope."""
-    return await store.database.read(
-        lambda connection, queries: read_position(
-            connection,
-            store.database.tables,
-            store.database.dialect,
-            session_id,
-            item_id,
-            partial(store.question, queries),
-        )
-    )
+    return await _read(store, session_id, lambda history: history.position(item_id))
 
 
 def item_cursor(
@@ -147,32 +162,20 @@ async def read_after(
 ) -> tuple[list[ItemInfo], bool] | None:
     """Returns the items after an item, and whether there are more; None if it does not exist."""
 
-    def read(connection: Connection, queries: Queries) -> tuple[list[ItemInfo], bool] | None:
-        where = connection, store.database.tables, store.database.dialect, session_id
-        restrict = partial(store.question, queries)
-        info = _find(store, connection, session_id, wanted, restrict)
-        after = read_position(*where, info.item_id, restrict) if info else None
+    def read(history: _History) -> tuple[list[ItemInfo], bool] | None:
+        info = history.find(wanted)
+        after = history.position(info.item_id) if info else None
         if after is None:
             return None
-        found = _read_page(
-            store, connection, queries, session_id, after, limit, newest_first=newest_first
-        )
+        found = history.page(after, limit, newest_first=newest_first)
         return [item for item, _ in found[:limit]], len(found) > limit
 
-    if id_problem(session_id) is not None:
-        return None
-    return await store.database.read(read)
+    return await _read(store, session_id, read)
 
 
 async def find_item(store: ScopedStore, session_id: str, wanted: Wanted) -> ItemInfo | None:
     """Returns nothing outside the scope."""
-    if id_problem(session_id) is not None:
-        return None
-    return await store.database.read(
-        lambda connection, queries: _find(
-            store, connection, session_id, wanted, partial(store.question, queries)
-        )
-    )
+    return await _read(store, session_id, lambda history: history.find(wanted))
 
 
 async def read_found(
@@ -195,20 +198,16 @@ async def read_found(
 
 async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bool:
     """Does not change `updated_at`, like `pop_item`."""
-    if id_problem(session_id) is not None:
-        raise SessionNotFoundError(session_id)
-    database = store.database
 
     def delete(connection: Connection, _: Any) -> bool:
-        if not store.lock(connection, session_id):
+        if not (is_text(session_id) and store.lock(connection, session_id)):
             raise SessionNotFoundError(session_id)
-        found = _find(store, connection, session_id, wanted, everywhere)
-        if found is None:
-            return False
-        delete_messages(connection, database.tables, session_id, [found.item_id])
-        return True
+        found = _History(store, session_id, connection).find(wanted)
+        if found is not None:
+            delete_messages(connection, store.database.tables, session_id, [found.item_id])
+        return found is not None
 
-    return await database.write(delete)
+    return await store.database.write(delete)
 
 
 def appending(
@@ -220,10 +219,8 @@ def appending(
     """
 
     def append(connection: Connection, _: Any) -> list[ItemInfo]:
-        if id_problem(session_id) is not None or not store.lock(connection, session_id):
-            raise SessionNotFoundError(session_id)
-        prepare_change(store.database, connection, session_id)
-        found = known and _find(store, connection, session_id, known, everywhere)
+        lock_to_change(store, connection, session_id)
+        found = known and _History(store, session_id, connection).find(known)
         if found:
             raise ItemExistsError(found)
         if not texts:
@@ -258,21 +255,3 @@ def _insert(
     last = newest_id(connection, database.tables, session_id)
     store.insert_items(connection, session_id, texts)
     return read_history(connection, database.tables, database.dialect, session_id, last)
-
-
-def _find(
-    store: ScopedStore,
-    connection: Connection,
-    session_id: str,
-    wanted: Wanted,
-    restrict: Restriction,
-) -> ItemInfo | None:
-    tables, dialect = store.database.tables, store.database.dialect
-    messages = tables.messages
-    text = dialect.by_code_point(messages.c.message_data, native=False)
-    condition = or_(
-        messages.c.id.in_(wanted.items),
-        *(text.contains(each, autoescape=True) for each in wanted.texts),
-    )
-    found = find_items(connection, tables, dialect, session_id, condition, restrict)
-    return next(filter(wanted.matches, found), None)

@@ -89,7 +89,7 @@ class Cut:
 
 def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) -> None:
     """Locks a session whose history is about to change; raises if a run is paused."""
-    if not store.lock(connection, session_id):
+    if not (is_text(session_id) and store.lock(connection, session_id)):
         raise SessionNotFoundError(session_id)
     prepare_change(store.database, connection, session_id)
 
@@ -116,8 +116,6 @@ def rewinding(
 
 async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo]:
     check_id_type(session_id)
-    if not is_text(session_id):
-        raise SessionNotFoundError(session_id)
     return await store.database.write(rewinding(store, session_id, cut))
 
 
