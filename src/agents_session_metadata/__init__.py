@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         TriggersNotAllowedError,
         UnsupportedDialectError,
     )
-    from .history.recent import recent_turns
+    from .history.pairs import recent_turns
     from .keys import normalize_agent
     from .lifecycle import (
         FINAL_PHASES,
@@ -189,7 +189,7 @@ _MODULES = {
         "TriggersNotAllowedError",
         "UnsupportedDialectError",
     ],
-    "history.recent": ["recent_turns"],
+    "history.pairs": ["recent_turns"],
     "keys": ["normalize_agent"],
     "tracking.budget": ["Budget", "Remaining"],
     "transfer.exports": ["OnConflict"],

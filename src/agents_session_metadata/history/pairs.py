@@ -1,4 +1,4 @@
-"""Pairs of items of a history that a cut must not separate.
+"""Pairs of items of a history that a cut must not separate, and cuts that keep the last turns.
 
 | pair | by |
 |---|---|
@@ -14,8 +14,10 @@ of their own: each of them is in a pair with its output.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
+
+from agents_session_metadata.text import quoted
 
 OUTPUT_OF = {
     "apply_patch_call": "apply_patch_call_output",
@@ -45,6 +47,7 @@ _HOSTED = frozenset(
 )
 """Types of items of hosted tools, which have no outputs of their own."""
 
+Items: TypeAlias = "list[Any]"
 Item: TypeAlias = "Mapping[str, Any]"
 Call: TypeAlias = "tuple[str, str]"
 """The type of a call, and what it has in common with its output, as a rule its `call_id`."""
@@ -196,3 +199,41 @@ def _caller(item: Item) -> object:
 def _stays(item: Item, kind: str) -> bool:
     waits = kind == "shell_call" and item.get("status") in (None, "in_progress")
     return waits or kind in _HOSTED or kind in _OUTPUTS
+
+
+def recent_turns(n: int) -> Callable[[Items, Items], Items]:
+    """A `session_input_callback` with which the model sees the last turns and the new input.
+
+    A turn begins with a message of the user. A call without its output is left out, and so is an
+    output without its call. The stored history does not change.
+
+    ```python
+    config = RunConfig(session_input_callback=recent_turns(5))
+    await Runner.run(agent, "And tomorrow?", session=session, run_config=config)
+    ```
+
+    Args:
+        n: The number of turns, at least 1.
+
+    Returns:
+        The function, for `RunConfig`.
+
+    Raises:
+        ValueError: If `n` is not a positive integer.
+    """
+    if type(n) is not int or n < 1:
+        raise ValueError(f"n must be a positive integer, got {quoted(n)}")
+
+    def recent(history: Items, new: Items) -> Items:
+        starts = [at for at, item in enumerate(history) if is_user_message(item)]
+        begin = starts[-n] if len(starts) > n else 0
+        items: Items = list(history)
+        while (pair := separated_pair(items, begin)) is not None:
+            items[pair[1]] = None
+        shown = items[begin:]
+        for at in unanswered([*shown, *new]):
+            if at < len(shown):
+                shown[at] = None
+        return [*(item for item in shown if item is not None), *new]
+
+    return recent

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
+from agents_session_metadata.core.changes import note
 from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
-from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions
+from agents_session_metadata.core.messages import in_order
+from agents_session_metadata.core.rows import check_id, delete_sessions, lock_sessions, rows_of
+from agents_session_metadata.core.tables import SessionTables, element_rows
+from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects._locks import ROUNDS
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -26,9 +33,7 @@ from agents_session_metadata.query.ordering import WALK, Position
 from agents_session_metadata.query.pages import Found, Reader
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
-from agents_session_metadata.values import is_text
-
-from .bulk import NewSession, insert_sessions, read_histories
+from agents_session_metadata.values import EncodedValue, is_text
 
 OnConflict: TypeAlias = Literal["error", "skip", "replace"]
 """What an import does if a session exists: raise, skip the record, or replace the session."""
@@ -48,12 +53,12 @@ def read_records(
     connection: Connection,
     queries: Queries,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    from .records import FORMAT, dump_item  # pydantic takes long to import
+    from .records import FORMAT  # pydantic takes long to import
 
     found = Reader(connection, queries).page(condition, WALK, limit=EXPORTED, after=after)
     database = store.database
     ids = [each.info.session_id for each in found]
-    histories = read_histories(connection, database.tables, database.dialect, ids)
+    histories = _read_histories(connection, database.tables, database.dialect, ids)
     records: list[dict[str, Any]] = [
         {
             "format": FORMAT,
@@ -61,7 +66,7 @@ def read_records(
             "created_at": each.info.created_at.isoformat(),
             "updated_at": each.info.updated_at.isoformat(),
             "metadata": _without_run(each.info.metadata),
-            "items": [dump_item(*item) for item in histories.get(each.info.session_id, [])],
+            "items": histories.get(each.info.session_id, []),
         }
         for each in found
     ]
@@ -77,6 +82,50 @@ def read_records(
 def _without_run(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """No record carries a run."""
     return {key: value for key, value in metadata.items() if key != RUN}
+
+
+def _read_histories(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    from .records import dump_item
+
+    # The sessions' own ids: on MySQL, a message can have its id in another case.
+    own_id, messages = tables.sessions.c.session_id, tables.messages
+    statement = (
+        select(own_id, dialect.moment.of(messages.c.created_at), messages.c.message_data)
+        .join_from(tables.sessions, messages, own_id == messages.c.session_id)
+        .where(dialect.one_of(own_id, "ids", len(ids)))
+        .order_by(own_id, *in_order(messages))
+    )
+    found: Any = connection.execute(statement, dialect.list_parameters("ids", ids)).all()
+    return {
+        session_id: [dump_item(at, text) for _, at, text in rows]
+        for session_id, rows in groupby(found, itemgetter(0))
+    }
+
+
+# ---- importing ----
+
+
+@dataclass(frozen=True)
+class NewSession:
+    """A session to write, with times as the database stores them."""
+
+    session_id: str
+    created_at: Any
+    updated_at: Any
+    metadata: Mapping[str, EncodedValue]
+    items: Sequence[tuple[Any, str]]
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """The parts of features, by their names."""
+
+    @property
+    def size(self) -> int:
+        return (
+            sum(len(text) for _, text in self.items)
+            + sum(len(value.text) for value in self.metadata.values())
+            + sum(len(str(item)) for part in self.parts.values() for item in part)
+        )
 
 
 class Import:
@@ -100,7 +149,7 @@ class Import:
         self._on_conflict = on_conflict
         self._ensure_ascii = ensure_ascii
         self._on_invalid = on_invalid
-        self._progress = progress
+        self._progress = progress or (lambda _: None)
         self._batch: dict[str, tuple[int, NewSession]] = {}
         self._size, self._limit = 0, 1
         self.written: int = 0
@@ -124,13 +173,13 @@ class Import:
                 if len(self._batch) >= self._limit or self._size >= _BATCH_SIZE:
                     await self._flush()
                     self._limit = min(_BATCH, max(1, position // 4))
-                    self._tell(position)
+                    self._progress(position)
         except Exception:
             # Records before the one that failed are in, whatever failed.
             await self._flush()
             raise
         await self._flush()
-        self._tell(position)
+        self._progress(position)
         return self.written
 
     async def _flush(self) -> None:
@@ -168,32 +217,35 @@ class Import:
     async def _write(self, sessions: list[NewSession]) -> int:
         store = self._store
         tables, dialect = store.database.tables, store.database.dialect
-        ids = sorted(session.session_id for session in sessions)
+        # Rows are locked in the order of their ids, by everybody.
+        sessions = sorted(sessions, key=attrgetter("session_id"))
+        ids = [session.session_id for session in sessions]
 
         def write(connection: Connection, _: Queries) -> int:
-            existing = lock_sessions(connection, tables, dialect, ids)
-            if len(ids) > 1 and not existing.issubset(ids):
+            stored = lock_sessions(connection, tables, dialect, ids)
+            if len(ids) > 1 and not stored.issubset(ids):
                 # Each is written alone: it is not known which of them is stored in another case.
-                raise SessionExistsError(min(existing.difference(ids)))
-            stored = sorted(existing)
-            if existing:
-                existing = existing.intersection(ids) or set(ids)
+                raise SessionExistsError(min(stored.difference(ids)))
+            existing = (stored.intersection(ids) or set(ids)) if stored else set()
             if existing and self._on_conflict == "error":
                 raise SessionExistsError(min(existing))
             if existing and self._on_conflict == "replace":
                 for session_id in sorted(existing):
                     if not store.admits(connection, session_id):
                         raise SessionNotFoundError(session_id)
-                delete_sessions(connection, tables, dialect, stored)
+                delete_sessions(connection, tables, dialect, sorted(stored))
                 existing = set()
-            new = [session for session in sessions if session.session_id not in existing]
-            for session in [
-                each for each in new if not store.admits_new(connection, each.session_id)
-            ]:
-                if self._on_conflict != "skip":
+            new = []
+            for session in sessions:
+                if session.session_id in existing:
+                    continue
+                if store.admits_new(connection, session.session_id):
+                    new.append(session)
+                elif self._on_conflict != "skip":
                     raise SessionExistsError(session.session_id)
-                new.remove(session)
-            insert_sessions(connection, tables, dialect, new)
+            if not new:
+                return 0
+            _insert_sessions(connection, tables, dialect, new)
             for feature in features():
                 parts = {each.session_id: each.parts.get(feature.name) for each in new}
                 if feature.load is not None and any(parts.values()):
@@ -245,10 +297,6 @@ class Import:
         advice = self._store.database.dialect.advice(error)
         error.add_detail("; ".join(filter(None, [place, before, advice])))
 
-    def _tell(self, position: int) -> None:
-        if self._progress is not None:
-            self._progress(position)
-
 
 async def _each(
     records: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
@@ -259,3 +307,51 @@ async def _each(
     else:
         for record in records:
             yield record
+
+
+def _insert_sessions(
+    connection: Connection, tables: SessionTables, dialect: Dialect, new: Sequence[NewSession]
+) -> None:
+    """Inserts sessions, and deletes metadata that earlier sessions with their ids have left.
+
+    Raises IntegrityError if a session exists.
+    """
+    dialect.discard_plans(connection)
+    columns = "session_id", "created_at", "updated_at"
+    own = [{name: getattr(each, name) for name in columns} for each in new]
+    dialect.insert_rows(connection, tables.sessions, own)
+    for each in new:
+        note(connection, "created", each.session_id)
+        if each.metadata:
+            note(connection, "set", each.session_id, each.metadata)
+    _delete_leftovers(connection, tables, dialect, [each.session_id for each in new])
+    metadata = [row for each in new for row in rows_of(each.session_id, each.metadata)]
+    dialect.insert_rows(connection, tables.metadata, metadata)
+    elements = [
+        row
+        for each in new
+        for key, value in each.metadata.items()
+        for row in element_rows(each.session_id, key, value.elements)
+    ]
+    dialect.insert_rows(connection, tables.elements, elements)
+    items = [
+        {"session_id": each.session_id, "message_data": text, "created_at": at}
+        for each in new
+        for at, text in each.items
+    ]
+    dialect.insert_rows(connection, tables.messages, items)
+
+
+def _delete_leftovers(
+    connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
+) -> None:
+    own_id, metadata = tables.sessions.c.session_id, tables.metadata.c
+    # For a join, PostgreSQL would read all rows of a table without statistics.
+    first: Any = select(metadata.key).where(metadata.session_id == own_id).limit(1)
+    parameters = dialect.list_parameters("ids", ids)
+    looking = select(first.scalar_subquery()).where(dialect.one_of(own_id, "ids", len(ids)))
+    # On MySQL, a DELETE that matches no rows locks the gaps between rows.
+    if any(connection.scalars(looking, parameters)):
+        for table in (tables.elements, tables.metadata):
+            of_ids = dialect.one_of(table.c.session_id, "ids", len(ids))
+            connection.execute(delete(table).where(of_ids), parameters)
