@@ -19,10 +19,9 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from .core.features import features
 from .core.rows import check_id_type, storable_keys
 from .core.schema import table_sizes
 from .core.store import LONGEST_PAGE, check_limit, check_on_clear
@@ -41,12 +40,11 @@ from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
 from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
-from .query.queries import Queries
 from .scope import Scope, ScopedStore
 from .text import quoted
 from .transfer.exports import EXPORTED, Import, OnConflict, read_records
 from .transfer.fork import fork
-from .transfer.retention import delete_matching, expired, sparing_paused
+from .transfer.retention import deletable, delete_matching
 from .types import (
     Feedback,
     IndexInfo,
@@ -297,7 +295,8 @@ class SessionCatalog:
             ValueError: If the id is not valid for metadata.
         """
         name = str(uuid.uuid4()) if session_id is None else session_id
-        if not await self._create(name, metadata or {}):
+        check_id_type(name)
+        if not await self._store.create(name, self._store.encode_new(metadata or {})):
             raise SessionExistsError(name)
         return self.session(name)
 
@@ -330,16 +329,13 @@ class SessionCatalog:
             ValueError: If `values` is empty, or `metadata` contradicts `values`.
         """
         wanted = parse_values(values, "values")
-        scope, limits = self._store.scope, self._store.limits
-        scope.check(wanted)
-        more = encode_metadata(metadata or {}, limits)
+        store, more = self._store, encode_metadata(metadata or {}, self._store.limits)
         for key in more.keys() & wanted.keys():
             if more[key].search != search_key(wanted[key]):
                 raise ValueError(f"metadata and values have different values for {quoted(key)}")
-        together = {**(metadata or {}), **wanted}
-        self._store.encode_new(together)
-        condition = scope.restrict(equality(wanted))
-        search = encode_metadata({**wanted, **scope.values}, limits)
+        encoded = store.encode_new({**(metadata or {}), **wanted})
+        condition = store.scope.restrict(equality(wanted))
+        identity = {key: encoded[key] for key in {**wanted, **store.scope.values}}
         name = ""
         for attempt in range(_DERIVED_IDS):
             last = await self._read(lambda reader: reader.last(condition, keys=[]))
@@ -347,8 +343,8 @@ class SessionCatalog:
                 return self.session(last.info.session_id), False
             # If the id is taken and the session does not match, it had the values once: every
             # caller goes on to the next id.
-            name = _derived_id(search, attempt)
-            if await self._create(name, together):
+            name = _derived_id(identity, attempt)
+            if await store.create(name, encoded):
                 return self.session(name), True
         raise SessionExistsError(name)
 
@@ -732,12 +728,9 @@ class SessionCatalog:
         check_filter_key(key)
         check_limit(limit)
         condition = self._store.condition(where)
-
-        def read(connection: Connection, queries: Queries) -> list[ValueCount]:
-            found = read_counts(connection, queries, key, condition, limit)
-            return [ValueCount(value, count) for value, count in found]
-
-        return await self._store.database.read(read)
+        return await self._store.database.read(
+            lambda connection, queries: read_counts(connection, queries, key, condition, limit)
+        )
 
     async def delete_sessions(
         self,
@@ -792,8 +785,7 @@ class SessionCatalog:
                 "it does not delete everything"
             )
         check_limit(batch_size, LONGEST_PAGE, "batch_size")
-        condition = expired(condition, inactive_for)
-        condition = await sparing_paused(self._store, condition, paused_for)
+        condition = await deletable(self._store, condition, inactive_for, paused_for)
         if dry_run:
             return await self._count(condition)
         return await delete_matching(
@@ -971,13 +963,8 @@ class SessionCatalog:
             raise ValueError(
                 f"on_conflict must be 'error', 'skip' or 'replace', got {quoted(on_conflict)}"
             )
-        importing = Import(
-            self._store,
-            on_conflict,
-            ensure_ascii=self._session_arguments["ensure_ascii"],
-            on_invalid=on_invalid,
-            progress=progress,
-        )
+        ensure_ascii = self._session_arguments["ensure_ascii"]
+        importing = Import(self._store, on_conflict, ensure_ascii, on_invalid, progress)
         return await importing.run(records)
 
     # ---- indexes and search ----
@@ -1260,16 +1247,7 @@ class SessionCatalog:
         """
         from .usage.statistics import read_statistics
 
-        database, condition = self._store.database, self._store.condition(where)
-
-        def read(connection: Connection, queries: Queries) -> Statistics:
-            found = read_statistics(connection, queries, condition)
-            for feature in features():
-                if feature.count is not None and database.has_tables(connection, feature.name):
-                    found.feedback.update(feature.count(database, connection, queries, condition))
-            return found
-
-        return await database.read(read)
+        return await read_statistics(self._store, self._store.condition(where))
 
     async def feedback(self, session_id: str) -> list[Feedback]:
         """Return the votes of users on items, which `CatalogStore.add_feedback` stores.
@@ -1299,10 +1277,6 @@ class SessionCatalog:
             return page.sessions[0].session_id
         problem = "more than one session has" if page.sessions else "no session has"
         raise LookupError(f"{problem} {key}={value}")
-
-    async def _create(self, session_id: str, metadata: Mapping[str, JSONValue]) -> bool:
-        check_id_type(session_id)
-        return await self._store.create(session_id, self._store.encode_new(metadata))
 
     async def _read(self, work: Callable[[Reader], T]) -> T:
         return await read_sessions(self._store.database, work)

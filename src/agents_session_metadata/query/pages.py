@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Result
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import CorruptMetadataError
-from agents_session_metadata.types import Metadata, SessionInfo
+from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
 from .conditions import IdIn
@@ -126,7 +126,7 @@ def _plain_reader(_: Database[Queries], connection: Connection, queries: Queries
 
 def read_counts(
     connection: Connection, queries: Queries, key: str, condition: Condition, limit: int
-) -> list[tuple[Any, int]]:
+) -> list[ValueCount]:
     def read(pieces: int) -> list[tuple[SearchKey, int]]:
         # One more than the limit shows whether the last one is tied with what comes after it.
         query = queries.count_values(key, condition, limit + 1, pieces=pieces)
@@ -134,7 +134,7 @@ def read_counts(
         return [(SearchKey(bytes(key), bytes(rest)), int(count)) for key, rest, count in rows]
 
     found = _in_whole_order(queries, read, lambda each: each[0])
-    return [(decode_scalar(value), count) for value, count in found[:limit]]
+    return [ValueCount(decode_scalar(value), count) for value, count in found[:limit]]
 
 
 def _in_whole_order(

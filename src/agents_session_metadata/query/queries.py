@@ -107,9 +107,6 @@ class Queries:
         parameters = {"counted_key": key, "limit": limit}
         return self._query(Builder.count_values, condition, parameters, pieces=pieces)
 
-    def statistics(self, condition: Condition, build: Callable[[Builder], Statement]) -> Query:
-        return self.built(("statistics",), condition, Builder, build)
-
     def where(
         self, statement: Statement, condition: Condition, session_id: ColumnElement[str]
     ) -> Query:

@@ -140,8 +140,7 @@ class Import:
         self,
         store: ScopedStore,
         on_conflict: OnConflict,
-        *,
-        ensure_ascii: bool,
+        ensure_ascii: bool,  # in the order of `import_sessions`
         on_invalid: Callable[[Exception], object] | None,
         progress: Callable[[int], object] | None,
     ) -> None:

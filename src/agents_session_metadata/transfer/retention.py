@@ -33,27 +33,26 @@ def moment_before(age: timedelta) -> datetime | None:
         return None
 
 
-def expired(condition: Condition, inactive_for: timedelta | None) -> Condition:
-    if inactive_for is None:
-        return condition
-    check_age("inactive_for", inactive_for)
-    if not inactive_for:
-        return condition  # Every session, also one whose time lies in the future.
-    limit = moment_before(inactive_for)
-    return NOTHING if limit is None else All((condition, TimeBound("updated_at", "$lte", limit)))
-
-
-async def sparing_paused(
-    store: ScopedStore, condition: Condition, paused_for: timedelta
+async def deletable(
+    store: ScopedStore, condition: Condition, inactive_for: timedelta | None, paused_for: timedelta
 ) -> Condition:
+    """Adds the conditions that a session is old enough, and that its run may be ended."""
+    parts = [condition]
+    if inactive_for is not None:
+        check_age("inactive_for", inactive_for)
+    # With an age of 0, every session is, also one whose time lies in the future.
+    if inactive_for:
+        limit = moment_before(inactive_for)
+        parts.append(NOTHING if limit is None else TimeBound("updated_at", "$lte", limit))
     check_age("paused_for", paused_for)
 
-    def spared(connection: Connection, _: Queries) -> tuple[Condition, ...]:
+    def spared(connection: Connection, _: Queries) -> list[Condition]:
         found = in_use(store.database, connection)
-        return tuple(each.spared(paused_for) for each in found if each.spared is not None)
+        return [each.spared(paused_for) for each in found if each.spared is not None]
 
-    conditions = await store.database.read(spared) if paused_for else ()
-    return All((condition, *conditions)) if conditions else condition
+    if paused_for:
+        parts += await store.database.read(spared)
+    return All(tuple(parts))
 
 
 async def delete_matching(

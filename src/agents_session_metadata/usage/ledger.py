@@ -153,7 +153,7 @@ def _insertion(table: Table, messages: Table) -> Insert:
 
 
 def _named(name: str | None) -> str | None:
-    return None if name is None else storable_text(name[:MAX_KEY_LENGTH])
+    return name and storable_text(name[:MAX_KEY_LENGTH])
 
 
 def define(

@@ -33,6 +33,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import NullType
 
 from agents_session_metadata import keys
+from agents_session_metadata.core.features import features
 from agents_session_metadata.core.rows import decode_stored
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect, Statement
@@ -108,11 +109,23 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
     called = [calls.name.label("name"), calls.first.label("first"), calls.second.label("second")]
     text = dialect.by_code_point(rows.c.value, native=False)
     whole = ~text.contains(".") & ~text.contains("e")
+    ranks = [
+        rows.c.value.label("value"),
+        func.row_number().over(order_by=rows.c.search_key).label("rank"),
+        func.count().over().label("number"),
+    ]
     # One SELECT for all: each one repeats the condition, which may have thousands of values.
     count = _part("count", rows.c.key, *dialect.whole_sum(rows.c.value))
-    completed = func.sum(case((_is_completed(tables, rows), 1), else_=0))
+    status = tables.metadata.alias("status")
+    is_completed = exists().where(
+        status.c.session_id == rows.c.session_id,
+        status.c.key == keys.STATUS,
+        status.c.search_key == search_key("completed").indexed,
+    )
+    completed = func.sum(case((is_completed.correlate(rows), 1), else_=0))
     resumed = _part("resumed", null(), func.count(), completed)
-    at_least_one = (rows.c.search_key >= search_key(1).indexed,)
+    with_errors = _part("with_errors", null(), func.count())
+    at_least_one = rows.c.search_key >= search_key(1).indexed
     return union_all(
         build.source(sessions=True).select(*_part("sessions", null(), func.count())),
         of_key(keys.STATUS, STRING, by_status).group_by(rows.c.search_key, rows.c.search_rest),
@@ -122,32 +135,11 @@ def statistics_statement(build: Builder, dialect: Dialect, tables: SessionTables
                 calls.first.between(0, _DEAREST), calls.second.between(0, _DEAREST)
             )
         ),
-        of_key(keys.RESUMES, NUMBER, resumed).where(*at_least_one),
-        of_key(keys.ERROR_COUNT, NUMBER, _part("with_errors", null(), func.count())).where(
-            *at_least_one
-        ),
-        _ranked(of_key(keys.DURATION_MS, NUMBER, _ranks(rows)).where(whole)),
+        of_key(keys.RESUMES, NUMBER, resumed).where(at_least_one),
+        of_key(keys.ERROR_COUNT, NUMBER, with_errors).where(at_least_one),
+        _ranked(of_key(keys.DURATION_MS, NUMBER, ranks).where(whole)),
         of_key(_COUNTERS, NUMBER, count).where(whole).group_by(rows.c.key),
     )
-
-
-def _is_completed(tables: SessionTables, rows: FromClause) -> ColumnElement[bool]:
-    status = tables.metadata.alias("status")
-    return (
-        exists()
-        .where(
-            status.c.session_id == rows.c.session_id,
-            status.c.key == keys.STATUS,
-            status.c.search_key == search_key("completed").indexed,
-        )
-        .correlate(rows)
-    )
-
-
-def _ranks(rows: FromClause) -> list[ColumnElement[Any]]:
-    """Selects values with their ranks and their number."""
-    rank = func.row_number().over(order_by=rows.c.search_key)
-    return [rows.c.value.label("value"), rank.label("rank"), func.count().over().label("number")]
 
 
 def _by_tool(calls: Statement) -> Statement:
@@ -162,7 +154,7 @@ def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:
 
 
 def _ranked(values: Statement) -> Statement:
-    """Selects the median and the 95th percentile of `_ranks`, as `nearest_rank` does."""
+    """Selects the median and the 95th percentile of ranked values, as `nearest_rank` does."""
     ranked = values.subquery("ranked")
     rank, number = ranked.c.rank, ranked.c.number
     is_median, is_p95 = (
@@ -173,22 +165,27 @@ def _ranked(values: Statement) -> Statement:
     return select(*_part("duration", null(), ranked.c.value, which)).where(or_(is_median, is_p95))
 
 
-def read_statistics(connection: Connection, queries: Queries, condition: Condition) -> Statistics:
+async def read_statistics(store: ScopedStore, condition: Condition) -> Statistics:
     """Raises `CorruptMetadataError` if a value that is counted or added is not valid JSON."""
+    database = store.database
 
     def build(builder: Builder) -> Statement:
-        return statistics_statement(builder, queries.dialect, queries.tables)
+        return statistics_statement(builder, database.dialect, database.tables)
 
-    try:
-        found: Any = connection.execute(*queries.statistics(condition, build)).all()
-        return _to_statistics(
-            (kind, name.decode() if isinstance(name, bytes) else name, *numbers)
-            for kind, name, *numbers in found
-        )
-    except (DBAPIError, ValueError):
-        connection.rollback()
-        _check_values(connection, queries, condition)
-        raise
+    def read(connection: Connection, queries: Queries) -> Statistics:
+        try:
+            query = queries.built(("statistics",), condition, Builder, build)
+            found = _to_statistics(connection.execute(*query).all())
+        except (DBAPIError, ValueError):
+            connection.rollback()
+            _check_values(connection, queries, condition)
+            raise
+        for feature in features():
+            if feature.count is not None and database.has_tables(connection, feature.name):
+                found.feedback.update(feature.count(database, connection, queries, condition))
+        return found
+
+    return await database.read(read)
 
 
 def _check_values(connection: Connection, queries: Queries, condition: Condition) -> None:
@@ -202,44 +199,36 @@ def _check_values(connection: Connection, queries: Queries, condition: Condition
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:
+    totals = dict.fromkeys(_COUNTERS, 0)
     by_status: dict[str, int] = {}
-    totals = dict.fromkeys((*_COUNTERS, keys.COST), Decimal(0))
     tools: dict[str, ToolStatistics] = {}
-    counts: dict[str, Any] = {"duration_median": None, "duration_p95": None}
-    for kind, name, first, second in rows:
+    found: dict[str, Any] = {"cost": Decimal(0), "duration_median": None, "duration_p95": None}
+    for kind, stored_name, first, second in rows:
+        name = stored_name.decode() if isinstance(stored_name, bytes) else stored_name
         number, more = Decimal(first or 0), Decimal(second or 0)
         if kind == "duration":
             for bit, rank in ((_MEDIAN, "duration_median"), (_P95, "duration_p95")):
                 if int(more) & bit:
-                    counts[rank] = _duration(int(number))
+                    found[rank] = _duration(int(number))
         elif kind == "status":
             by_status[decode_value(name)] = int(number)
         elif kind == "count":
-            totals[name] = number * 10**9 + more
+            totals[name] = int(number * 10**9 + more)
         elif kind == "cost":
-            totals[name] = number + more * _PART
+            found["cost"] = (number + more * _PART).normalize() + 0
         elif kind == "tool":
             if name is not None:
                 tools[name] = ToolStatistics(int(number), _duration(int(more)))
         else:
-            counts[kind] = int(number)
+            found[kind] = int(number)
             if kind == "resumed":
-                counts["resumed_completed"] = int(more)
-    whole = {key: int(totals[key]) for key in _COUNTERS}
-    return Statistics(
-        by_status=by_status,
-        runs=whole[keys.RUNS],
-        requests=whole[keys.REQUESTS],
-        input_tokens=whole[keys.INPUT_TOKENS],
-        output_tokens=whole[keys.OUTPUT_TOKENS],
-        total_tokens=whole[keys.TOTAL_TOKENS],
-        cost=totals[keys.COST].normalize() + 0,
-        run_duration=_duration(whole[keys.RUN_MS]),
-        duration=_duration(whole[keys.DURATION_MS]),
-        errors=whole[keys.ERROR_COUNT],
-        tools=tools,
-        **counts,
-    )
+                found["resumed_completed"] = int(more)
+    found["run_duration"] = _duration(totals.pop(keys.RUN_MS))
+    found["duration"] = _duration(totals.pop(keys.DURATION_MS))
+    found["errors"] = totals.pop(keys.ERROR_COUNT)
+    # The other counters are stored under the names of their fields.
+    found.update(totals)
+    return Statistics(by_status=by_status, tools=tools, **found)
 
 
 def _duration(milliseconds: int) -> timedelta:
