@@ -159,9 +159,10 @@ def add_sessions(database: Database[Any], connection: Connection, ids: Sequence[
     """Adds the words of sessions whose items were copied or imported."""
     if ids and _is_indexed(database, connection):
         dialect, session_id = database.dialect, database.tables.messages.c.session_id
-        found = _missing(database).where(dialect.one_of(session_id, "ids", len(ids)))
+        index = TextIndex(database)
+        found = index.missing().where(dialect.one_of(session_id, "ids", len(ids)))
         items: Any = connection.execute(found, dialect.list_parameters("ids", ids))
-        _insert(database, connection, {item_id: words_of(data) for item_id, data in items})
+        index.insert(connection, {item_id: words_of(data) for item_id, data in items})
 
 
 def _copy_session(
@@ -214,7 +215,20 @@ class TextIndex(IndexKind):
         lock = select(self._messages.c.id).where(self._messages.c.id.in_(wanted))
         lock = lock.with_for_update(read=True, skip_locked=True)
         existing = connection.scalars(lock, {"items": list(words)}).all()
-        _insert(self._database, connection, {each: words[each] for each in sorted(existing)})
+        self.insert(connection, {each: words[each] for each in sorted(existing)})
+
+    def missing(self) -> Any:
+        """Selects items without a row."""
+        messages, rows = self._messages, self._rows
+        # By an expression, which looks up each: a join could read the whole table.
+        found = select(literal_column("0")).where(rows.c.id == messages.c.id).scalar_subquery()
+        missing = func.coalesce(found, literal_column("1")) == literal_column("1")
+        return select(messages.c.id, messages.c.message_data).where(missing)
+
+    def insert(self, connection: Connection, words: Mapping[int, str]) -> None:
+        if words:
+            new = [{"id": item_id, "words": each} for item_id, each in words.items()]
+            connection.execute(self._dialect.insert_missing(self._rows), new)
 
     def advance(self, connection: Connection) -> None:
         """Finds out up to which item all items have rows.
@@ -233,7 +247,7 @@ class TextIndex(IndexKind):
             connection.execute(update(self._state).values(new))
 
     def _fill(self, connection: Connection, some: ColumnElement[bool]) -> list[int]:
-        statement = _missing(self._database).where(some).order_by(self._messages.c.id)
+        statement = self.missing().where(some).order_by(self._messages.c.id)
         found: Any = connection.execute(statement.limit(literal_column(str(MOST)))).all()
         self.add(connection, {item_id: words_of(data) for item_id, data in found})
         return [item_id for item_id, _ in found]
@@ -315,22 +329,6 @@ async def _advance(database: Database[Any]) -> None:
     # The first step finds the newest item, the second that all up to it have rows.
     for _ in range(2):
         await database.write(lambda connection, _: TextIndex(database).advance(connection))
-
-
-def _missing(database: Database[Any]) -> Any:
-    """Selects items without a row."""
-    messages, rows = database.tables.messages, database.tables.group(TEXT)["_text"]
-    # By an expression, which looks up each: a join could read the whole table.
-    found = select(literal_column("0")).where(rows.c.id == messages.c.id).scalar_subquery()
-    missing = func.coalesce(found, literal_column("1")) == literal_column("1")
-    return select(messages.c.id, messages.c.message_data).where(missing)
-
-
-def _insert(database: Database[Any], connection: Connection, words: Mapping[int, str]) -> None:
-    if words:
-        new = [{"id": item_id, "words": each} for item_id, each in words.items()]
-        rows = database.tables.group(TEXT)["_text"]
-        connection.execute(database.dialect.insert_missing(rows), new)
 
 
 FEATURE = Feature(

@@ -91,7 +91,7 @@ class Search:
 
         Returns None if there is no index.
         """
-        rows = self._execute(("search scope",), SearchBuilder.scope, {"limit": FEW_SESSIONS + 1})
+        rows = self._execute(SearchBuilder.scope, {"limit": FEW_SESSIONS + 1})
         if not rows:
             return None
         native, self._filled = rows[0][:2]
@@ -103,7 +103,7 @@ class Search:
         is_small = ids is not None and sum(items for _, _, items in sessions) <= FEW
         hits = merge(
             self._items(after, ids, is_small=is_small, native=bool(native)),
-            self._titles(after, titled),
+            self._pages(SearchBuilder.titles, self._found_title, Way.ALL, after, titled),
             key=lambda found: found.position,
             reverse=True,
         )
@@ -126,43 +126,29 @@ class Search:
         yield from self._read(Way.ALL, after, ids)
 
     def _has_few_candidates(self) -> bool:
-        shape = self._shape(Way.NATIVE, None, None)
-        kind = "search candidates", shape.patterns
-        given = self._given(None, None)
-        [(count, newest)] = self._execute(kind, lambda build: build.count_candidates(shape), given)
+        [(count, newest)] = self._ask(SearchBuilder.count_candidates, Way.NATIVE, None, None)
         self.advances = (newest or 0) - self._filled > _TAIL
         return int(count) <= MOST_CANDIDATES
 
     def _read(
         self, way: Way, after: Position | None, ids: list[str] | None, window: int = 0
     ) -> Stream:
-        def read(after: Position | None, limit: int) -> list[Found]:
-            shape = self._shape(way, after, ids)
-            given = {"limit": limit, "window": window, **self._given(after, ids)}
-            rows = self._execute(("search hits", shape), lambda build: build.hits(shape), given)
-            return [self._found(row) for row in rows]
-
-        return self._pages(read, after, ids)
-
-    def _titles(self, after: Position | None, ids: list[str] | None) -> Stream:
-        def read(after: Position | None, limit: int) -> list[Found]:
-            shape = self._shape(Way.ALL, after, ids)._replace(patterns=())
-            given = {"limit": limit, **self._given(after, ids)}
-            rows = self._execute(("search titles", shape), lambda build: build.titles(shape), given)
-            return [self._found_title(row) for row in rows]
-
-        return self._pages(read, after, ids)
+        return self._pages(SearchBuilder.hits, self._found, way, after, ids, window)
 
     def _pages(
         self,
-        read: Callable[[Position | None, int], list[Found]],
+        build: Callable[..., Any],
+        to_found: Callable[[Any], Found],
+        way: Way,
         after: Position | None,
         ids: list[str] | None,
+        window: int = 0,
     ) -> Stream:
         limit = self.limit + 1
         more = ids != []
         while more:
-            found = read(after, limit)
+            rows = self._ask(build, way, after, ids, limit=limit, window=window)
+            found = [to_found(row) for row in rows]
             yield from (each for each in found if each.hit is not None)
             after = found[-1].position if found else after
             more, limit = len(found) == limit, _NEXT
@@ -212,40 +198,49 @@ class Search:
 
     # ---- statements ----
 
-    def _shape(self, way: Way, after: Position | None, ids: list[str] | None) -> Shape:
-        patterns = tuple((excluded, len(each)) for excluded, each in self.query.patterns)
-        sessions = None if ids is None else min(len(ids), self.queries.dialect.many + 1)
-        by_session = self.by_session and self.query.is_exact
-        strict = self._unread is not None
-        return Shape(way, patterns, sessions, after is not None, by_session, strict)
-
-    def _given(self, after: Position | None, ids: list[str] | None) -> dict[str, Any]:
-        words = self.query.words
-        plain = [word for word, _ in words if word.isascii()]
+    def _ask(
+        self,
+        build: Callable[..., Any],
+        way: Way,
+        after: Position | None,
+        ids: list[str] | None,
+        **limits: int,
+    ) -> list[Any]:
+        query, dialect = self.query, self.queries.dialect
+        shape = Shape(
+            way,
+            tuple((excluded, len(each)) for excluded, each in query.patterns),
+            None if ids is None else min(len(ids), dialect.many + 1),
+            after is not None,
+            by_session=self.by_session and query.is_exact,
+            strict=self._unread is not None,
+        )
+        plain = [word for word, _ in query.words if word.isascii()]
+        every = (pattern for _, alternatives in query.patterns for pattern in alternatives)
         given: dict[str, Any] = {
-            "native": self.queries.dialect.text_search.native_query(words),
+            **limits,
+            "native": dialect.text_search.native_query(query.words),
             "candidates": MOST_CANDIDATES + 1,
             "filled": self._filled,
             "title_word": max(plain, key=len, default=""),
-            **(self.queries.dialect.list_parameters("ids", ids) if ids else {}),
+            **(dialect.list_parameters("ids", ids) if ids else {}),
+            **{f"pattern_{number}": each for number, each in enumerate(every)},
         }
-        every = (pattern for _, alternatives in self.query.patterns for pattern in alternatives)
-        given |= {f"pattern_{number}": each for number, each in enumerate(every)}
         if after is not None:
             given["after_time"] = str(after.time)
             # At a title, the item at the same position comes next.
             given["after_item"] = after.item_id + after.is_title
             given["after_title"] = after.item_id
             given["after_session"] = after.session_id if after.is_title else ""
-        return given
+        return self._execute(build, given, shape)
 
     def _execute(
-        self,
-        kind: tuple[Any, ...],
-        build: Callable[[SearchBuilder], Any],
-        parameters: dict[str, Any],
+        self, build: Callable[..., Any], parameters: dict[str, Any], *shape: Shape
     ) -> list[Any]:
-        query = self.queries.built(kind, self.condition, SearchBuilder, build, parameters)
+        kind = build, *shape
+        query = self.queries.built(
+            kind, self.condition, SearchBuilder, lambda each: build(each, *shape), parameters
+        )
         return list(self.connection.execute(*query))
 
 
