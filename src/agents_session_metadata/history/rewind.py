@@ -63,28 +63,28 @@ class Cut:
                     session_id, f"the newest item is {newest}, expected {self.expect_last}"
                 )
         check_not_encrypted(readable)
-        if self.before is None:
-            return self._checked(history, self._start_of_turns(history))
-        for position, each in enumerate(history):
-            if each.item_id == self.before and each.item is not UNREADABLE:
-                return self._checked(history, position)
-        raise ValueError(
-            f"the history has no item {self.before}; pass an item_id of this session's list_items"
-        )
-
-    def _start_of_turns(self, history: Sequence[ItemInfo]) -> int:
-        starts = [position for position, each in enumerate(history) if is_user_message(each.item)]
-        return starts[-self.turns :][0] if starts and self.turns else len(history)
-
-    def _checked(self, history: Sequence[ItemInfo], position: int) -> int:
-        pair = separated_pair([each.item for each in history], position)
+        if self.turns is not None:
+            places = [at for at, each in enumerate(history) if is_user_message(each.item)]
+            places = places[-self.turns :] or [len(history)]
+        else:
+            places = [
+                at
+                for at, each in enumerate(history)
+                if each.item_id == self.before and each.item is not UNREADABLE
+            ]
+        if not places:
+            raise ValueError(
+                f"the history has no item {self.before}; "
+                "pass an item_id of this session's list_items"
+            )
+        pair = separated_pair([each.item for each in history], places[0])
         if pair is not None:
             kept, removed = (history[each] for each in pair)
             raise ValueError(
                 f"item {removed.item_id} ({_kind(removed)}) belongs to item {kept.item_id} "
                 f"({_kind(kept)}), which would stay; choose an item before or after both"
             )
-        return position
+        return places[0]
 
 
 def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) -> None:
@@ -120,15 +120,12 @@ async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo
 
 
 def check_not_encrypted(items: Iterable[ItemInfo]) -> None:
-    if any(_is_encrypted(each.item) for each in items):
+    """Recognizes items that were written through the SDK's `EncryptedSession`."""
+    stored: Iterable[Any] = (each.item for each in items)
+    if any(isinstance(item, dict) and item.get("__enc__") == 1 for item in stored):
         raise ValueError(
             "the history is encrypted, so its turns and pairs of items cannot be recognized"
         )
-
-
-def _is_encrypted(item: Any) -> bool:
-    """Recognizes an item that was written through the SDK's `EncryptedSession`."""
-    return isinstance(item, dict) and item.get("__enc__") == 1
 
 
 def _kind(info: ItemInfo) -> str:

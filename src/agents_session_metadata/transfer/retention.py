@@ -8,6 +8,7 @@ from functools import partial
 
 from sqlalchemy import Connection
 
+from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.rows import delete_sessions, lock_sessions
 from agents_session_metadata.query.conditions import IdIn, TimeBound
@@ -66,14 +67,14 @@ async def delete_matching(
 
     With a suitable index, it deletes the longest inactive sessions first; otherwise it goes by id.
     """
-    deleted, after = 0, None
+    database, deleted, after = store.database, 0, None
     while True:
         # One more than a batch tells whether there is another.
         read = partial(_candidates, condition, batch_size + 1, after)
-        found = await read_sessions(store.database, read)
+        found = await read_sessions(database, read)
         ids = [each.session_id for each in found[:batch_size]]
         if ids:
-            deleted += await store.database.write(_deletion(store, condition, ids))
+            deleted += await database.write(partial(_delete, database, condition, ids))
             if progress is not None:
                 progress(deleted)
         if len(found) <= batch_size:
@@ -93,23 +94,23 @@ def _candidates(
     return [Position(session_id) for session_id in reader.connection.scalars(*query)]
 
 
-def _deletion(
-    store: ScopedStore, condition: Condition, ids: list[str]
-) -> Callable[[Connection, Queries], int]:
-    database = store.database
-    tables, dialect = database.tables, database.dialect
-
-    def lock_and_delete(connection: Connection, queries: Queries) -> int:
-        # Locked first: one that woke up since is seen as it is now, and spared.
-        locked = lock_sessions(connection, tables, dialect, ids)
-        if len(locked) < len(ids):
-            # PostgreSQL does not find a row that was replaced while the statement waited.
-            locked = lock_sessions(connection, tables, dialect, ids)
-        still = All((condition, IdIn(tuple(sorted(locked)))))
-        query = queries.ids(still, after=None, limit=len(ids))
-        matching = list(connection.scalars(*query)) if locked else []
-        if matching:
-            delete_sessions(connection, tables, dialect, matching)
-        return len(matching)
-
-    return lock_and_delete
+def _delete(
+    database: Database[Queries],
+    condition: Condition,
+    ids: list[str],
+    connection: Connection,
+    queries: Queries,
+) -> int:
+    where = connection, database.tables, database.dialect
+    # Locked first: one that woke up since is seen as it is now, and spared.
+    locked = lock_sessions(*where, ids)
+    if len(locked) < len(ids):
+        # PostgreSQL does not find a row that was replaced while the statement waited.
+        locked = lock_sessions(*where, ids)
+    if not locked:
+        return 0
+    still = All((condition, IdIn(tuple(sorted(locked)))))
+    matching = list(connection.scalars(*queries.ids(still, after=None, limit=len(ids))))
+    if matching:
+        delete_sessions(*where, matching)
+    return len(matching)
