@@ -199,7 +199,7 @@ def _check_values(connection: Connection, queries: Queries, condition: Condition
 
 
 def _to_statistics(rows: Iterable[Any]) -> Statistics:
-    totals = dict.fromkeys(_COUNTERS, 0)
+    totals: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
     by_status: dict[str, int] = {}
     tools: dict[str, ToolStatistics] = {}
     found: dict[str, Any] = {"cost": Decimal(0), "duration_median": None, "duration_p95": None}
