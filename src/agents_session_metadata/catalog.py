@@ -1263,7 +1263,7 @@ class SessionCatalog:
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
         """
-        from .threads.feedback import read_feedback
+        from .threads.feature import read_feedback
 
         return await read_feedback(self._store, session_id)
 

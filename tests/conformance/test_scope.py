@@ -18,7 +18,7 @@ from agents_session_metadata import (
     SessionNotFoundError,
     SessionTracker,
 )
-from agents_session_metadata.threads.feedback import add_feedback
+from agents_session_metadata.threads.feature import add_feedback
 from conformance import raw
 from conformance.running import agent
 

@@ -19,7 +19,7 @@ from agents_session_metadata import (
     TablesMissingError,
 )
 from agents_session_metadata.runs.feature import RUNS
-from agents_session_metadata.threads.tables import THREADS
+from agents_session_metadata.threads.rows import THREADS
 from agents_session_metadata.usage.ledger import USAGE
 from conformance import raw
 from conformance.compaction import Client

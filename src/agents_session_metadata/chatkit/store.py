@@ -25,7 +25,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
-from agents_session_metadata.threads.feedback import add_feedback
+from agents_session_metadata.threads.feature import add_feedback
 from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 

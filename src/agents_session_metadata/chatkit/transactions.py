@@ -24,8 +24,13 @@ from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rew
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.text import quoted
-from agents_session_metadata.threads.rows import USER_MESSAGE, Attachment, ThreadItem, ThreadRows
-from agents_session_metadata.threads.tables import THREADS
+from agents_session_metadata.threads.rows import (
+    THREADS,
+    USER_MESSAGE,
+    Attachment,
+    ThreadItem,
+    ThreadRows,
+)
 from agents_session_metadata.types import ItemInfo
 from agents_session_metadata.values import search_key
 

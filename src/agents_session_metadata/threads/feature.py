@@ -1,23 +1,25 @@
-"""What ChatKit's threads add to the core: their tables, and their items in copies and records.
+"""What ChatKit's threads add to the core: their items in copies and records, and votes on items.
 
 A user message remembers where the history ended before it: by the id of a row here, and by a number
-of rows in records, because a copy has other ids.
+of rows in records, because a copy has other ids. The newest vote on an item counts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, delete, func, insert, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
+from agents_session_metadata.core.rows import id_problem
+from agents_session_metadata.scope import ScopedStore
+from agents_session_metadata.types import Feedback, FeedbackKind
 
-from .feedback import count_feedback
-from .rows import ThreadItem, ThreadRows
-from .tables import THREADS, define
+from .rows import THREADS, ThreadItem, ThreadRows, define
 
 
 def _copy(
@@ -102,6 +104,62 @@ def _insert(
             rows.insert_items(connection, session_id, _with_ids(items, history))
 
 
+# ---- feedback ----
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_UNIT = timedelta(microseconds=1)
+
+
+async def add_feedback(
+    store: ScopedStore, session_id: str, item_ids: Sequence[str], kind: FeedbackKind
+) -> bool:
+    """Replaces the votes on items by new ones. Returns False if there is no such session."""
+    if id_problem(session_id) is not None:
+        return False
+    await store.database.ensure(THREADS)
+    table = store.database.tables.group(THREADS).tables[2]
+    now = (datetime.now(timezone.utc) - _EPOCH) // _UNIT
+    rows = [
+        {"session_id": session_id, "item_id": item_id, "kind": kind, "voted_at": now}
+        for item_id in sorted(set(item_ids))
+    ]
+
+    def write(connection: Connection, _: Any) -> bool:
+        exists = store.lock(connection, session_id)
+        if exists and rows:
+            of_items = table.c.item_id.in_([row["item_id"] for row in rows])
+            connection.execute(delete(table).where(table.c.session_id == session_id, of_items))
+            connection.execute(insert(table), rows)
+        return exists
+
+    return await store.database.write(write)
+
+
+async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
+    table = store.database.tables.group(THREADS).tables[2]
+
+    def read(connection: Connection, queries: Any) -> list[Feedback]:
+        if not store.database.has_tables(connection, THREADS):
+            return []
+        votes = select(table.c.item_id, table.c.kind, table.c.voted_at)
+        votes = votes.where(table.c.session_id == session_id)
+        votes = votes.order_by(table.c.voted_at, table.c.item_id)
+        statement, parameters = store.question(queries, votes, table.c.session_id)
+        found: Any = connection.execute(statement, parameters)
+        return [Feedback(item_id, kind, _EPOCH + at * _UNIT) for item_id, kind, at in found]
+
+    return await store.database.read(read) if id_problem(session_id) is None else []
+
+
+def _count(
+    database: Database[Any], connection: Connection, queries: Any, condition: Any
+) -> dict[str, int]:
+    table = database.tables.group(THREADS).tables[2]
+    votes = select(table.c.kind, func.count()).group_by(table.c.kind)
+    found: Any = connection.execute(*queries.where(votes, condition, table.c.session_id))
+    return {kind: int(number) for kind, number in found}
+
+
 FEATURE = Feature(
     THREADS,
     ("_thread_items", "_attachments", "_feedback"),
@@ -111,5 +169,5 @@ FEATURE = Feature(
     export=_export,
     parse=_parse,
     load=_insert,
-    count=count_feedback,
+    count=_count,
 )
