@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from agents_session_metadata.catalog import SessionCatalog
@@ -87,58 +87,44 @@ class Streams:
         return _EventStream(self, key, polls, show)
 
 
-class _EventStream(Response):
+class _EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, streams: Streams, key: Any, polls: Any, show: Any) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
         self._streams, self._key, self._polls, self._show = streams, key, polls, show
+        self._queue: asyncio.Queue[SessionChange | None] = asyncio.Queue(_QUEUED)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(self._texts(), headers=headers)
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         streams, key = self._streams, self._key
         poll = streams._polls.get(key)
         if poll is None or poll.task.done():
             poll = streams._polls[key] = _Poll(self._polls)
-        queue: asyncio.Queue[SessionChange | None] = asyncio.Queue(_QUEUED)
-        poll.queues.add(queue)
+        poll.queues.add(self._queue)
         streams._open += 1
-        sending = asyncio.ensure_future(self._send(poll, queue, send))
-        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await poll.is_ready.wait()
+            with suppress(OSError):  # The client has gone.
+                # Without its version, Starlette listens for that on every server.
+                await super().__call__({**scope, "asgi": {}}, receive, send)
         finally:
             streams._open -= 1
-            poll.queues.discard(queue)
+            poll.queues.discard(self._queue)
             if not poll.queues:
                 poll.task.cancel()
                 if streams._polls.get(key) is poll:
                     del streams._polls[key]
-            for task in (sending, leaving):
-                task.cancel()
-            with suppress(OSError, asyncio.CancelledError):  # The client has gone.
-                await sending
 
-    async def _send(
-        self, poll: _Poll, queue: asyncio.Queue[SessionChange | None], send: Send
-    ) -> None:
-        await poll.is_ready.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        text = ": follows changes\n\n"
+    async def _texts(self) -> AsyncIterator[str]:
+        yield ": follows changes\n\n"
         while True:
-            await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
             try:
-                change = await asyncio.wait_for(queue.get(), COMMENT_AFTER)
+                change = await asyncio.wait_for(self._queue.get(), COMMENT_AFTER)
             except asyncio.TimeoutError:
-                text = ":\n\n"
+                yield ":\n\n"
                 continue
             if change is None:
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
             data = json.dumps(self._show(change.session))
-            text = f"event: {change.kind}\ndata: {data}\n\n"
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+            yield f"event: {change.kind}\ndata: {data}\n\n"
