@@ -9,12 +9,11 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agents_session_metadata.catalog import SessionCatalog
@@ -78,9 +77,16 @@ def sessions_app(
         raise ValueError("max_body, body_timeout and max_streams must be positive")
     roles = None if allow_roles is None else frozenset(allow_roles)
     hidden = HIDDEN - frozenset(public_keys)
-    description = _dump(document(ROUTES))
-    streams = Streams(max_streams)
-    return _SessionsApp(catalog, scope, hidden, roles, max_body, body_timeout, description, streams)
+    return _SessionsApp(
+        catalog,
+        scope,
+        hidden,
+        roles,
+        max_body,
+        body_timeout,
+        document(ROUTES),
+        Streams(max_streams),
+    )
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class _SessionsApp:
     allow_roles: frozenset[str] | None
     max_body: int
     body_timeout: float
-    document: bytes
+    document: dict[str, Any]
     streams: Streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,37 +113,31 @@ class _SessionsApp:
                 )
             segments = _segments(request.scope)
             if segments == ["openapi.json"] and request.method == "GET":
-                return _json(self.document)
+                return _Answer(self.document)
             route, path = _find(request.method, segments)
             repeatable = route.repeatable
-            query = read_query(request, route.query)
-            body = None
+            query, body = read_query(request, route.query), None
             if route.body is not None:
-                most, timeout = self.max_body, self.body_timeout
-                body = await read_body(request, route.body, most=most, timeout=timeout)
+                body = await read_body(request, route.body, self.max_body, self.body_timeout)
             key = request.headers.get("idempotency-key")
             roles = self.allow_roles
             call = Call(catalog, self.hidden, roles, path, query, body, key, self.streams)
             answer = await route.run(call)
-            return answer if isinstance(answer, Response) else _json(_dump(answer))
+            return answer if isinstance(answer, Response) else _Answer(answer)
         except Exception as error:  # noqa: BLE001  # told to the client, without its message
             problem = answer_to(error)
-            headers = problem.headers
+            answer = _Answer(problem.body, problem.status, problem.headers)
             if problem.status == 409 or (problem.status >= 500 and not repeatable):
                 # OpenAI's clients repeat such requests by themselves.
-                headers["x-should-retry"] = "false"
-            return _json(_dump(problem.body), problem.status, headers)
+                answer.headers["x-should-retry"] = "false"
+            return answer
 
 
 def _segments(scope: Scope) -> list[str]:
     """Returns the segments below the mount point. An id may contain an encoded slash."""
-    raw: bytes | None = scope.get("raw_path")
-    if raw is None:
-        parts = [part.encode() for part in scope["path"].split("/")]
-    else:
-        parts = [unquote_to_bytes(part) for part in raw.partition(b"?")[0].split(b"/")]
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     try:
-        segments = [part.decode() for part in parts]
+        segments = [unquote_to_bytes(part).decode() for part in raw.partition(b"?")[0].split(b"/")]
     except UnicodeDecodeError:
         raise _no_route() from None
     root: str = scope.get("root_path", "").rstrip("/")
@@ -150,18 +150,14 @@ def _segments(scope: Scope) -> list[str]:
 
 
 def _find(method: str, segments: list[str]) -> tuple[Route, dict[str, str]]:
-    methods = []
-    for route in ROUTES:
-        path = route.match(segments)
-        if path is not None and route.method == method:
-            return route, path
-        if path is not None:
-            methods.append(route.method)
-    if methods:
-        headers = {"Allow": ", ".join(sorted(methods))}
-        raise APIError(
-            405, "The route does not support this method.", code="method", headers=headers
-        )
+    matches = [(route, route.match(segments)) for route in ROUTES]
+    found = {route.method: (route, path) for route, path in matches if path is not None}
+    if method in found:
+        return found[method]
+    if found:
+        headers = {"Allow": ", ".join(sorted(found))}
+        message = "The route does not support this method."
+        raise APIError(405, message, code="method", headers=headers)
     raise _no_route()
 
 
@@ -169,19 +165,21 @@ def _no_route() -> APIError:
     return APIError(404, "The route does not exist.", code="no_route")
 
 
-def _json(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # Metadata and messages of a user are not for caches, nor for a browser to guess what they are.
-    own = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-    return Response(body, status, {**own, **(headers or {})}, media_type="application/json")
+class _Answer(JSONResponse):
+    def __init__(
+        self, content: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        # Metadata and messages are not for caches, nor for a browser to guess what they are.
+        own = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+        super().__init__(content, status, {**own, **(headers or {})})
 
-
-def _dump(answer: Any) -> bytes:
-    """Returns valid JSON in UTF-8, even for stored NaN, infinities and lone surrogates."""
-    dump = partial(json.dumps, separators=(",", ":"))
-    try:
-        return dump(answer, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        return dump(json.loads(dump(answer), parse_constant=lambda _: None)).encode()
+    def render(self, content: Any) -> bytes:
+        """Returns valid JSON in UTF-8, even for stored NaN, infinities and lone surrogates."""
+        try:
+            return super().render(content)
+        except ValueError:
+            valid = json.loads(json.dumps(content), parse_constant=lambda _: None)
+            return json.dumps(valid, separators=(",", ":")).encode()
 
 
 GetScope: TypeAlias = (

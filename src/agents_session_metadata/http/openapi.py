@@ -12,12 +12,6 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from .routes import Route
 
-_ANSWER: Mapping[str, Any] = {
-    "type": "object",
-    "required": ["object"],
-    "additionalProperties": True,
-}
-
 
 class Problem(BaseModel):
     """The object `error` of an error response."""
@@ -52,34 +46,26 @@ def _operation(route: Route) -> dict[str, Any]:
         for name in re.findall(r"{(\w+)}", route.path)
     ]
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    # An item has a type where other answers have an object.
+    is_item = route.method == "GET" and route.path.endswith("{item_id}")
+    required = ["id", "type"] if is_item else ["object"]
+    answer: dict[str, Any] = {"type": "object", "required": required, "additionalProperties": True}
+    content = {"application/json": {"schema": answer}}
+    if route.path == "/events":
+        content = {"text/event-stream": {"schema": {"type": "string"}}}
     operation: dict[str, Any] = {
         "operationId": getattr(route.run, "__name__", ""),
         "summary": (inspect.getdoc(route.run) or "").partition("\n")[0],
         "parameters": [*in_path, *_parameters(route.query)],
         "responses": {
-            "200": {
-                "description": "The answer.",
-                "content": _content(route),
-            },
+            "200": {"description": "The answer.", "content": content},
             "default": {"description": "An error. `param` is its parameter.", "content": error},
         },
     }
     if route.body is not None:
-        content = {"application/json": {"schema": _schema(route.body)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        body = {"application/json": {"schema": _schema(route.body)}}
+        operation["requestBody"] = {"required": True, "content": body}
     return operation
-
-
-def _content(route: Route) -> Mapping[str, Any]:
-    if route.path == "/events":
-        return {"text/event-stream": {"schema": {"type": "string"}}}
-    return {"application/json": {"schema": _answer(route)}}
-
-
-def _answer(route: Route) -> Mapping[str, Any]:
-    # An item has a type where other answers have an object.
-    is_item = route.method == "GET" and route.path.endswith("{item_id}")
-    return {**_ANSWER, "required": ["id", "type"]} if is_item else _ANSWER
 
 
 def _parameters(model: type[BaseModel]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -177,7 +178,7 @@ class Search(_Query):
     limit: Limit = 20
 
 
-async def read_body(request: Request, model: type[M], *, most: int, timeout: float) -> M:
+async def read_body(request: Request, model: type[M], most: int, timeout: float) -> M:
     kind, _, options = request.headers.get("content-type", "").partition(";")
     charset = options.strip().lower().replace('"', "")
     if kind.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
@@ -263,22 +264,13 @@ RETRY_AFTER: Final = "1"
 """Seconds after which a client can retry when the database is not available."""
 
 
+@dataclass(eq=False)
 class APIError(Exception):
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.headers: dict[str, str] = dict(headers or {})
-        super().__init__(message)
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
 
     @property
     def body(self) -> dict[str, Any]:
@@ -291,48 +283,21 @@ def invalid(message: str, param: str | None = None) -> APIError:
     return APIError(400, message, param=param, code="invalid_value")
 
 
-def conversation_not_found(session_id: str) -> APIError:
-    """Returns the same error for a missing conversation as for one outside the scope."""
-    return _not_found(f"Conversation with id {quoted(session_id)} not found.")
-
-
-def changed() -> APIError:
-    message = "The conversation has changed: `expect_last` is not its newest item."
-    return APIError(409, message, param="expect_last", code="conversation_changed")
-
-
-def item_not_found(item_id: str) -> APIError:
-    return _not_found(f"Item with id {quoted(item_id)} not found.")
-
-
-def _not_found(message: str) -> APIError:
-    return APIError(404, message, code="not_found")
+def not_found(what: str, name: str) -> APIError:
+    return APIError(404, f"{what} with id {quoted(name)} not found.", code="not_found")
 
 
 def answer_to(error: Exception) -> APIError:
     """Returns the response to an error. The message of an unexpected error is only logged."""
-    if isinstance(error, APIError):
-        return error
-    if isinstance(error, HTTPException):
-        given: object = error.detail
-        detail = given if isinstance(given, str) else "the request was refused"
-        return APIError(error.status_code, detail, headers=error.headers)
-    known = _known(error)
-    if known is not None:
-        return known
-    if _is_unavailable(error):
-        logger.warning("the database is not available", exc_info=error)
-        message = "The database is not available. Try again later."
-        headers = {"Retry-After": RETRY_AFTER}
-        return APIError(503, message, code="unavailable", headers=headers)
-    logger.error("request failed", exc_info=error)
-    return APIError(500, "The server had an error while processing the request.", code="internal")
-
-
-def _known(error: Exception) -> APIError | None:
     match error:
+        case APIError():
+            return error
+        case HTTPException():
+            given: object = error.detail
+            message = given if isinstance(given, str) else "the request was refused"
+            return APIError(error.status_code, message, headers=error.headers)
         case SessionNotFoundError():
-            return conversation_not_found(error.session_id)
+            return not_found("Conversation", error.session_id)
         case ItemExistsError():
             message = f"The conversation already has the item {public_id(error.info)}."
             return APIError(400, message, param="items", code=REPEATED)
@@ -344,32 +309,34 @@ def _known(error: Exception) -> APIError | None:
         case InvalidFilterError():
             return invalid(str(error), "key" if error.path == "key" else "where")
         case InvalidCursorError():
-            return invalid(
-                "`after` is invalid, or belongs to another list, order or filter.", "after"
-            )
+            message = "`after` is invalid, or belongs to another list, order or filter."
+            return invalid(message, "after")
         case CorruptMetadataError():
             # OpenAI's clients repeat every 5xx by themselves.
-            return APIError(
-                500,
-                str(error),
-                param=f"metadata.{error.key}",
-                code="corrupt_metadata",
-                headers={"x-should-retry": "false"},
-            )
+            param, headers = f"metadata.{error.key}", {"x-should-retry": "false"}
+            return APIError(500, str(error), param, "corrupt_metadata", headers)
         case MetadataLimitError():
             return APIError(422, str(error), param=f"metadata.{error.key}", code=error.limit)
         case InvalidMetadataError():
             return invalid(str(error), f"metadata.{error.key}")
         case SessionChangedError():
-            return changed()
+            message = "The conversation has changed: `expect_last` is not its newest item."
+            return APIError(409, message, param="expect_last", code="conversation_changed")
         case SessionPausedError():
             message = "A run of the conversation waits for approvals."
             return APIError(409, message, code="conversation_paused")
         case SessionBusyError():
             message = "A run of the conversation works or is interrupted."
             return APIError(409, message, code="conversation_busy")
+        case _ if _is_unavailable(error):
+            logger.warning("the database is not available", exc_info=error)
+            message = "The database is not available. Try again later."
+            headers = {"Retry-After": RETRY_AFTER}
+            return APIError(503, message, code="unavailable", headers=headers)
         case _:
-            return None
+            logger.error("request failed", exc_info=error)
+            message = "The server had an error while processing the request."
+            return APIError(500, message, code="internal")
 
 
 def _is_unavailable(error: Exception) -> bool:

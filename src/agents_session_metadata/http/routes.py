@@ -24,6 +24,8 @@ from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
     InvalidFilterError,
+    SessionChangedError,
+    SessionNotFoundError,
     TablesMissingError,
 )
 from agents_session_metadata.history.items import (
@@ -43,7 +45,7 @@ from agents_session_metadata.values import is_text
 from . import requests
 from .events import Streams
 from .public_items import item_type, keeps_id, public_id, shown_item, wanted_items
-from .requests import APIError, changed, conversation_not_found, invalid, item_not_found
+from .requests import APIError, invalid, not_found
 
 logger: logging.Logger = logging.getLogger("agents_session_metadata.http")
 
@@ -84,8 +86,8 @@ class Call:
     path: Mapping[str, str]
     query: Any
     body: Any
-    key: str | None = None
-    streams: Streams | None = None
+    key: str | None
+    streams: Streams
 
     @property
     def session_id(self) -> str:
@@ -98,7 +100,7 @@ class Call:
         name = self.session_id if session_id is None else session_id
         info = await self.catalog.get_session(name, on_corrupt=_log_corrupt)
         if info is None:
-            raise conversation_not_found(name)
+            raise SessionNotFoundError(name)
         return self._shown(info)
 
     async def create_conversation(self) -> Answer:
@@ -116,7 +118,7 @@ class Call:
             self.session_id, on_corrupt=lambda error: corrupt.append(error.key)
         )
         if info is None:
-            raise conversation_not_found(self.session_id)
+            raise SessionNotFoundError(self.session_id)
         problem = id_problem(self.session_id)
         if problem is not None:
             raise APIError(400, f"The conversation cannot have metadata: its id {problem}.")
@@ -131,7 +133,7 @@ class Call:
     async def delete_conversation(self) -> Answer:
         """Delete a conversation with its items and metadata."""
         if not await self.catalog.delete_session(self.session_id):
-            raise conversation_not_found(self.session_id)
+            raise SessionNotFoundError(self.session_id)
         return {"id": self.session_id, "object": "conversation.deleted", "deleted": True}
 
     async def list_conversations(self) -> Answer:
@@ -228,12 +230,10 @@ class Call:
             if hit.item_id is None or item is not None
         ]
         more = page.next_cursor is not None
-        found = {"object": "list", "data": data, "first_id": None, "last_id": page.next_cursor}
-        return {**found, "has_more": more, "complete": page.complete}
+        return {**_list(data, page.next_cursor, has_more=more), "complete": page.complete}
 
     async def events(self) -> Response:
         """Changes of the newest 100 conversations that match, as server-sent events."""
-        assert self.streams is not None  # noqa: S101  # the application has made them
         return self.streams.follow(self.catalog, self._where(), self._shown, _log_corrupt)
 
     # ---- items ----
@@ -250,7 +250,7 @@ class Call:
             found = await read_after(self.catalog._store, self.session_id, wanted, **order)
             if found is None:
                 await self._require()
-                raise item_not_found(query.after)
+                raise not_found("Item", query.after)
             items, has_more = found
         if not items:
             await self._require()
@@ -279,21 +279,21 @@ class Call:
         """One item."""
         info = await self._find(self.path["item_id"])
         if info is None:
-            raise item_not_found(self.path["item_id"])
+            raise not_found("Item", self.path["item_id"])
         return shown_item(info)
 
     async def delete_item(self) -> Answer:
         """Delete one item."""
         wanted = wanted_items(self.path["item_id"])
         if not await delete_item(self.catalog._store, self.session_id, wanted):
-            raise item_not_found(self.path["item_id"])
+            raise not_found("Item", self.path["item_id"])
         return await self.conversation()
 
     # ---- parts ----
 
     async def _require(self) -> None:
         if await self.catalog.get_session(self.session_id, keys=[]) is None:
-            raise conversation_not_found(self.session_id)
+            raise SessionNotFoundError(self.session_id)
 
     async def _find(self, item_id: str) -> ItemInfo | None:
         """Returns None if the conversation exists without the item."""
@@ -311,7 +311,7 @@ class Call:
             return info.item_id
         if name == "before":
             raise invalid("`before` is not an item of this conversation.", "before")
-        raise changed()
+        raise SessionChangedError(self.session_id)
 
     def _shown(self, info: SessionInfo) -> Answer:
         metadata = {key: info.metadata[key] for key in info.metadata if key not in self.hidden}
@@ -388,16 +388,12 @@ class Route:
 
     def match(self, segments: Sequence[str]) -> dict[str, str] | None:
         """Returns the values of the names in the path; None for another path."""
-        own = self.path.strip("/").split("/")
-        if len(own) != len(segments):
+        own = self.path.split("/")[1:]
+        pairs = list(zip(own, segments, strict=False))
+        others = [name for name, segment in pairs if name[0] != "{" and name != segment]
+        if others or len(own) != len(segments):
             return None
-        found = {}
-        for name, segment in zip(own, segments, strict=True):
-            if name.startswith("{"):
-                found[name.strip("{}")] = segment
-            elif name != segment:
-                return None
-        return found
+        return {name.strip("{}"): segment for name, segment in pairs}
 
 
 _ONE = "/conversations/{conversation_id}"
@@ -437,8 +433,8 @@ def _list(data: list[Answer], last_id: str | None = None, *, has_more: bool = Fa
     return {
         "object": "list",
         "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": last_id or (data[-1]["id"] if data else None),
+        "first_id": data[0].get("id") if data else None,
+        "last_id": last_id or (data[-1].get("id") if data else None),
         "has_more": has_more,
     }
 
