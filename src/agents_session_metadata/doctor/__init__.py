@@ -20,8 +20,7 @@ from agents_session_metadata.core.tables import TableNames, table_names
 from agents_session_metadata.dialects import PRODUCTS, connected_name, dialect_of
 from agents_session_metadata.dialects.urls import with_transactions
 
-from .rewriting import Rewritten, rewrite_search_keys
-from .rows import check_orphans, check_values
+from .rows import Rewritten, check_orphans, check_values, rewrite_search_keys
 from .structure import Finding, Inspection, check_ids, check_tables
 from .triggers import check_definers, check_index_triggers, check_triggers
 
