@@ -98,7 +98,7 @@ class _Body(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
-class _Query(BaseModel):
+class Query(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
@@ -138,11 +138,7 @@ class Rewind(_Body):
     ] = None
 
 
-class Nothing(_Query):
-    """No parameters."""
-
-
-class Included(_Query):
+class Included(Query):
     include: Include = None
 
 
@@ -152,30 +148,27 @@ class ListItems(Included):
     order: Order = "desc"
 
 
-class ListConversations(_Query):
+class Matching(Query):
     where: Filter = None
-    after: After = None
+
+
+class CountValues(Matching):
     limit: Limit = 20
+
+
+class _Page(CountValues):
+    after: After = None
+
+
+class ListConversations(_Page):
     order: Order = "desc"
     preview: Annotated[
         bool, Field(description="Whether to return the beginning of the first user message.")
     ] = False
 
 
-class Events(_Query):
-    where: Filter = None
-
-
-class CountValues(_Query):
-    where: Filter = None
-    limit: Limit = 20
-
-
-class Search(_Query):
+class Search(_Page):
     q: Annotated[str, Field(description="The words.", min_length=1, max_length=LONGEST_SEARCH)]
-    where: Filter = None
-    after: After = None
-    limit: Limit = 20
 
 
 async def read_body(request: Request, model: type[M], most: int, timeout: float) -> M:

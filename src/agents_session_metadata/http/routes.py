@@ -382,7 +382,7 @@ class Route:
     method: str
     path: str
     run: Callable[[Call], Awaitable[Answer | Response]]
-    query: type[BaseModel] = requests.Nothing
+    query: type[BaseModel] = requests.Query
     body: type[BaseModel] | None = None
     repeatable: bool = True
 
@@ -422,7 +422,7 @@ ROUTES: Final = (
     Route("DELETE", f"{_ONE}/items/{{item_id}}", Call.delete_item, repeatable=False),
     Route("POST", f"{_ONE}/fork", Call.fork, body=requests.Fork, repeatable=False),
     Route("POST", f"{_ONE}/rewind", Call.rewind, body=requests.Rewind, repeatable=False),
-    Route("GET", "/events", Call.events, requests.Events),
+    Route("GET", "/events", Call.events, requests.Matching),
     Route("GET", "/search", Call.search, requests.Search),
     Route("GET", "/metadata/{key}/values", Call.count_values, requests.CountValues),
 )
