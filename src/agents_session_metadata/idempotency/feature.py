@@ -50,20 +50,19 @@ def define(
 ) -> TableGroup:
     [name] = names
     sessions = core.tables[0]
-    table = metadata.tables.get(name)
-    if table is None:
-        table = Table(
-            name,
-            metadata,
-            Column("session_id", types.own_id, primary_key=True),
-            Column("request_key", types.key, primary_key=True),
-            Column("request_hash", String(64), nullable=False),
-            Column("answer", types.text, nullable=False),
-            # Microseconds since 1970, by the database's clock.
-            Column("answered_at", BigInteger, nullable=False),
-            session_link(name, sessions),
-            **table_options(types),
-        )
+    table = Table(
+        name,
+        metadata,
+        Column("session_id", types.own_id, primary_key=True),
+        Column("request_key", types.key, primary_key=True),
+        Column("request_hash", String(64), nullable=False),
+        Column("answer", types.text, nullable=False),
+        # Microseconds since 1970, by the database's clock.
+        Column("answered_at", BigInteger, nullable=False),
+        session_link(name, sessions),
+        **table_options(types),
+        keep_existing=True,
+    )
     return TableGroup(IDEMPOTENCY, (table,), (ending_with_session(sessions, table),))
 
 

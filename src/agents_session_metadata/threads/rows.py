@@ -306,8 +306,7 @@ class ThreadRows:
             connection.execute(delete(self._attachments).where(false()))
 
     def _all_attachments(self) -> Any:
-        table: Table = self._attachments
-        return select(*(table.c[name] for name in Attachment._fields))
+        return select(*(self._attachments.c[name] for name in Attachment._fields))
 
 
 def _items(rows: Any) -> list[ThreadItem]:
