@@ -27,13 +27,11 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<source>.*?)^```$", re.MULTILINE | re.DOTALL)
-_INCLUDE = re.compile(r'--8<-- "(?P<path>[^"]+)"\n')
 
 
 def pages() -> list[Path]:
-    """All pages, but for those that the documentation's build makes."""
-    written = sorted({*DOCS.rglob("*.md")} - {*DOCS.glob("generated/*")})
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written]
+    """All pages."""
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -57,12 +55,6 @@ class Block:
     @property
     def place(self) -> str:
         return f"{self.page.name}, line {self.line}"
-
-    @property
-    def included(self) -> Path | None:
-        """The file that it is, if it is one."""
-        found = _INCLUDE.fullmatch(self.source)
-        return ROOT / found["path"] if found else None
 
 
 def blocks(page: Path) -> list[Block]:
@@ -98,11 +90,7 @@ class Program:
 
     async def run(self, block: Block) -> None:
         """Run a block; a kind that nobody knows how to run is an error."""
-        if block.included is not None:
-            # Examples are run by tests of their own.
-            assert block.included.parent.name == "examples", block.place
-            assert block.included.exists(), block.place
-        elif block.kind == "python":
+        if block.kind == "python":
             await self._run_python(block)
         elif block.kind == "console":
             # In a thread: each command brings an event loop of its own.

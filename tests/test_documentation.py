@@ -70,7 +70,7 @@ def test_the_code_can_be_pasted_into_a_console(page: Path) -> None:
     compiler = codeop.CommandCompiler()
     compiler.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     for block in blocks(page):
-        if block.kind != "python" or block.included is not None:
+        if block.kind != "python":
             continue
         lines: list[str] = []
         for line in [*block.source.splitlines(), ""]:
@@ -154,13 +154,39 @@ def test_every_page_is_in_the_navigation() -> None:
     assert set(listed) == {str(page.relative_to(DOCS)) for page in pages() if DOCS in page.parents}
 
 
+def test_a_page_has_the_title_of_its_entry_in_the_navigation() -> None:
+    settings = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    for title, path in re.findall(r'"([^"]+)" = "([\w/-]+\.md)"', settings):
+        first = (DOCS / path).read_text(encoding="utf-8").splitlines()[0]
+        assert first == ("# agents-session-metadata" if path == "index.md" else f"# {title}")
+
+
+def sentences(page: Path) -> int:
+    """The number of sentences, without code, tables, headings and what a program has written."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```$|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(\||#|!\[|:::).*$", "", text, flags=re.MULTILINE)
+    return len(re.findall(r"[.!?][*_)]*(?=\s|$)", re.sub(r"`[^`]*`", "", text)))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_short_and_can_be_read_on_a_code_host(page: Path) -> None:
+    assert sentences(page) <= 120
+    text = page.read_text(encoding="utf-8")
+    assert "--8<--" not in text
+    assert ":::" not in text or page.parent.name == "api"
+    for path in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.S)):
+        assert (page.parent / path).exists(), path
+
+
 def test_everything_public_is_in_the_reference() -> None:
     reference = "".join(page.read_text(encoding="utf-8") for page in DOCS.glob("api/*.md"))
     listed = re.findall(r"^::: agents_session_metadata\.(\w+)$", reference, re.MULTILINE)
     assert len(listed) == len(set(listed))
     assert set(listed) - {"keys"} == set(agents_session_metadata.__all__)
     # Nothing is shown under a path that is not to be imported.
-    assert len(listed) == len(re.findall(r"^:::", reference, re.MULTILINE))
+    doors = re.findall(r"^::: agents_session_metadata\.(?:chatkit|http|mcp|web)\.", reference, re.M)
+    assert len(listed) + len(doors) == len(re.findall(r"^:::", reference, re.MULTILINE))
 
 
 def named_in_signatures(thing: Any) -> Iterator[str]:
