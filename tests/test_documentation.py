@@ -175,7 +175,9 @@ def test_a_page_is_short_and_can_be_read_on_a_code_host(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "--8<--" not in text
     assert ":::" not in text or page.parent.name == "api"
-    for path in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.S)):
+    for path in re.findall(
+        r"\]\((?!https?:|#)([^)#\s]+)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    ):
         assert (page.parent / path).exists(), path
 
 
@@ -185,7 +187,9 @@ def test_everything_public_is_in_the_reference() -> None:
     assert len(listed) == len(set(listed))
     assert set(listed) - {"keys"} == set(agents_session_metadata.__all__)
     # Nothing is shown under a path that is not to be imported.
-    doors = re.findall(r"^::: agents_session_metadata\.(?:chatkit|http|mcp|web)\.", reference, re.M)
+    doors = re.findall(
+        r"^::: agents_session_metadata\.(?:chatkit|http|mcp|web)\.", reference, re.MULTILINE
+    )
     assert len(listed) + len(doors) == len(re.findall(r"^:::", reference, re.MULTILINE))
 
 
