@@ -158,7 +158,7 @@ docs: $(DOCS)  ## build the documentation in site/
 	@log=$$(NO_COLOR=1 $(BIN)/zensical build --clean --strict 2>&1) || { echo "$$log"; exit 1; }; \
 		! echo "$$log" | grep -E '^(griffe|mkdocstrings|mkdocs_autorefs):'
 	@cp -R examples CHANGELOG.md src site/
-	@find site -name '*.html' -exec sed -i -E 's,href="\.\./((\.\./)*(examples/|src/|CHANGELOG)),href="\1,g' {} +
+	@find site -name '*.html' -exec sed -i -E 's,CHANGELOG\.html.plain=1,CHANGELOG.md,;s,href="\.\./((\.\./)*(examples/|src/|CHANGELOG)),href="\1,g' {} +
 	@$(BIN)/python -m pytest -q -n0 tests/reference
 	@echo 'The documentation is in site/. Search needs a web server, so read it with:'
 	@echo '$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000'

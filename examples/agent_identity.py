@@ -39,6 +39,10 @@ async def look_up(catalog: SessionCatalog) -> None:
     assert await toast.get_metadata(["role"]) == {"role": "polecat"}
     assert await catalog.get_metadata("gt-old") == {}
 
+    roles = {each.value: each.count for each in await catalog.count_values("role")}
+    print("Roles:", roles)
+    assert roles == {"polecat": 3, "mayor": 1}
+
     found = await toast.find_sessions_by_metadata({"role": "polecat", "rig": "alpha"})
     print("Polecats of rig alpha:", sorted(found))
     assert sorted(found) == ["gt-alpha-Jam", "gt-alpha-Toast"]

@@ -5,7 +5,12 @@ from datetime import datetime, timedelta, timezone
 from _common import run
 from agents import TResponseInputItem
 
-from agents_session_metadata import InvalidPhaseError, SessionCatalog, SessionLifecycle
+from agents_session_metadata import (
+    InvalidPhaseError,
+    SessionCatalog,
+    SessionLifecycle,
+    resumable_sessions,
+)
 
 START = datetime.now(timezone.utc)
 clock = {"now": START}
@@ -63,7 +68,8 @@ async def resume(catalog: SessionCatalog) -> None:
     for _ in range(3):
         await lifecycle.record_error("the vault did not respond")
     assert await decide(lifecycle, "After 3 errors") == "too_many_errors"
-    await lifecycle.enter("executing")
+    await lifecycle.enter("executing", error="the vault refused the key")
+    assert await resumable_sessions(catalog) == []
     assert await decide(lifecycle, "While it executes") == "not_resumable_phase"
 
     metadata = await lifecycle.finish("completed", summary="3 keys rotated")

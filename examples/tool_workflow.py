@@ -51,10 +51,15 @@ async def main(catalog: SessionCatalog) -> None:
     stored = await catalog.get_metadata("work-1")
     print("Recorded:", {key: stored[key] for key in ("status", "tags", "invocations", "cost")})
     assert stored["invocations"] == ["call-1", "call-2"]
+    assert [each["tool"] for each in stored["invocation_details"]] == ["search", "search"]
 
-    where = {"status": "completed", "tags": {"$contains": "databases"}, "owner_id": "user_123"}
+    where = {
+        "status": "completed",
+        "tags": {"$all": ["research", "databases"]},
+        "owner_id": "user_123",
+    }
     found = [each.session_id for each in (await catalog.list_sessions(where, limit=10)).sessions]
-    print("Completed, tagged databases, of user_123:", found)
+    print("Completed, tagged research and databases, of user_123:", found)
     assert found == ["work-1"]
     one, total = await catalog.statistics({"$session_id": "work-1"}), await catalog.statistics()
     print(f"One session:  {one.tool_calls} tool calls, {one.total_tokens} tokens, {one.cost:.5f}")
