@@ -59,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a command prints: `document` with --json, otherwise `text` and `table`.
+    """The output of a command: `document` with --json, otherwise `text` and `table`.
 
     `message` goes to stderr; with --json, only if the exit code is not 0. `corrupt` are stored
     values that are not valid JSON: if there are some, the exit code is 1.

@@ -27,7 +27,7 @@ FOLDERS = ("indexes", "runs", "usage", "threads", "idempotency", "search")
 
 
 class IndexKind(ABC):
-    """What an index consists of. Each method is a part of one transaction."""
+    """The parts of an index. Each method is a part of one transaction."""
 
     group: str | None = None
     """A group of tables that it needs besides those of indexes."""

@@ -119,7 +119,7 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
 def _type_of_ids(connection: Connection, messages: Table) -> Any:
     schema = connection.schema_for_object(messages)
     columns = inspect(connection).get_columns(messages.name, schema)
-    found = next(column["type"] for column in columns if column["name"] == "id")
+    found: Any = next(column["type"] for column in columns if column["name"] == "id")
     # MariaDB says INTEGER(11), with a width that means nothing.
     if hasattr(found, "display_width"):
         found.display_width = None

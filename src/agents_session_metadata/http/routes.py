@@ -154,7 +154,7 @@ class Call:
         return _list(data, page.next_cursor, has_more=page.next_cursor is not None)
 
     async def count_values(self) -> Answer:
-        """How many conversations have each value of a key, among the newest that match."""
+        """Counts the conversations per value of a key, among the newest that match."""
         query: requests.CountValues = self.query
         key = self.path["key"]
         if key in self.hidden:

@@ -1,4 +1,4 @@
-"""What indexes add to the core: their tables, and pages that read them."""
+"""The part of indexes in the core: their tables, and pages that read them."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ class RunsAnswer(Page):
 
 
 class SetAnswer(TypedDict):
-    """What `set_metadata` stored."""
+    """The stored values."""
 
     session: str
     key: str

@@ -1,4 +1,4 @@
-"""What runs add to the core: four tables, and what a run means for the history of its session.
+"""The part of runs in the core: four tables, and what a run means for the history of its session.
 
 | table | one row |
 |---|---|

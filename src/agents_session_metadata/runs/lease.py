@@ -20,7 +20,11 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Delete,
+    Insert,
     Integer,
+    Select,
+    Update,
     and_,
     bindparam,
     delete,
@@ -74,34 +78,38 @@ class Statements:
         columns = [column for column in runs.c if column is not runs.c.status]
         status = status_of(runs, dialect).label("status")
         read = select(*columns, status, end.c["items"], end.c.newest)
-        self.read = dialect.locking(read.select_from(end.outerjoin(runs, own)))
-        self.works = select(literal(1)).where(own, runs.c.status == RUNNING, runs.c.expires > now)
-        self.start = insert(runs).values(status=RUNNING, started_at=now, expires=until)
+        self.read: Select[Any] = dialect.locking(read.select_from(end.outerjoin(runs, own)))
+        self.works: Select[Any] = select(literal(1)).where(
+            own, runs.c.status == RUNNING, runs.c.expires > now
+        )
+        self.start: Insert = insert(runs).values(status=RUNNING, started_at=now, expires=until)
         token: Any = bindparam("of_token")
-        self.take = update(runs).where(own).values(status=RUNNING, token=token, **written)
+        self.take: Update = update(runs).where(own).values(status=RUNNING, token=token, **written)
         steps_of_session = select(steps.c.number, steps.c.value).where(
             steps.c.session_id == session
         )
-        self.read_steps = dialect.locking(steps_of_session.order_by(steps.c.number))
+        self.read_steps: Select[Any] = dialect.locking(steps_of_session.order_by(steps.c.number))
         items = select(messages.c.id).where(in_history, messages.c.id > bindparam("base"))
-        self.items_since = items.order_by(messages.c.id)
+        self.items_since: Select[Any] = items.order_by(messages.c.id)
         touched = update(sessions).where(sessions.c.session_id == session)
-        self.touch = touched.values(updated_at=func.current_timestamp())
-        self.renew = update(runs).where(held).values(expires=until)
-        self.write = update(runs).where(held).values(**written)
-        self.stop = update(runs).where(held).values(expires=0)
-        self.finish = delete(runs).where(held)
-        self.delete_steps = delete(steps).where(steps.c.session_id == session)
+        self.touch: Update = touched.values(updated_at=func.current_timestamp())
+        self.renew: Update = update(runs).where(held).values(expires=until)
+        self.write: Update = update(runs).where(held).values(**written)
+        self.stop: Update = update(runs).where(held).values(expires=0)
+        self.finish: Delete = delete(runs).where(held)
+        self.delete_steps: Delete = delete(steps).where(steps.c.session_id == session)
         number, value = (
             bindparam("number", type_=Integer),
             bindparam("value", type_=steps.c.value.type),
         )
         # Locked: who takes the run over reads its steps when this transaction has ended.
         holder = select(runs.c.session_id, number, value).where(held).with_for_update()
-        self.add_step = insert(steps).from_select(["session_id", "number", "value"], holder)
+        self.add_step: Insert = insert(steps).from_select(["session_id", "number", "value"], holder)
 
 
-statements = lru_cache(maxsize=256)(Statements)
+@lru_cache(maxsize=256)
+def statements(tables: SessionTables, dialect: Dialect) -> Statements:
+    return Statements(tables, dialect)
 
 
 def read_run(store: ScopedStore, connection: Connection, session_id: str) -> Any:
@@ -125,7 +133,7 @@ def lock_run(store: ScopedStore, connection: Connection, session_id: str) -> Any
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run must know to go on; JSON in its row.
+    """The position of a run, from which it can go on; JSON in its row.
 
     Attributes:
         durable: Whether answers and outputs are recorded.

@@ -1,4 +1,4 @@
-"""What a run leaves in the database as text, and what lists show of it."""
+"""The texts that a run leaves in the database, and the fields that lists show of it."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Way(Enum):
 
 
 class Shape(NamedTuple):
-    """What changes the text of a statement.
+    """The parts of a question that change the text of its statement.
 
     `patterns` has, for each term, whether it is excluded and how many substrings stand for it.
     `sessions` is the number of ids; if it is None, the condition is tested for each item. With

@@ -1,4 +1,4 @@
-"""What a query asks for, and whether a text matches it.
+"""The terms of a query, and the test whether a text matches them.
 
 The database only finds candidates: `WordQuery.match` decides.
 """

@@ -1,4 +1,4 @@
-"""What the Agents SDK expects of a session, as tests that know nothing about its class.
+"""The contract of a session of the Agents SDK, as tests that know nothing about its class.
 
 A module that imports everything from here and overrides the fixture `make_session` runs them on
 sessions of its own. A test's docstring is the promise that it checks.

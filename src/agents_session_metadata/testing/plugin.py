@@ -88,6 +88,6 @@ def _load(name: str) -> Callable[..., object]:
 
 
 def _takes_directory(factory: Callable[..., object]) -> bool:
-    """Whether a second parameter is required. A class such as `SQLiteSession` has others."""
+    """Returns whether a second parameter is required. `SQLiteSession` has optional ones."""
     parameters = list(inspect.signature(factory).parameters.values())
     return len(parameters) > 1 and parameters[1].default is inspect.Parameter.empty

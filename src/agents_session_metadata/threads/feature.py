@@ -1,4 +1,4 @@
-"""What ChatKit's threads add to the core: their items in copies and records, and votes on items.
+"""The part of ChatKit's threads in the core: their items in copies and records, and votes on items.
 
 A user message remembers where the history ended before it: by the id of a row here, and by a number
 of rows in records, because a copy has other ids. The newest vote on an item counts.

@@ -1,4 +1,4 @@
-"""What the usage ledger adds to the core: its table."""
+"""The part of the usage ledger in the core: its table."""
 
 from agents_session_metadata.core.features import Feature
 

@@ -9,12 +9,12 @@ try:
     import jinja2 as _jinja2  # noqa: F401
     import markdown_it as _markdown_it  # noqa: F401
     import pygments as _pygments  # noqa: F401
-except ImportError as error:
+except ImportError as _error:
     from agents_session_metadata.errors import install_advice
 
     raise ImportError(
         f"the browser pages require Jinja2, markdown-it-py and Pygments; {install_advice('web')}",
-        name=error.name,
+        name=_error.name,
     ) from None
 
 from agents_session_metadata.http.app import GetScope

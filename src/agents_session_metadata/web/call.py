@@ -65,8 +65,8 @@ class Call:
 
     def __init__(self, request: Request, options: Options, streams: Streams) -> None:
         self.request = request
-        self.catalog = options.catalog
-        self.allow_write = options.allow_write
+        self.catalog: SessionCatalog = options.catalog
+        self.allow_write: bool = options.allow_write
         self.streams = streams
         self._options = options
         self.form: dict[str, str] = {}

@@ -98,7 +98,7 @@ class View:
 
     @cached_property
     def problem(self) -> str:
-        """What is wrong with the filter, or nothing."""
+        """Describes the mistake in the filter, if there is one."""
         try:
             check_filter(self.where)
         except ValueError as error:
