@@ -65,6 +65,8 @@ async def complete(engine, names=None):
                 row = {"session_id": "a", **texts, **given}
                 zeros = {column.name: 0 for column in table.c if not column.nullable}
                 row = {name: (zeros | row)[name] for name in zeros | row if name in table.c}
+                if group.name == "usage":
+                    row["item_id"] = 1
                 row.pop("id", None)
                 row.pop("created_at", None)
                 await connection.execute(insert(table).values(row))

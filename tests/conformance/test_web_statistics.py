@@ -56,9 +56,10 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
     await database.ensure(USAGE)
     entry = UsageEntry("x", model, (1, tokens, 0, 0, 0, tokens), cost and Decimal(cost))
     [table] = database.tables.group(USAGE).tables
+    messages = database.tables.messages
     await database.write(
         lambda connection, _: add_usage(
-            connection, table, [entry], session_id=None, owner=owner, day=day
+            connection, table, messages, [entry], session_id=None, owner=owner, day=day
         )
     )
 

@@ -36,11 +36,14 @@ Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
 class _Spelled(TypeDecorator[Any]):
     """A type that databases spell differently."""
 
-    cache_ok: bool | None = True
     _by_code_point: ClassVar[bool] = False
     """Texts sort by code point on PostgreSQL too, where other types have its own order."""
     _on_mysql: ClassVar[tuple[str, dict[str, Any]]]
     """The name of SQLAlchemy's type for MySQL, and its arguments."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        setattr(cls, "cache_ok", True)  # noqa: B010  # SQLAlchemy looks for it in each class itself
 
     def load_dialect_impl(self, dialect: SADialect) -> Any:
         plain: Any = self.impl_instance

@@ -357,12 +357,15 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
             total["owner_id"] = decode_value(total["owner_id"])
         if total["cost"] is not None:
             total["cost"] = total["cost"].normalize() + 0
-        total["unpriced"] = tuple(sorted(total["unpriced"], key=_order))
+        total["unpriced"] = tuple(sorted(total["unpriced"], key=_text_order))
     rows = [UsageRow(**total) for total in totals.values()]
-    return sorted(rows, key=lambda row: [_order(getattr(row, name)) for name in fields])
+    return sorted(rows, key=lambda row: [_text_order(_sortable(row, name)) for name in fields])
 
 
-def _order(value: Any) -> tuple[bool, int, str]:
-    """Sorts None first. The text of a day sorts as the day, and that of an id by its length."""
-    text = str(value)
-    return value is not None, len(text) if type(value) is int else 0, text
+def _sortable(row: UsageRow, name: str) -> Any:
+    return f"{row.item_id:20}" if name == "item_id" and row.item_id else getattr(row, name)
+
+
+def _text_order(value: Any) -> tuple[bool, str]:
+    """Sorts None first. The text of a day sorts as the day."""
+    return value is not None, str(value)
