@@ -85,7 +85,7 @@ def create_missing(
     if names.sessions in existing:
         types = types_beside(connection, tables.sessions)
         if names.messages in existing:
-            types = types._replace(item_id=_type_of_ids(connection, tables.messages))
+            types = types._replace(item_id=dialect.item_id(connection, tables.messages))
         tables = build_tables(MetaData(), names, types)
     dialect.begin_ddl(connection)
     wanted = tables.group(group)
@@ -114,16 +114,6 @@ def types_beside(connection: Connection, sessions: Table) -> ColumnTypes:
     # A foreign key must have the very type and collation of what it refers to.
     parent = dialect.parent_id(connection, sessions)
     return CREATE_TYPES._replace(session_id=parent, own_id=dialect.own_id(parent))
-
-
-def _type_of_ids(connection: Connection, messages: Table) -> Any:
-    schema = connection.schema_for_object(messages)
-    columns = inspect(connection).get_columns(messages.name, schema)
-    found: Any = next(column["type"] for column in columns if column["name"] == "id")
-    # MariaDB says INTEGER(11), with a width that means nothing.
-    if hasattr(found, "display_width"):
-        found.display_width = None
-    return found
 
 
 class SDKIndex:

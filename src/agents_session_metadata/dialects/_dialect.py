@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Table, bindparam, func, true
+from sqlalchemy import ColumnElement, Connection, FromClause, Table, bindparam, func, inspect, true
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
@@ -327,6 +327,12 @@ class Dialect:
 
     def own_id(self, parent: TypeEngine[Any]) -> TypeEngine[Any]:
         return parent
+
+    def item_id(self, connection: Connection, messages: Table) -> Any:
+        """Returns the type of the ids of items in a table that exists."""
+        schema = connection.schema_for_object(messages)
+        columns = inspect(connection).get_columns(messages.name, schema)
+        return next(column["type"] for column in columns if column["name"] == "id")
 
 
 def replacements(new: Any, replaced: Sequence[str]) -> dict[str, Any]:

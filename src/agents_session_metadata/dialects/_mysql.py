@@ -154,7 +154,6 @@ class _StoredTime(SDKTime):
     """Seconds since 1970: TIMESTAMP is UTC inside, which this reads in any time zone."""
 
     impl = Numeric(20, 6)
-    cache_ok = True
 
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return func.unix_timestamp(column, type_=self)
@@ -174,7 +173,6 @@ def _moment_of(seconds: Decimal | None) -> datetime | None:
 
 
 class _Moment(_StoredTime):
-    cache_ok = True
     from_database = staticmethod(_moment_of)
 
     def to_database(self, value: Any) -> Decimal:
@@ -440,6 +438,11 @@ class MySQL(Dialect):
         if not isinstance(parent, mysql.VARCHAR) or (parent.length or 0) <= ID_LENGTH:
             return parent
         return mysql.VARCHAR(ID_LENGTH, charset=parent.charset, collation=parent.collation)
+
+    def item_id(self, connection: Connection, messages: Table) -> Any:
+        found = super().item_id(connection, messages)
+        found.display_width = None  # MariaDB says INTEGER(11), which means nothing.
+        return found
 
 
 class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL function

@@ -72,7 +72,6 @@ class _StoredTime(SDKTime):
     """The local time of the writer, without a time zone."""
 
     impl = TIMESTAMP(timezone=False)
-    cache_ok = True
 
     def to_database(self, value: str) -> datetime:
         return datetime.fromisoformat(value)
@@ -84,7 +83,6 @@ def _in_utc(moment: datetime | None) -> datetime | None:
 
 class _Moment(SDKTime):
     impl = TIMESTAMP(timezone=True)
-    cache_ok = True
     from_database = staticmethod(_in_utc)
 
     def of(self, column: ColumnElement[Any]) -> ColumnElement[Any]:

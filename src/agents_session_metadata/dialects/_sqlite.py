@@ -89,12 +89,10 @@ class _StoredTime(SDKTime):
     """Text in UTC, with six decimals or none."""
 
     impl = String
-    cache_ok = True
 
 
 class _Moment(SDKTime):
     impl = String
-    cache_ok = True
     from_database = staticmethod(_moment_of)
 
     def comparable(self, column: ColumnElement[Any]) -> ColumnElement[Any]:

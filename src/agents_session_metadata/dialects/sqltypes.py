@@ -33,17 +33,21 @@ _MYSQL = "mysql", "mariadb"
 Impl: TypeAlias = "TypeEngine[Any] | type[TypeEngine[Any]]"
 
 
-class _Spelled(TypeDecorator[Any]):
+class _Cached(TypeDecorator[Any]):
+    """A type whose statements are cached. SQLAlchemy asks each class, and not its bases."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        setattr(cls, "cache_ok", True)  # noqa: B010  # a declaration would not be inherited
+
+
+class _Spelled(_Cached):
     """A type that databases spell differently."""
 
     _by_code_point: ClassVar[bool] = False
     """Texts sort by code point on PostgreSQL too, where other types have its own order."""
     _on_mysql: ClassVar[tuple[str, dict[str, Any]]]
     """The name of SQLAlchemy's type for MySQL, and its arguments."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        setattr(cls, "cache_ok", True)  # noqa: B010  # SQLAlchemy looks for it in each class itself
 
     def load_dialect_impl(self, dialect: SADialect) -> Any:
         plain: Any = self.impl_instance
@@ -126,20 +130,18 @@ class Words(_Spelled):
         return value.encode() if value is not None and dialect.name in _MYSQL else value
 
 
-class RowId(TypeDecorator[int]):
+class RowId(_Cached):
     impl: Impl = BigInteger
-    cache_ok: bool | None = True
 
     def load_dialect_impl(self, dialect: SADialect) -> Any:
         # SQLite gives numbers to a column of exactly this type.
         return Integer() if dialect.name == "sqlite" else BigInteger()
 
 
-class SDKTime(TypeDecorator[Any]):
+class SDKTime(_Cached):
     """The type of a column of the SDK's tables that contains a time, as `of` converts it."""
 
     impl: Impl = TIMESTAMP
-    cache_ok: bool | None = True
     from_database: ClassVar[Any] = None
     """A function that converts a selected value."""
 
