@@ -16,11 +16,13 @@ from sqlalchemy import (
     DDLElement,
     ForeignKeyConstraint,
     Integer,
+    MetaData,
     String,
     Table,
     Text,
 )
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import NullType, TypeEngine
 
 from agents_session_metadata.dialects.sqltypes import (
@@ -122,6 +124,13 @@ def session_link(
         name=derived_name(table, "_session_fk"),
         ondelete=ondelete,
     )
+
+
+def feature_table(
+    name: str, metadata: MetaData, types: ColumnTypes, *elements: SchemaItem
+) -> Table:
+    """Returns the table that the MetaData has under this name, or a new one."""
+    return Table(name, metadata, *elements, **table_options(types), keep_existing=True)
 
 
 class CreateTrigger(DDLElement):

@@ -18,7 +18,6 @@ from sqlalchemy import (
     Connection,
     MetaData,
     String,
-    Table,
     delete,
     insert,
     select,
@@ -28,8 +27,8 @@ from agents_session_metadata.core.definitions import (
     ColumnTypes,
     TableGroup,
     ending_with_session,
+    feature_table,
     session_link,
-    table_options,
 )
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.rows import id_problem
@@ -50,9 +49,10 @@ def define(
 ) -> TableGroup:
     [name] = names
     sessions = core.tables[0]
-    table = Table(
+    table = feature_table(
         name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("request_key", types.key, primary_key=True),
         Column("request_hash", String(64), nullable=False),
@@ -60,8 +60,6 @@ def define(
         # Microseconds since 1970, by the database's clock.
         Column("answered_at", BigInteger, nullable=False),
         session_link(name, sessions),
-        **table_options(types),
-        keep_existing=True,
     )
     return TableGroup(IDEMPOTENCY, (table,), (ending_with_session(sessions, table),))
 

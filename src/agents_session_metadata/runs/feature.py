@@ -50,8 +50,8 @@ from agents_session_metadata.core.definitions import (
     TableGroup,
     derived_name,
     ending_with_session,
+    feature_table,
     session_link,
-    table_options,
 )
 from agents_session_metadata.core.features import Feature
 from agents_session_metadata.core.messages import delete_messages, read_history
@@ -74,10 +74,10 @@ def define(
 ) -> TableGroup:
     sessions = core.tables[0]
     runs_name, steps_name, keys_name, decisions_name = names
-    options: dict[str, Any] = {**table_options(types), "keep_existing": True}
-    runs = Table(
+    runs = feature_table(
         runs_name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("run_id", String(32), nullable=False),
         Column("status", String(16), nullable=False),
@@ -96,7 +96,6 @@ def define(
         Column("last_item", BigInteger, nullable=False),
         session_link(runs_name, sessions),
         Index(derived_name(runs_name, "_order_idx"), "started_at", "session_id"),
-        **options,
     )
     # To the run, not to the session: adding a step need not lock the session.
     link = ForeignKeyConstraint(
@@ -105,29 +104,30 @@ def define(
         name=derived_name(steps_name, "_run_fk"),
         ondelete="CASCADE",
     )
-    steps = Table(
+    steps = feature_table(
         steps_name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("number", Integer, primary_key=True, autoincrement=False),
         Column("value", types.text, nullable=False),
         link,
-        **options,
     )
-    run_keys = Table(
+    run_keys = feature_table(
         keys_name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("run_key", String(64), primary_key=True),
         Column("run_id", String(32), nullable=False),
         Column("ended_at", BigInteger, nullable=False),
         Column("outcome", types.text, nullable=False),
         session_link(keys_name, sessions),
-        **options,
     )
-    decisions = Table(
+    decisions = feature_table(
         decisions_name,
         metadata,
+        types,
         Column("id", RowId, primary_key=True, autoincrement=True),
         Column("session_id", types.own_id),
         Column("run_id", String(32), nullable=False),
@@ -142,7 +142,6 @@ def define(
         # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
         UniqueConstraint("session_id", "id", name=derived_name(decisions_name, "_session_key")),
         Index(derived_name(decisions_name, "_time_idx"), "decided_at"),
-        **options,
     )
     triggers = (
         ending_with_session(sessions, runs),

@@ -22,7 +22,6 @@ from sqlalchemy import (
     Connection,
     Index,
     MetaData,
-    Table,
     UniqueConstraint,
     and_,
     delete,
@@ -40,8 +39,8 @@ from agents_session_metadata.core.definitions import (
     TableGroup,
     derived_name,
     ending_with_session,
+    feature_table,
     session_link,
-    table_options,
 )
 from agents_session_metadata.core.messages import Restriction, everywhere, newest_id
 from agents_session_metadata.dialects._locks import ROUNDS, lost_race
@@ -56,9 +55,10 @@ def define(
 ) -> TableGroup:
     items_name, attachments_name, feedback_name = names
     sessions = core.tables[0]
-    items = Table(
+    items = feature_table(
         items_name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("item_id", types.key, primary_key=True),
         # Grows with every item that is added to the session.
@@ -69,12 +69,11 @@ def define(
         Column("history_end", BigInteger, nullable=True),
         session_link(items_name, sessions),
         Index(derived_name(items_name, "_order_idx"), "session_id", "position"),
-        **table_options(types),
-        keep_existing=True,
     )
-    attachments = Table(
+    attachments = feature_table(
         attachments_name,
         metadata,
+        types,
         Column("attachment_id", types.key, primary_key=True),
         # NULL until the attachment belongs to a session.
         Column("session_id", types.own_id, nullable=True),
@@ -89,20 +88,17 @@ def define(
             "attachment_id",
             name=derived_name(attachments_name, "_session_key"),
         ),
-        **table_options(types),
-        keep_existing=True,
     )
-    feedback = Table(
+    feedback = feature_table(
         feedback_name,
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("item_id", types.key, primary_key=True),
         Column("kind", types.key, nullable=False),
         # Microseconds since 1970.
         Column("voted_at", BigInteger, nullable=False),
         session_link(feedback_name, sessions),
-        **table_options(types),
-        keep_existing=True,
     )
     tables = items, attachments, feedback
     triggers = tuple(ending_with_session(sessions, table) for table in tables)

@@ -42,9 +42,10 @@ from agents_session_metadata.core.definitions import (
     TableGroup,
     derived_name,
     ending_with_session,
+    feature_table,
     session_link,
-    table_options,
 )
+from agents_session_metadata.core.messages import in_order
 from agents_session_metadata.core.rows import check_id_type
 from agents_session_metadata.dialects._dialect import Statement
 from agents_session_metadata.dialects.sqltypes import RowId
@@ -144,7 +145,7 @@ def _insertion(table: Table, messages: Table) -> Insert:
     newest = (
         select(messages.c.id)
         .where(messages.c.session_id == bindparam("history_of"))
-        .order_by(messages.c.created_at.desc(), messages.c.id.desc())
+        .order_by(*in_order(messages, newest_first=True))
         .limit(1)
         .scalar_subquery()
     )
@@ -161,9 +162,10 @@ def define(
 ) -> TableGroup:
     [name] = names
     sessions = core.tables[0]
-    usage = Table(
+    usage = feature_table(
         name,
         metadata,
+        types,
         Column("id", RowId, primary_key=True, autoincrement=True),
         Column("session_id", types.own_id, nullable=True),
         Column("owner_key", types.search, nullable=True),
@@ -182,8 +184,6 @@ def define(
         # A constraint, not an index: MySQL's foreign key needs it as long as the table exists.
         UniqueConstraint("session_id", "id", name=derived_name(name, "_session_key")),
         Index(derived_name(name, "_day_idx"), "day"),
-        **table_options(types),
-        keep_existing=True,
     )
     return TableGroup(USAGE, (usage,), (ending_with_session(sessions, usage, keeps_rows=True),))
 

@@ -171,7 +171,6 @@ class Turn:
     """A user message and the steps after it. The first turn may have no user message."""
 
     steps: list[Step] = field(default_factory=list)
-    items: set[int] = field(default_factory=set)
     end: datetime | None = None
     usage: list[UsageRow] = field(default_factory=list)
 
@@ -205,6 +204,7 @@ def turns(
     calls: dict[str, Step] = {}
     recorded: Any = invocations_of(metadata or {})
     known = {each.get("id"): each for each in recorded if isinstance(each, dict)}
+    used = {row.item_id: row for row in usage}
     for info in items:
         item: Any = info.item
         call_id = item.get("call_id") if isinstance(item, dict) else None
@@ -219,9 +219,8 @@ def turns(
                 found.append(Turn())
             found[-1].steps.append(step)
         found[-1].end = info.created_at
-        found[-1].items.add(info.item_id)
-    for turn in found:
-        turn.usage = [row for row in usage if row.item_id in turn.items]
+        if info.item_id in used:
+            found[-1].usage.append(used[info.item_id])
     return found
 
 
