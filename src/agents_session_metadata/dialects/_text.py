@@ -99,7 +99,8 @@ class TextSQL:
 
 
 _LEXEMES = (
-    # A message of a megabyte can have more words than a tsvector holds. A space is no word.
+    # A message of a megabyte can have more words than a tsvector holds. Such a message gets a
+    # space instead, which no word equals.
     "CASE WHEN octet_length(words) < 500000 THEN array_to_tsvector(array_remove("
     "string_to_array(words, ' '), '')) ELSE array_to_tsvector(ARRAY[' ']) END"
 )

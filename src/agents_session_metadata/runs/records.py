@@ -203,7 +203,7 @@ def load_pending(text: str | None, encryption: Encryption) -> list[PendingCall]:
 
 
 def dump_state(result: Any, *, strict: bool) -> dict[str, Any]:
-    """Raises `UserError` in strict mode if the SDK would not store the context as it is."""
+    """Raises `UserError` in strict mode if the SDK would drop or convert the context."""
     context, written = (
         result.context_wrapper.context,
         result.to_state().to_json(strict_context=False),
