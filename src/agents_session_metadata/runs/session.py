@@ -139,7 +139,8 @@ class RunSession(SQLAlchemyMetadataSession):
             return deleted, progress, base
 
         async with self._journal.writing() as insert_steps:
-            deleted, lease.progress, self._journal.base = await self._transact(write)
+            written = await store.database.write(lambda connection, _: write(connection))
+            deleted, lease.progress, self._journal.base = written
         return deleted
 
     # ---- replacing the history, which compaction does ----
