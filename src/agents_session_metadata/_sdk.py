@@ -51,7 +51,7 @@ from sqlalchemy import Connection, event, select
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from .core.changes import log_committed
+from .core.change_log import log_committed
 from .core.database import settle
 from .core.features import end_history, hold, prepare_change
 from .core.messages import delete_messages, in_order

@@ -29,7 +29,7 @@ from agents_session_metadata.dialects._dialect import Dialect
 from agents_session_metadata.dialects.urls import check_loop
 from agents_session_metadata.errors import TablesMissingError
 
-from .changes import log_committed
+from .change_log import log_committed
 from .definitions import CORE
 from .features import features
 from .schema import create_missing, existing_names, lost_sessions, missing_names

@@ -31,7 +31,7 @@ from agents_session_metadata.text import quoted
 from agents_session_metadata.types import JSONValue, Metadata, MetadataLimits
 from agents_session_metadata.values import LIST, EncodedValue, SearchKey, decode_value, key_problem
 
-from .changes import note
+from .change_log import note
 from .messages import delete_histories
 from .tables import SessionTables, element_rows
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from agents_session_metadata.core.changes import note
+from agents_session_metadata.core.change_log import note
 from agents_session_metadata.core.definitions import CORE
 from agents_session_metadata.core.features import features, in_use
 from agents_session_metadata.core.messages import in_order

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, select
 
-from agents_session_metadata.core.changes import is_logged, note
+from agents_session_metadata.core.change_log import is_logged, note
 from agents_session_metadata.core.features import in_use
 from agents_session_metadata.core.messages import is_before, read_history
 from agents_session_metadata.core.rows import check_id
