@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from .core.rows import check_id_type, storable_keys
 from .core.schema import table_sizes
-from .core.store import LONGEST_PAGE, check_limit, check_on_clear
+from .core.store import check_on_clear
 from .core.tables import table_names
 from .dialects.urls import create_engine, shown_url
 from .errors import (
@@ -39,7 +39,7 @@ from .query.details import Details
 from .query.filters import Where, check_filter_key, parse_values
 from .query.logic import Condition
 from .query.ordering import WALK, OrderBy, Ordering, Position, decode_cursor, encode_cursor
-from .query.pages import OnCorrupt, Reader, read_counts, read_sessions
+from .query.pages import LONGEST_PAGE, OnCorrupt, Reader, check_limit, read_counts, read_sessions
 from .scope import Scope, ScopedStore
 from .text import quoted
 from .transfer.exports import EXPORTED, Import, OnConflict, read_records

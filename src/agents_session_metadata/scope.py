@@ -18,13 +18,13 @@ from sqlalchemy.pool import StaticPool
 
 from .core.database import Database
 from .core.messages import has_items
-from .core.store import SessionStore, check_limit
+from .core.store import SessionStore
 from .core.tables import TableNames
 from .errors import ScopeError
 from .query.conditions import equality
 from .query.filters import Where, parse_filter, parse_values
 from .query.logic import EVERYTHING, All, Condition
-from .query.pages import read_sessions
+from .query.pages import check_limit, read_sessions
 from .query.queries import Queries
 from .text import quoted
 from .types import JSONValue, MetadataLimits

@@ -1,7 +1,8 @@
 """`CatalogStore`: ChatKit's store on a session catalog. Requires the extra `chatkit`.
 
 A thread is a session. Its title is the metadata key `title`; its status, image domains and
-metadata are under the key `chatkit`. Thread items and attachments have tables of their own.
+metadata are under the key `chatkit`. Thread items and attachments have tables of their own,
+in `threads`; `store` reaches them through `transactions`, and threads through `request_memory`.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.core.store import check_limit
 from agents_session_metadata.errors import (
     SessionExistsError,
     SessionNotFoundError,
 )
 from agents_session_metadata.keys import CHATKIT, TITLE
+from agents_session_metadata.query.pages import check_limit
 from agents_session_metadata.session import SQLAlchemyMetadataSession
 from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.threads.feature import add_feedback

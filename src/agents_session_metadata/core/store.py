@@ -30,8 +30,6 @@ from .rows import Claim, Rows, check_id, decoded, id_problem, session_rows, stor
 
 Q = TypeVar("Q")
 
-LONGEST_PAGE = 1000
-
 
 class SessionStore(Generic[Q]):
     """Metadata by session id. A subclass can restrict it by `admits`, called after each lock."""
@@ -336,11 +334,6 @@ def _is_part(wanted: object, value: object) -> bool:
     if isinstance(value, Mapping):
         return any(_is_part(wanted, item) for item in value.values())
     return isinstance(value, list) and any(_is_part(wanted, item) for item in value)
-
-
-def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:
-    if type(limit) is not int or not 1 <= limit <= most:
-        raise ValueError(f"{name} must be between 1 and {most}, got {quoted(limit)}")
 
 
 def check_on_clear(on_clear: str) -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Result
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.text import quoted
 from agents_session_metadata.types import Metadata, SessionInfo, ValueCount
 from agents_session_metadata.values import SearchKey, decode_scalar, decode_value
 
@@ -26,8 +27,16 @@ from .statements import MISSING
 
 T = TypeVar("T")
 
+LONGEST_PAGE = 1000
+"""A door can have a lower limit of its own."""
+
 OnCorrupt: TypeAlias = Callable[[CorruptMetadataError], object]
 """A function that is called with the error of each stored value that is not valid JSON."""
+
+
+def check_limit(limit: int, most: int = 2**31 - 1, name: str = "limit") -> None:
+    if type(limit) is not int or not 1 <= limit <= most:
+        raise ValueError(f"{name} must be between 1 and {most}, got {quoted(limit)}")
 
 
 class Found(NamedTuple):

@@ -1,4 +1,4 @@
-"""The texts that a run leaves in the database, and the fields that lists show of it."""
+"""The texts that a run leaves in the database, lists of runs, and decisions about calls."""
 
 from __future__ import annotations
 

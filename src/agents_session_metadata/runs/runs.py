@@ -23,7 +23,6 @@ from agents_session_metadata._sdk import usage_of
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.database import settle
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
-from agents_session_metadata.core.store import LONGEST_PAGE, check_limit
 from agents_session_metadata.errors import (
     RunFailedError,
     RunInterruptedError,
@@ -32,6 +31,7 @@ from agents_session_metadata.errors import (
     StateVersionError,
 )
 from agents_session_metadata.query.filters import Where
+from agents_session_metadata.query.pages import LONGEST_PAGE, check_limit
 from agents_session_metadata.text import quoted
 from agents_session_metadata.tracking.tracker import SessionTracker
 from agents_session_metadata.values import storable_text

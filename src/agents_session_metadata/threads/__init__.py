@@ -1,1 +1,1 @@
-"""The rows of ChatKit's threads and attachments."""
+"""The rows of ChatKit's items, attachments and votes. A thread itself is a session."""

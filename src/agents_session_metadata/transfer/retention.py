@@ -1,4 +1,7 @@
-"""Deletes many sessions in short transactions, if they still match."""
+"""Retention, which the command line calls cleanup: deletes many sessions, if they still match.
+
+Usage, decisions, attachments and answers to repeated requests are deleted by their own features.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The usage ledger, prices and statistics."""
+"""Usage: the ledger, which also adds up, prices, and totals of what trackers write to metadata."""

@@ -1,4 +1,7 @@
-"""Totals over sessions, added up in the database, exact and in constant memory; values of keys."""
+"""Totals of metadata over sessions, added up in the database; the ledger's are in `ledger`.
+
+They are exact, and take constant memory.
+"""
 
 from __future__ import annotations
 
