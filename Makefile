@@ -108,10 +108,11 @@ $(CHATKIT): $(DEV)
 
 .PHONY: compat
 
-# PYENV_VERSION makes all interpreters of pyenv available, if it is installed.
+# Makes all interpreters of pyenv available, if it is installed.
+WITH_PYTHONS := PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)"
+
 compat: $(DEV)  ## run the tests on other versions of Python, SQLAlchemy and the SDK
-	@PATH="$(CURDIR)/$(BIN):$$PATH" PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd:)" \
-		nox $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(WITH_PYTHONS) nox $(ARGS)
 
 # ---- release ----
 
@@ -122,7 +123,7 @@ build: $(DEV)  ## build the wheel and the source distribution in dist/
 	@$(BIN)/python -m build --no-isolation --outdir dist .
 
 release-check: build  ## build, then install and try each distribution in empty environments
-	@$(BIN)/python -m pytest tests/release $(ARGS)
+	@$(WITH_PYTHONS) $(BIN)/python -m pytest tests/release $(ARGS)
 
 # ---- benchmarks ----
 

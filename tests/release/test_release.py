@@ -87,6 +87,13 @@ def test_the_description_points_to_nothing_that_an_index_does_not_have() -> None
     assert len(shown.splitlines()) == len(readme.splitlines())
 
 
+def test_builds_are_equal_byte_for_byte(tmp_path) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for distribution in (WHEEL, SDIST):
+        assert (tmp_path / distribution.name).read_bytes() == distribution.read_bytes()
+
+
 def test_the_wheel_has_the_package_and_nothing_else() -> None:
     package = ROOT / "src" / "agents_session_metadata"
     names = {
@@ -167,11 +174,28 @@ COMMANDS = {
 }
 
 
+def interpreters() -> dict[str, str]:
+    """The supported versions of Python that are installed, and their programs."""
+    found = {}
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        program = shutil.which(f"python{version}")
+        # A program of pyenv's may only say that the version is not active.
+        if program and subprocess.run([program, "-V"], check=False, capture_output=True).stdout:
+            found[version] = program
+    return found
+
+
+PYTHONS = interpreters()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("extra", COMMANDS)
-def test_each_extra_works_alone(extra, tmp_path) -> None:
+def test_each_extra_works_alone(extra, python, tmp_path) -> None:
     folder = tmp_path / "environment"
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install(folder, f"{WHEEL}[{extra}]")
+    uv = Path(sys.executable).with_name("uv")
+    subprocess.run([uv, "--quiet", "venv", "--python", PYTHONS[python], folder], check=True)
+    pinned = ["--constraint", CONSTRAINTS, "--python", folder, f"{WHEEL}[{extra}]"]
+    subprocess.run([uv, "--quiet", "pip", "install", *pinned], check=True)
     run(folder, *COMMANDS[extra], cwd=tmp_path)
     run(folder, "python", "-W", "error", "-c", "import agents_session_metadata", cwd=tmp_path)
 

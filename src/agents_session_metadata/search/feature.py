@@ -22,7 +22,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
-    DropTable,
     ForeignKey,
     Integer,
     MetaData,
@@ -37,6 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import DropTable
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
