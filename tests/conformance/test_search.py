@@ -165,6 +165,7 @@ async def test_the_result_equals_plain_python(engine, monkeypatch, seed):
     # So that small numbers take each way.
     for name in ("FEW", "FEW_SESSIONS", "MOST_CANDIDATES", "_TAIL", "_NEXT"):
         monkeypatch.setattr(searching, name, rnd.choice([1, 3, 1_000]))
+    monkeypatch.setattr(searching, "FEW_CANDIDATES", rnd.choice([1, searching.MOST_CANDIDATES]))
     monkeypatch.setattr(searching, "WINDOWS", rnd.choice([(2, 3), (5, 50), (500, 2_500)]))
     catalog = SessionCatalog(engine, create_tables=True)
     await catalog.drop_index("$text")

@@ -38,8 +38,9 @@ FEW_SESSIONS = 1_000
 """Sessions of a scope whose ids are read."""
 WINDOWS = (2_000, 20_000)
 """Newest items that are tested before others. The second window is used if all would be next."""
-MOST_CANDIDATES = 20_000
-"""Candidates of the database's own index that are read at most."""
+FEW_CANDIDATES, MOST_CANDIDATES = 2_000, 20_000
+"""Candidates of the database's own index that are read at most; between them, the second window of
+newest items is tested before."""
 _TAIL = 1_000
 """Items that are looked through for missing rows in each search by the database's own index."""
 _NEXT = 500
@@ -117,18 +118,22 @@ class Search:
     ) -> Iterator[Found]:
         if not is_small:
             after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[0])
-            if native and self._has_few_candidates():
+            is_native = native and self._has_at_most(FEW_CANDIDATES)
+            if not is_native and ids is None:
+                after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[-1])
+            if is_native or (native and self._has_at_most(MOST_CANDIDATES)):
                 ways = (self._read(way, after, ids) for way in (Way.NATIVE, Way.MISSING))
                 yield from merge(*ways, key=lambda found: found.position, reverse=True)
                 return
-        if ids is None:
-            after = yield from self._read(Way.NEWEST, after, ids, WINDOWS[-1])
         yield from self._read(Way.ALL, after, ids)
 
-    def _has_few_candidates(self) -> bool:
-        [(count, newest)] = self._ask(SearchBuilder.count_candidates, Way.NATIVE, None, None)
+    def _has_at_most(self, most: int) -> bool:
+        """Returns whether the database's own index has at most so many candidates."""
+        count, newest = self._ask(
+            SearchBuilder.count_candidates, Way.NATIVE, None, None, candidates=most + 1
+        )[0]
         self.advances = (newest or 0) - self._filled > _TAIL
-        return int(count) <= MOST_CANDIDATES
+        return int(count) <= most
 
     def _read(
         self, way: Way, after: Position | None, ids: list[str] | None, window: int = 0
@@ -218,9 +223,9 @@ class Search:
         plain = [word for word, _ in query.words if word.isascii()]
         every = (pattern for _, alternatives in query.patterns for pattern in alternatives)
         given: dict[str, Any] = {
+            "candidates": MOST_CANDIDATES + 1,
             **limits,
             "native": dialect.text_search.native_query(query.words),
-            "candidates": MOST_CANDIDATES + 1,
             "filled": self._filled,
             "title_word": max(plain, key=len, default=""),
             **(dialect.list_parameters("ids", ids) if ids else {}),
