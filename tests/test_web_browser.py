@@ -135,6 +135,15 @@ async def test_a_keyboard_and_a_narrow_window(shared_demo, browser) -> None:
     assert [each for each in problems if "404" not in each] == []
 
 
+async def test_costs_fit_into_their_column(shared_demo, browser) -> None:
+    page = await browser.new_page(viewport=WIDE)
+    await page.goto(f"{shared_demo}/")
+    cell = page.locator("td[data-label=Cost]").first
+    for cost in ("<$0.01", "$99.99"):
+        await cell.evaluate("(cell, cost) => { cell.textContent = cost; }", cost)
+        assert await cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), cost
+
+
 async def test_a_row_copying_and_changes(demo, browser) -> None:
     context = await browser.new_context(viewport=WIDE, timezone_id="Asia/Tokyo")
     await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=demo)

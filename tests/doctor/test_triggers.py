@@ -94,6 +94,11 @@ async def test_missing_triggers_of_an_index_are_created(indexed, shared_database
     assert await indexed.count_sessions({"tags": {"$contains": "z"}}) == 1
 
 
+async def test_the_text_index_requires_no_triggers_of_keys(filled):
+    await filled.create_index("$text")
+    assert await problems(filled.engine) == []
+
+
 @pytest.mark.only_on("mariadb", "mysql")
 async def test_triggers_whose_user_is_gone_are_replaced(indexed, shared_database):
     engine = indexed.engine
