@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from agents_session_metadata.errors import SessionNotFoundError
+from agents_session_metadata import errors
 from agents_session_metadata.keys import AGENT
 from agents_session_metadata.text import escaped
 
@@ -328,7 +328,7 @@ async def _completed(function: Function, target: Target, params: dict[str, Any])
         return await function(target, **params)
     except click.exceptions.Exit:
         raise
-    except SessionNotFoundError as error:
+    except errors.SessionNotFoundError as error:
         return nothing(no_session(error.session_id))
     except Exception as error:
         failure = error if isinstance(error, click.ClickException) else _failure(error, target)
@@ -347,7 +347,6 @@ def _report(failure: click.ClickException, target: Target) -> click.ClickExcepti
 
 
 def _failure(error: Exception, target: Target) -> click.ClickException | None:
-    from agents_session_metadata import errors
     from agents_session_metadata.dialects import connected_name
     from agents_session_metadata.dialects.urls import EXTRAS
 
@@ -360,10 +359,8 @@ def _failure(error: Exception, target: Target) -> click.ClickException | None:
     elif isinstance(error, errors.InvalidCursorError):
         sentence = "--cursor is not valid here; pass the cursor that the page before printed, "
         sentence += "with the same filter, order and scope"
-    elif isinstance(error, errors.UnsupportedDialectError):
-        is_usage = True
     elif isinstance(error, errors.SessionMetadataError):
-        is_usage = isinstance(error, errors.InvalidFilterError)
+        is_usage = isinstance(error, (errors.InvalidFilterError, errors.UnsupportedDialectError))
         sentence = sentence.replace("SessionRuns.discard", "`agent-sessions discard`")
     elif (database_error := _database_error(error, target)) is not None:
         sentence, is_usage = database_error, False

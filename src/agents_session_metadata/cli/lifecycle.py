@@ -170,8 +170,6 @@ async def resume_check(
     answer has the fields should_resume, reason, resume_metadata and original_context, and the exit
     code is 0 for both answers.
     """
-    from agents_session_metadata.lifecycle import decide
-
     if test:
         return await _tested()
     given: dict[str, Any] = {"session_id": session, "agent": agent, "phases": phases or None}
@@ -191,8 +189,7 @@ async def resume_check(
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
     policy, name = _policy(request), request.get("session_id")
-    info = await _find(target.catalog, name, {AGENT: request.get("agent")})
-    decision = decide(policy, info)
+    info, decision = await _decide(target.catalog, policy, name, {AGENT: request.get("agent")})
     answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
@@ -212,16 +209,13 @@ async def _hook_answer(
     catalog: SessionCatalog, request: dict[str, Any], policy: ResumePolicy
 ) -> dict[str, Any]:
     """Answers a request in the names of the hook's request."""
-    from agents_session_metadata.lifecycle import decide
-
     checked = _checked(request, _HOOK_FIELDS)
     session, agent = checked.get("agent_id"), checked.get("agent_name")
     if not (session or agent):
         usage("the request must have agent_id or agent_name")
     task = request.get("task_id")
     of_task = {} if task is None else {"task_id": {"$eq": task}}
-    info = await _find(catalog, session or None, {AGENT: agent, **of_task})
-    decision = decide(policy, info)
+    info, decision = await _decide(catalog, policy, session or None, {AGENT: agent, **of_task})
     about = info and {
         "previous_phase": decision.phase,
         "created_at": info.created_at,
@@ -239,14 +233,13 @@ async def _hook_answer(
 
 async def _tested() -> Answer:
     from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.lifecycle import ResumePolicy
 
     request = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
     async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
         lifecycle = _lifecycle(catalog, "chat-1")
         await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
         await lifecycle.enter("approval")
-        answer = await _hook_answer(catalog, request, ResumePolicy())
+        answer = await _hook_answer(catalog, request, _policy({}))
     texts = (as_json(each, indent=2) for each in (request, answer))
     return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
 
@@ -286,11 +279,15 @@ def _policy(request: dict[str, Any]) -> ResumePolicy:
     return ResumePolicy(**chosen)
 
 
-async def _find(
-    catalog: SessionCatalog, session: str | None, where: dict[str, Any]
-) -> SessionInfo | None:
+async def _decide(
+    catalog: SessionCatalog, policy: ResumePolicy, session: str | None, where: dict[str, Any]
+) -> tuple[SessionInfo | None, ResumeDecision]:
+    """Decides about a session, or the last one that matches."""
+    from agents_session_metadata.lifecycle import decide
+
     found = catalog.last_session(where) if session is None else catalog.get_session(session)
-    return await found
+    info = await found
+    return info, decide(policy, info)
 
 
 def _state(decision: ResumeDecision) -> str:

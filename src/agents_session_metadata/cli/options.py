@@ -53,18 +53,15 @@ def option(
     return repeatable(help, *names, **settings)
 
 
-def repeatable(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002
-    return _option(names, help=help, multiple=True, **settings)
-
-
-def flag(help: str, *names: str) -> Any:  # noqa: A002
-    return _option(names, help=help, is_flag=True)
-
-
-def _option(names: Sequence[str], **settings: Any) -> Any:
+def repeatable(help: str, *names: str, multiple: bool = True, **settings: Any) -> Any:  # noqa: A002
+    settings.update(help=help, multiple=multiple)
     return lambda name: click.Option(
         [*(names or [f"--{name.replace('_', '-')}"]), name], **settings
     )
+
+
+def flag(help: str, *names: str) -> Any:  # noqa: A002
+    return repeatable(help, *names, multiple=False, is_flag=True)
 
 
 def _only_one(_ctx: click.Context, param: click.Parameter, values: Sequence[Any]) -> Any:

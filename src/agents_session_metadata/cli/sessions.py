@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from agents_session_metadata import keys as known
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import ago
 from agents_session_metadata.types import Metadata, SessionInfo
 
@@ -17,13 +18,9 @@ from .options import SESSION, argument, flag, option, parse_pairs, repeatable, u
 from .output import Answer, Pages, Table, counted, no_match, no_session, nothing, number, shown
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
-# Recorded for programs: the list leaves these keys out.
-_RECORDED = {
-    *(known.RUNS, known.REQUESTS, known.INPUT_TOKENS, known.OUTPUT_TOKENS, known.TOTAL_TOKENS),
-    *(known.RUN_MS, known.COST, known.AGENTS, known.TOOL_CALLS, known.INVOCATIONS),
-    known.INVOCATION_DETAILS,
-    *(known.TRACE_IDS, known.TITLE_AUTO, known.CHATKIT, known.TOUCHED_AT, known.PHASE_HISTORY),
-}
+# The list leaves out what is recorded for programs.
+_SHOWN = {known.RUN, known.PHASE, known.READY, known.OUTCOME, known.SUMMARY, known.LAST_ERROR}
+_RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 
 
 @command("list --meta owner_id=u1 --active --limit 5")
@@ -106,8 +103,6 @@ async def set_(
     A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
     For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
-    from agents_session_metadata.errors import SessionNotFoundError
-
     values = parse_pairs([*pairs, *meta], "set")
     if not values:
         usage("nothing to set; pass KEY=VALUE")
