@@ -6,8 +6,7 @@ import click
 
 from agents_session_metadata.text import escaped
 
-from .app import DATABASE, TABLES, app, command
-from .connection import Target
+from .app import DATABASE, TABLES, Target, app, command
 from .options import argument, flag, option, usage
 from .output import Answer, Table, counted, nothing, number, progress, shown
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import click
@@ -11,32 +12,24 @@ from agents_session_metadata.text import content_texts, escaped
 from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 
 from . import options
-from .app import WRITES, command
-from .connection import Target
+from .app import WRITES, Target, command
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
 from .output import Answer, Pages, Table, counted, nothing, say, shown, write
-
-_PAGE = 50
-_HITS, _MOST_HITS = 20, 100
 
 
 @command("history chat-1 --limit 20 --newest-first")
 async def history(
     target: Target,
     session: str = SESSION,
-    pages: Pages = options.paging("Items", _PAGE),
+    pages: Pages = options.paging("items", 50),
     newest_first: bool = flag("Print the newest items first."),
 ) -> Answer:
     """Print the history of a session, oldest items first.
 
     The number before each item is its id. Pass it to rewind or fork.
     """
-    found = await pages.write(
-        lambda **page: target.catalog.list_items(session, newest_first=newest_first, **page),
-        "items",
-        _PAGE,
-        _write_items,
-    )
+    read = partial(target.catalog.list_items, session, newest_first=newest_first)
+    found = await pages.write(read, _write_items, as_json=target.as_json)
     return Answer() if found else await target.nothing(session, "has no items")
 
 
@@ -94,7 +87,7 @@ async def search(
     target: Target,
     query: str = argument('Words, "a phrase", a prefix* or -excluded words.'),
     condition: Any = options.filters(),
-    pages: Pages = options.paging("Hits", _HITS),
+    pages: Pages = options.paging("hits", 20, 100),
     by_session: bool = flag("Print only the newest hit of each session."),
 ) -> Answer:
     """Find messages and titles that contain all words, newest first.
@@ -105,14 +98,13 @@ async def search(
 
     async def fetch(limit: int, cursor: str | None) -> SearchPage:
         nonlocal complete
-        most = min(limit, _MOST_HITS)
         page = await target.catalog.search(
-            query, condition, limit=most, cursor=cursor, by_session=by_session
+            query, condition, limit=limit, cursor=cursor, by_session=by_session
         )
         complete = complete and page.complete
         return page
 
-    found = await pages.write(fetch, "hits", _HITS, _write_hits)
+    found = await pages.write(fetch, _write_hits, as_json=target.as_json)
     if not complete:
         say("messages may be missing; run agent-sessions index refresh '$text'")
     return Answer() if found else nothing("no message matches")

@@ -15,8 +15,7 @@ from agents_session_metadata.text import escaped, quoted
 from agents_session_metadata.types import SessionInfo
 
 from . import options
-from .app import WRITES, command
-from .connection import Target
+from .app import WRITES, Target, command
 from .options import META, SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
 from .output import Answer, as_json, blocking, no_session, nothing, shown
 
@@ -43,7 +42,7 @@ _FIELDS: dict[str, tuple[str, Any]] = {
     "context": ("an object", dict),
 }
 # A request with one of these fields is one of an orchestrator's hook.
-_HOOK_FIELDS = frozenset({"agent_id", "agent_name"})
+_HOOK_FIELDS = {"agent_id": ("a string", str), "agent_name": ("a string", str)}
 
 
 @command("start chat-1 --agent ai-engineer --purpose 'fix the build'", WRITES)
@@ -79,7 +78,7 @@ async def phase(
         usage("--meta needs a phase; use the command set to store metadata only")
     info = await target.catalog.get_session(session)
     if info is None:
-        return _missing(session)
+        return nothing(no_session(session), None)
     lifecycle, metadata = _lifecycle(target.catalog, session, must_exist=True), info.metadata
     if phase is not None:
         metadata = await lifecycle.enter(phase, more, error)
@@ -116,7 +115,7 @@ async def finish(
     try:
         metadata = await lifecycle.finish(outcome, summary)
     except SessionNotFoundError:
-        return _missing(session)
+        return nothing(no_session(session), None)
     return Answer(document={"session_id": session, "metadata": metadata})
 
 
@@ -171,32 +170,26 @@ async def resume_check(
     answer has the fields should_resume, reason, resume_metadata and original_context, and the exit
     code is 0 for both answers.
     """
-    from agents_session_metadata.lifecycle import decide
-
     if test:
         return await _tested()
-    given = {
-        "session_id": session,
-        "agent": agent,
-        "max_idle_minutes": max_idle_minutes,
-        "max_errors": max_errors,
-        "phases": phases or None,
-    }
-    request: dict[str, Any] = {name: each for name, each in given.items() if each is not None}
+    given: dict[str, Any] = {"session_id": session, "agent": agent, "phases": phases or None}
+    given |= {"max_idle_minutes": max_idle_minutes, "max_errors": max_errors}
+    request = {name: each for name, each in given.items() if each is not None}
     is_named = session is not None or agent is not None
     if stdin or not (is_named or (sys.stdin is not None and sys.stdin.isatty())):
         target.as_json = target.json_errors = True
         if is_named:
             usage("pass only one of SESSION, --agent and a request on stdin")
         read = await _read_object()
-        if _HOOK_FIELDS & read.keys():
+        if _HOOK_FIELDS.keys() & read.keys():
             return Answer(document=await _hook_answer(target.catalog, read, _policy(request)))
-        request = {**_checked(read), **request}
+        for field in read.keys() - _FIELDS.keys():
+            usage(f"unknown field '{field}' in the request; expected one of {', '.join(_FIELDS)}")
+        request = {**_checked(read, _FIELDS), **request}
     if ("session_id" in request) is ("agent" in request):
         usage("pass either a session or an agent")
     policy, name = _policy(request), request.get("session_id")
-    info = await _find(target.catalog, name, {AGENT: request.get("agent")})
-    decision = decide(policy, info)
+    info, decision = await _decide(target.catalog, policy, name, {AGENT: request.get("agent")})
     answer = {"session_id": name if info is None else info.session_id, **vars(decision)}
     idle = answer.pop("idle")
     answer["idle_seconds"] = idle and idle.total_seconds()
@@ -216,17 +209,13 @@ async def _hook_answer(
     catalog: SessionCatalog, request: dict[str, Any], policy: ResumePolicy
 ) -> dict[str, Any]:
     """Answers a request in the names of the hook's request."""
-    from agents_session_metadata.lifecycle import decide
-
-    for name in _HOOK_FIELDS:
-        if not isinstance(request.get(name, ""), (str, type(None))):
-            usage(f"{name} in the request must be a string")
-    session, agent, task = map(request.get, ("agent_id", "agent_name", "task_id"))
+    checked = _checked(request, _HOOK_FIELDS)
+    session, agent = checked.get("agent_id"), checked.get("agent_name")
     if not (session or agent):
         usage("the request must have agent_id or agent_name")
+    task = request.get("task_id")
     of_task = {} if task is None else {"task_id": {"$eq": task}}
-    info = await _find(catalog, session or None, {AGENT: agent, **of_task})
-    decision = decide(policy, info)
+    info, decision = await _decide(catalog, policy, session or None, {AGENT: agent, **of_task})
     about = info and {
         "previous_phase": decision.phase,
         "created_at": info.created_at,
@@ -244,14 +233,13 @@ async def _hook_answer(
 
 async def _tested() -> Answer:
     from agents_session_metadata.catalog import SessionCatalog
-    from agents_session_metadata.lifecycle import ResumePolicy
 
     request = {"agent_name": "ai-engineer", "task_id": "task-7", "prompt": "Fix the build"}
     async with SessionCatalog.from_url("sqlite://", create_tables=True) as catalog:
         lifecycle = _lifecycle(catalog, "chat-1")
         await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
         await lifecycle.enter("approval")
-        answer = await _hook_answer(catalog, request, ResumePolicy())
+        answer = await _hook_answer(catalog, request, _policy({}))
     texts = (as_json(each, indent=2) for each in (request, answer))
     return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
 
@@ -268,12 +256,11 @@ async def _read_object() -> dict[str, Any]:
     return fields
 
 
-def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in fields.items() if value is not None}
+def _checked(fields: dict[str, Any], expected: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the expected fields that are not null."""
+    given = {name: fields[name] for name in expected if fields.get(name) is not None}
     for name, value in given.items():
-        if name not in _FIELDS:
-            usage(f"unknown field '{name}' in the request; expected one of {', '.join(_FIELDS)}")
-        what, kind = _FIELDS[name]
+        what, kind = expected[name]
         each = value if kind is list and isinstance(value, list) else [""]
         is_right = isinstance(value, kind) and not isinstance(value, bool)
         if not is_right or not all(isinstance(one, str) for one in each):
@@ -292,11 +279,15 @@ def _policy(request: dict[str, Any]) -> ResumePolicy:
     return ResumePolicy(**chosen)
 
 
-async def _find(
-    catalog: SessionCatalog, session: str | None, where: dict[str, Any]
-) -> SessionInfo | None:
+async def _decide(
+    catalog: SessionCatalog, policy: ResumePolicy, session: str | None, where: dict[str, Any]
+) -> tuple[SessionInfo | None, ResumeDecision]:
+    """Decides about a session, or the last one that matches."""
+    from agents_session_metadata.lifecycle import decide
+
     found = catalog.last_session(where) if session is None else catalog.get_session(session)
-    return await found
+    info = await found
+    return info, decide(policy, info)
 
 
 def _state(decision: ResumeDecision) -> str:
@@ -315,7 +306,3 @@ def _lifecycle(
     edit = partial(catalog.edit_metadata, session, must_exist=must_exist)
     own: Any = SimpleNamespace(session_id=session, catalog=catalog, edit_metadata=edit)
     return SessionLifecycle(own)
-
-
-def _missing(session: str) -> Answer:
-    return nothing(f"{no_session(session)}; the command start creates one", None)

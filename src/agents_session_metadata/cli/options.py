@@ -1,23 +1,24 @@
 """Parameters of commands, and parsers for JSON and `key=value`.
 
 A command declares a parameter as the default of an argument of its function: `option`, `flag` and
-the others return a function that makes Click's parameters for the name of the argument.
+the others return a function that makes Click's parameter for the name of the argument.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 import click
 
 from agents_session_metadata.text import quoted, refuse_constant, strict_json
 
-from .output import LONGEST_PAGE, blocking, say
+from .output import LONGEST_PAGE, Pages, blocking, say
 
 
 class Whole(click.IntRange):
@@ -33,12 +34,9 @@ class _Text(click.types.StringParamType):
 
 def argument(help: str, metavar: str | None = None, **settings: Any) -> Any:  # noqa: A002  # Click's name
     """`metavar` is the name in the help; by default that of the function's argument."""
-
-    def make(name: str) -> list[click.Parameter]:
-        shown = metavar or name.upper()
-        return [click.Argument([name], metavar=shown, help=help, **settings)]
-
-    return make
+    return lambda name: click.Argument(
+        [name], metavar=metavar or name.upper(), help=help, **settings
+    )
 
 
 def option(
@@ -55,19 +53,15 @@ def option(
     return repeatable(help, *names, **settings)
 
 
-def repeatable(help: str, *names: str, **settings: Any) -> Any:  # noqa: A002
-    return _option(names, help=help, multiple=True, **settings)
+def repeatable(help: str, *names: str, multiple: bool = True, **settings: Any) -> Any:  # noqa: A002
+    settings.update(help=help, multiple=multiple)
+    return lambda name: click.Option(
+        [*(names or [f"--{name.replace('_', '-')}"]), name], **settings
+    )
 
 
 def flag(help: str, *names: str) -> Any:  # noqa: A002
-    return _option(names, help=help, is_flag=True)
-
-
-def _option(names: Sequence[str], **settings: Any) -> Any:
-    def make(name: str) -> list[click.Parameter]:
-        return [click.Option([*(names or [f"--{name.replace('_', '-')}"]), name], **settings)]
-
-    return make
+    return repeatable(help, *names, multiple=False, is_flag=True)
 
 
 def _only_one(_ctx: click.Context, param: click.Parameter, values: Sequence[Any]) -> Any:
@@ -84,20 +78,23 @@ META = repeatable(
     metavar=PAIRS,
 )
 JSON_LINES = flag("Print one JSON document per line.", "--jsonl")
-CURSOR = option("Continue after the page that printed this cursor.")
 YES = flag("Do not ask for confirmation.", "--yes", "-y")
-
-
-def limit(help: str, default: int | None = None) -> Any:  # noqa: A002
-    return option(help, type=Whole(1, LONGEST_PAGE), default=default)
 
 
 def item(help: str) -> Any:  # noqa: A002
     return option(help, type=int, metavar="ITEM")
 
 
+@dataclass(frozen=True)
+class Together:
+    """Options of which a command receives one value: what `combine` makes of theirs."""
+
+    options: dict[str, Any]
+    combine: Callable[..., Any]
+
+
 def filters(*, active: bool = False) -> Any:
-    """The options that select sessions, as one filter: `condition_of`."""
+    """The options that select sessions, as one filter."""
     made = {
         "where": option("Only sessions that match this filter.", metavar="JSON"),
         "meta": repeatable("Only sessions with this value; repeatable.", metavar=PAIRS),
@@ -105,36 +102,23 @@ def filters(*, active: bool = False) -> Any:
     }
     if active:
         made["active"] = flag("Only sessions whose status is active.")
-    return _together(made)
+    return Together(made, condition_of)
 
 
-def paging(what: str, usual: int) -> Any:
-    """The options that select pages, as one `Pages`."""
+def paging(name: str, usual: int, most: int = LONGEST_PAGE) -> Any:
+    """The options that select pages, as `Pages` of what has this name."""
     made = {
-        "limit": limit(f"{what} per page.  [default: {usual}]"),
-        "cursor": CURSOR,
+        "limit": option(f"{name.capitalize()} per page.  [default: {usual}]", type=Whole(1, most)),
+        "cursor": option("Continue after the page that printed this cursor."),
         "every": flag("Print every page.", "--all"),
         "as_lines": JSON_LINES,
     }
-    return _together(made)
-
-
-def _together(made: dict[str, Any]) -> Any:
-    return lambda _: [param for name, make in made.items() for param in make(name)]
+    return Together(made, partial(Pages, name=name, usual=usual, most=most))
 
 
 def usage(sentence: str) -> NoReturn:
     """Ends a command with a usage error and exit code 2."""
     raise click.UsageError(sentence, click.get_current_context(silent=True))
-
-
-@contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Adds the name of a file to an error about it."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise click.ClickException(f"{file}: {getattr(error, 'strerror', error)}") from None
 
 
 async def confirm(question: str, *, yes: bool) -> None:

@@ -187,39 +187,44 @@ class Records:
 
 @dataclass(frozen=True, kw_only=True)
 class Pages:
-    """A page to print, or with `every` all pages from there."""
+    """A page to print, or with `every` all pages from there.
 
+    `name` is the attribute of a page that has its entries.
+    """
+
+    name: str
+    usual: int
+    most: int
     limit: int | None
     cursor: str | None
     every: bool
-    as_json: bool
     as_lines: bool
 
     async def write(
         self,
         fetch: Callable[..., Awaitable[Any]],
-        name: str,
-        usual: int,
         show: Callable[[Sequence[Any]], None],
         record: Callable[[Any], Any] = vars,
+        *,
+        as_json: bool,
     ) -> int:
-        """Returns the number of entries. `name` is the attribute of a page that has them."""
-        limit = self.limit or (LONGEST_PAGE if self.every else usual)
-        records = Records(sys.stdout, self.as_json, f'{{"{name}": [')
+        """Returns the number of entries."""
+        limit = self.limit or (self.most if self.every else self.usual)
+        records = Records(sys.stdout, as_json, f'{{"{self.name}": [')
         cursor, found = self.cursor, 0
         while True:
             page = await fetch(limit=limit, cursor=cursor)
-            entries, cursor = getattr(page, name), page.next_cursor
+            entries, cursor = getattr(page, self.name), page.next_cursor
             found += len(entries)
-            if self.as_json or self.as_lines:
+            if as_json or self.as_lines:
                 await records.add(map(record, entries))
             elif entries:
                 await blocking(show, entries, name=STDOUT)
             if not self.every or cursor is None:
                 break
         await records.close(f'], "next_cursor": {json.dumps(cursor)}}}')
-        if cursor is not None and not self.as_json:
-            say(f"there are more {name}; continue with --cursor {cursor}")
+        if cursor is not None and not as_json:
+            say(f"there are more {self.name}; continue with --cursor {cursor}")
         return found
 
 

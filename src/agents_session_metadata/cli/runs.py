@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,10 +14,9 @@ from agents_session_metadata.text import ago
 from agents_session_metadata.types import UsageRow
 
 from . import options
-from .app import command
-from .connection import Target
+from .app import Target, command
 from .options import SESSION, YES, argument, confirm, flag, option, parse_value, repeatable, usage
-from .output import Answer, Table, counted, nothing, number, shown
+from .output import Answer, Pages, Table, counted, nothing, number, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.runs.records import RunInfo
@@ -41,8 +41,7 @@ async def runs(
     target: Target,
     status: str | None = option("Only running, waiting, interrupted or failed runs."),
     condition: Any = options.filters(),
-    limit: int = options.limit("Runs per page.", 20),
-    cursor: str | None = options.CURSOR,
+    pages: Pages = options.paging("runs", 20),
 ) -> Answer:
     """List runs that work, wait for an approval, were interrupted or failed, newest first."""
     from agents_session_metadata.runs.records import STATUSES
@@ -51,17 +50,13 @@ async def runs(
     if status not in (None, *STATUSES):
         usage(f"--status must be one of {', '.join(STATUSES)}, got {shown(status)}")
     await target.catalog.get_session("-", keys=[])  # raises an error if all tables are missing
-    page = await SessionRuns(target.catalog).list(status, condition, limit=limit, cursor=cursor)
-    if not page.runs:
-        message = f"no run is {status}" if status else "there are no runs"
-        return Answer(document=page, message=message)
+    read = partial(SessionRuns(target.catalog).list, status, condition)
     header = ("session", "call", "tool", "arguments", "decision", "status", "started")
-    more = f"there are more runs; continue with --cursor {page.next_cursor}"
-    return Answer(
-        document=page,
-        table=Table(header, _rows(page.runs)),
-        message=more if page.next_cursor else None,
+    found = await pages.write(
+        read, lambda runs: Table(header, _rows(runs)).write(), as_json=target.as_json
     )
+    nothing_found = f"no run is {status}" if status else "there are no runs"
+    return Answer(message=None if found else nothing_found)
 
 
 @command("approve chat-1 call_7f2 --as user_123")
@@ -132,7 +127,7 @@ async def _decide(
     return Answer(document=run, message=f"{verb} {counted(len(calls), 'call')}; {left}")
 
 
-def _rows(runs: list[RunInfo]) -> Iterator[list[str]]:
+def _rows(runs: Sequence[RunInfo]) -> Iterator[list[str]]:
     for run in runs:
         end = [run.status, ago(run.started_at)]
         if not run.pending:

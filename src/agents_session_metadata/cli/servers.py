@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from .app import SERVER, command
-from .connection import Target
+from .app import SERVER, Target, command
 from .options import Whole, flag, option, standard_input, usage
 from .output import Answer, say, stream_error
 
@@ -33,6 +31,8 @@ async def mcp(
 
     The server is read-only unless --allow-write is given, and restricted to --scope.
     """
+    import asyncio
+
     from agents_session_metadata.mcp import make_server
 
     standard_input()
@@ -45,17 +45,11 @@ async def mcp(
         plain=plain,
     )
     await target.catalog.list_sessions(limit=1, keys=[])  # Start only if the database answers.
-    exit_at_once = click.get_current_context().obj
-    if exit_at_once is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # A thread reads standard input; nothing else ends it.
-        signal.signal(signal.SIGINT, exit_at_once)
-    await _serve(server)
-    return Answer()
-
-
-async def _serve(server: Any) -> None:
+    # Nothing ends the thread that reads stdin; an interrupted command does not wait for it.
+    serving = asyncio.ensure_future(server.run_stdio_async())
+    await asyncio.wait({serving})
     try:
-        await server.run_stdio_async()
+        serving.result()
     except Exception as error:
         # The error itself, without the groups around it.
         while nested := getattr(error, "exceptions", ()):
@@ -63,6 +57,7 @@ async def _serve(server: Any) -> None:
         if isinstance(error, OSError):
             raise stream_error(error) from None
         raise error from None
+    return Answer()
 
 
 @command("web --port 8000", SERVER)

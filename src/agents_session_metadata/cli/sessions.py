@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from agents_session_metadata import keys as known
+from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import ago
 from agents_session_metadata.types import Metadata, SessionInfo
 
 from . import options
-from .app import WRITES, command
-from .connection import Target
+from .app import WRITES, Target, command
 from .options import SESSION, argument, flag, option, parse_pairs, repeatable, usage
 from .output import Answer, Pages, Table, counted, no_match, no_session, nothing, number, shown
 
-_PAGE = 20
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
-# Recorded for programs: the list leaves these keys out.
-_RECORDED = {
-    *(known.RUNS, known.REQUESTS, known.INPUT_TOKENS, known.OUTPUT_TOKENS, known.TOTAL_TOKENS),
-    *(known.RUN_MS, known.COST, known.AGENTS, known.TOOL_CALLS, known.INVOCATIONS),
-    known.INVOCATION_DETAILS,
-    *(known.TRACE_IDS, known.TITLE_AUTO, known.CHATKIT, known.TOUCHED_AT, known.PHASE_HISTORY),
-}
+# The list leaves out what is recorded for programs.
+_SHOWN = {known.RUN, known.PHASE, known.READY, known.OUTCOME, known.SUMMARY, known.LAST_ERROR}
+_RECORDED = (known.RUN_KEYS - _SHOWN) | {known.TITLE_AUTO, known.CHATKIT}
 
 
 @command("list --meta owner_id=u1 --active --limit 5")
@@ -36,7 +32,7 @@ async def list_(
         default="-updated_at",
         metavar="KEY",
     ),
-    pages: Pages = options.paging("Sessions", _PAGE),
+    pages: Pages = options.paging("sessions", 20),
     keys: Sequence[str] = repeatable("Print only this key; repeatable.", "--key", metavar="KEY"),
     count_items: bool = flag("Count items."),
 ) -> Answer:
@@ -45,19 +41,16 @@ async def list_(
     With --all, the sessions are printed as one table per page.
     """
     corrupt: list[Exception] = []
+    read = partial(
+        target.catalog.list_sessions,
+        condition,
+        order_by=order_by,
+        keys=keys or None,
+        count_items=count_items,
+        on_corrupt=corrupt.append,
+    )
     found = await pages.write(
-        lambda **page: target.catalog.list_sessions(
-            condition,
-            order_by=order_by,
-            keys=keys or None,
-            count_items=count_items,
-            on_corrupt=corrupt.append,
-            **page,
-        ),
-        "sessions",
-        _PAGE,
-        lambda sessions: _table(sessions, keys).write(),
-        _record,
+        read, lambda sessions: _table(sessions, keys).write(), _record, as_json=target.as_json
     )
     return Answer(corrupt=corrupt) if found else nothing(no_match(condition))
 
@@ -110,8 +103,6 @@ async def set_(
     A value is parsed as JSON (7, true, null). If it is not valid JSON, it is stored as a string.
     For the string 7, write '"7"'. If the session does not exist, pass --create.
     """
-    from agents_session_metadata.errors import SessionNotFoundError
-
     values = parse_pairs([*pairs, *meta], "set")
     if not values:
         usage("nothing to set; pass KEY=VALUE")
@@ -154,7 +145,7 @@ async def values(
     target: Target,
     key: str = argument("A metadata key."),
     condition: Any = options.filters(),
-    limit: int = options.limit("Maximum number of values.", _PAGE),
+    limit: int = option("Maximum number of values.", type=int, default=20),
 ) -> Answer:
     """Print the values of a key, with the number of sessions per value or list element."""
     counts = await target.catalog.count_values(key, condition, limit=limit)
@@ -189,20 +180,14 @@ async def last(
 
 async def _last_of_each(target: Target) -> Answer:
     found = await target.catalog.last_sessions(known.AGENT, limit=1000, count_items=True)
-    rows = [
-        (
-            shown(info.metadata[known.AGENT]),
-            info.session_id,
-            ago(info.updated_at),
-            number(info.item_count),
-        )
-        for info in found
-    ]
-    message = None if rows else "no session has an agent"
-    table = Table(("agent", "session", "active", "items"), rows) if rows else None
-    return Answer(
-        document=[_record(info) for info in found], table=table, message=message, code=int(not rows)
-    )
+    if not found:
+        return nothing("no session has an agent", [])
+    rows = []
+    for info in found:
+        agent, items = shown(info.metadata[known.AGENT]), number(info.item_count)
+        rows.append((agent, info.session_id, ago(info.updated_at), items))
+    table = Table(("agent", "session", "active", "items"), rows)
+    return Answer(document=[_record(info) for info in found], table=table)
 
 
 def _record(info: SessionInfo) -> dict[str, Any]:

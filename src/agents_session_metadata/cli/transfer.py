@@ -17,10 +17,9 @@ import click
 from agents_session_metadata.text import strict_json
 
 from . import options, output
-from .app import WRITES, command
-from .connection import Target
-from .options import JSON_LINES, YES, argument, confirm, duration, flag, naming, option, usage
-from .output import Answer, blocking, counted, no_match, nothing, progress, say, shown
+from .app import WRITES, Target, command
+from .options import JSON_LINES, YES, argument, confirm, duration, flag, option, usage
+from .output import Answer, blocking, counted, no_match, nothing, progress, say, shown, stream_error
 
 _CONFLICTS = click.Choice(["error", "skip", "replace"])
 _BATCH = 200
@@ -136,10 +135,12 @@ def _writing(name: str | None) -> Iterator[IO[str]]:
     path = Path(name).resolve()
     # A name of its own, so that two exports to one path do not share it.
     part = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
-    with naming(str(path)):
-        exists = path.exists()
-        is_replaced = not exists or path.is_file()  # not a device or a pipe
+    exists = path.exists()
+    is_replaced = not exists or path.is_file()  # not a device or a pipe
+    try:
         file = (part if is_replaced else path).open("w", encoding="utf-8")
+    except OSError as error:
+        raise stream_error(error, str(path)) from None
     try:
         if is_replaced and exists:
             shutil.copymode(path, part)
@@ -195,8 +196,10 @@ def _reading(name: str | None) -> Iterator[tuple[BinaryIO, int | None]]:
     if name is None or name == "-":
         yield options.standard_input(), None
         return
-    with naming(name):
+    try:
         file = Path(name).open("rb")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise stream_error(error, name) from None
     with file:
         yield file, os.fstat(file.fileno()).st_size
 

@@ -25,6 +25,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import NullType, TypeEngine
 
+from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.sqltypes import (
     TABLE_OPTIONS,
     LongBytes,
@@ -127,10 +128,11 @@ def session_link(
 
 
 def feature_table(
-    name: str, metadata: MetaData, types: ColumnTypes, *elements: SchemaItem
+    name: str, metadata: MetaData, types: ColumnTypes, *elements: SchemaItem, **options: Any
 ) -> Table:
     """Returns the table that the MetaData has under this name, or a new one."""
-    return Table(name, metadata, *elements, **table_options(types), keep_existing=True)
+    options |= table_options(types)
+    return Table(name, metadata, *elements, **options, keep_existing=True)
 
 
 class CreateTrigger(DDLElement):
@@ -173,6 +175,8 @@ class CreateTrigger(DDLElement):
 
 
 class DropTrigger(DDLElement):
+    """Drops a trigger of a table if it exists, on any database."""
+
     def __init__(self, table: Table, name: str) -> None:
         self.table = table
         self.name = name
@@ -203,7 +207,10 @@ def _create_trigger(trigger: CreateTrigger, compiler: Any, **_: Any) -> str:
 
 @compiles(DropTrigger)
 def _drop_trigger(drop: DropTrigger, compiler: Any, **_: Any) -> str:
-    return f"DROP TRIGGER IF EXISTS {name_beside(drop.table, drop.name, compiler)}"
+    name = compiler.preparer.quote(drop.name)
+    schema = name_beside(drop.table, drop.name, compiler).removesuffix(name)
+    table = name_beside(drop.table, drop.table.name, compiler)
+    return dialect_of(compiler.dialect).drop_trigger(schema, name, table)
 
 
 def name_beside(table: Table, plain: str, compiler: Any) -> str:

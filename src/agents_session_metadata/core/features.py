@@ -65,6 +65,20 @@ class IndexKind(ABC):
         raise NotImplementedError
 
 
+async def fill_in_steps(
+    database: Database[Any], kind: IndexKind, progress: Callable[[int], object] | None
+) -> int:
+    """Fills an index in short transactions. Returns how much it has read."""
+    passed, after, more = 0, None, True
+    while more:
+        step = after
+        found, after = await database.write(lambda connection, _: kind.fill(connection, step))  # noqa: B023
+        passed, more = passed + found, after is not None
+        if found and progress is not None:
+            progress(passed)
+    return passed
+
+
 @dataclass(frozen=True)
 class Feature:
     """The tables of a feature, and what it does when sessions and histories change.

@@ -11,7 +11,7 @@ from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import IndexKind
 
 from .tables import ACTIVITY, DROPPING
-from .triggers import ENTRY_COLUMNS, create_triggers
+from .triggers import ENTRY_COLUMNS, activity_triggers
 
 SESSIONS_AT_ONCE = 1_000
 
@@ -43,8 +43,15 @@ class KeyIndex(IndexKind):
         keys = connection.scalars(
             select(self._indexes.c.key).where(self._indexes.c.state != DROPPING)
         ).all()
+        existing = self._dialect.existing_triggers(connection, *self._tables.tables)
         with self._dialect.brief_waits(connection):
-            create_triggers(connection, self._tables, keys)
+            for each in activity_triggers(connection, self._tables, keys):
+                # Functions are replaced, with the keys that they name.
+                *functions, trigger = self._dialect.trigger_statements(each)
+                for function in functions:
+                    connection.exec_driver_sql(function)
+                if each.plain not in existing:
+                    self._dialect.create_trigger(connection, trigger)
 
     def fill(self, connection: Connection, after: Any) -> tuple[int, Any]:
         session_id = self._tables.sessions.c.session_id
@@ -78,19 +85,12 @@ class KeyIndex(IndexKind):
         """Returns SELECT statements for the entries that the index should have."""
         sessions, _, values, elements = self._tables.tables
         time = self._dialect.stored_time.of(sessions.c.updated_at)
-        positions: list[Any] = [literal_column("-1"), elements.c.position]
-        for of_list, rows in enumerate((values, elements)):
-            columns = [
-                sessions.c.session_id,
-                rows.c.key,
-                positions[of_list],
-                literal_column(str(of_list)),
-                rows.c.search_key,
-                time,
-            ]
-            labeled = (each.label(name) for each, name in zip(columns, ENTRY_COLUMNS, strict=True))
+        whole: Any = literal_column("-1")
+        for of_list, rows, position in (("0", values, whole), ("1", elements, elements.c.position)):
+            known = {"position": position, "of_list": literal_column(of_list), "updated_at": time}
+            columns = [known[name] if name in known else rows.c[name] for name in ENTRY_COLUMNS]
             joined = sessions.join(rows, rows.c.session_id == sessions.c.session_id)
-            yield select(*labeled).select_from(joined).where(rows.c.key == self._key)
+            yield select(*columns).select_from(joined).where(rows.c.key == self._key)
 
     def _fills(self, *conditions: ColumnElement[bool]) -> Iterator[Any]:
         for statement in self.expected():

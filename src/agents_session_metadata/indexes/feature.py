@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.features import Feature
 
-from .tables import ACTIVITY, define, learn
+from .tables import ACTIVITY, define, look
 
 
 def _reader(database: Database[Any], connection: Connection, queries: Any) -> Any:
@@ -18,4 +18,4 @@ def _reader(database: Database[Any], connection: Connection, queries: Any) -> An
     return IndexReader(connection, queries, database)
 
 
-FEATURE = Feature(ACTIVITY, ("_indexes", "_activity"), define, learn=learn, reader=_reader)
+FEATURE = Feature(ACTIVITY, ("_indexes", "_activity"), define, learn=look, reader=_reader)

@@ -15,28 +15,25 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlalchemy.exc import DBAPIError
 
 from agents_session_metadata.core.database import Database
-from agents_session_metadata.core.features import IndexKind, features
-from agents_session_metadata.errors import (
-    InvalidMetadataError,
-    TriggersNotAllowedError,
-)
+from agents_session_metadata.core.features import IndexKind, features, fill_in_steps
+from agents_session_metadata.core.schema import SDKIndex
+from agents_session_metadata.errors import InvalidMetadataError, TriggersNotAllowedError
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
-from . import updated_at
 from .activity import KeyIndex
 from .tables import ACTIVITY, COMPLETE, DROPPING, FILLING, look
-from .updated_at import UPDATED_AT
 
-T = TypeVar("T")
 Progress = Callable[[int], object]
 
+UPDATED_AT = "$updated_at"
+"""The key of the index of all sessions."""
 _AT_ONCE = 1_000
 
 
@@ -55,64 +52,60 @@ def check_index_key(key: object) -> str:
 async def create_index(database: Database[Any], key: str, progress: Progress | None = None) -> bool:
     """Creates an index, or continues an incomplete one. Returns False if it was complete."""
     if key == UPDATED_AT:
-        created = await updated_at.change(database, exists=True)
+        created = await _change_sdk_index(database, exists=True)
         if created and progress is not None:
-            [info] = [each for each in await list_indexes(database, count=True) if each.key == key]
-            progress(info.entries or 0)
+            progress(await database.look(partial(_count, database)))
         return created
     await database.ensure(ACTIVITY)
-    kind = _kind(database, key)
+    index = _Index(database, key)
+    kind = index.kind
     if kind.group is not None:
         await database.ensure(kind.group)
-    index = _Index(database, key, kind)
     try:
-        token, done = await database.write(_work(index.begin))
+        token, done = await database.write(index.begin)
         if token is not None:
-            await database.write(_work(kind.prepare))
+            await database.write(lambda connection, _: kind.prepare(connection))
     except DBAPIError as error:
         if database.dialect.refuses_triggers(error):
             raise TriggersNotAllowedError from error
         raise
-    report = progress or _nothing
-    if token is None:
-        if done:
-            report(done)
-        created = done is not None
+    if token is not None:
+        await fill_in_steps(database, kind, progress)
+        created = await database.write(partial(index.finish, token=token))
     else:
-        passed, after, more = 0, None, True
-        while more:
-            found, after = await database.write(_work(partial(kind.fill, after=after)))
-            passed, more = passed + found, after is not None
-            if found:
-                report(passed)
-        created = await database.write(_work(partial(index.finish, token)))
-    await database.read(_work(partial(look, database)))
+        created = done is not None
+        if done and progress is not None:
+            progress(done)
+    await database.look(partial(look, database))
     return created
 
 
 async def drop_index(database: Database[Any], key: str) -> bool:
     if key == UPDATED_AT:
-        return await updated_at.change(database, exists=False)
+        return await _change_sdk_index(database, exists=False)
     if not await database.read(lambda connection, _: database.has_tables(connection, ACTIVITY)):
         return False
-    index = _Index(database, key, _kind(database, key))
-    token = await database.write(_work(index.leave))
+    index = _Index(database, key)
+    token = await database.write(index.leave)
     # Others write meanwhile: whoever creates the index again takes over.
     more = token is not None
     while more:
-        more = await database.write(_work(partial(index.empty_step, token)))
-    await database.read(_work(partial(look, database)))
+        more = await database.write(partial(index.empty_step, token=token))
+    await database.look(partial(look, database))
     return token is not None
 
 
 async def list_indexes(database: Database[Any], *, count: bool = False) -> list[IndexInfo]:
     def read(connection: Connection) -> list[IndexInfo]:
-        found = updated_at.read(database, connection, count=count)
+        found = []
+        if _sdk_index(database).exists(connection):
+            number = _count(database, connection) if count else None
+            found.append(IndexInfo(UPDATED_AT, complete=True, entries=number))
         if database.has_tables(connection, ACTIVITY):
             indexes = database.tables.group(ACTIVITY)["_indexes"]
             states: Any = connection.execute(select(indexes.c.key, indexes.c.state)).all()
             for key, state in states:
-                column, own = _kind(database, key).rows
+                column, own = _Index(database, key).kind.rows
                 entries = select(func.count(column)).where(own)
                 number = connection.scalar(entries) if count else None
                 found.append(IndexInfo(key, state == COMPLETE, number))
@@ -121,34 +114,50 @@ async def list_indexes(database: Database[Any], *, count: bool = False) -> list[
     return await database.look(read)
 
 
-def _nothing(_: int) -> None:
-    pass
-
-
 def _kinds() -> dict[str, Callable[[Database[Any]], IndexKind]]:
     return {key: kind for feature in features() for key, kind in feature.indexes}
 
 
-def _kind(database: Database[Any], key: str) -> IndexKind:
-    make = _kinds().get(key)
-    return KeyIndex(database, key) if make is None else make(database)
+# ---- the index of all sessions: an SQL index on the SDK's table ----
 
 
-def _work(work: Callable[[Connection], T]) -> Callable[[Connection, Any], T]:
-    return lambda connection, _: work(connection)
+def _sdk_index(database: Database[Any]) -> SDKIndex:
+    # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
+    more = ["session_id"] if database.dialect.single_writer else []
+    return SDKIndex(database.tables.sessions, "_updated_at_idx", ["updated_at", *more])
+
+
+def _count(database: Database[Any], connection: Connection) -> int:
+    return connection.scalar(select(func.count()).select_from(database.tables.sessions)) or 0
+
+
+async def _change_sdk_index(database: Database[Any], *, exists: bool) -> bool:
+    """Creates or drops the index. Returns whether that was necessary."""
+    index = _sdk_index(database)
+    try:
+        return await database.write(lambda connection, _: index.change(connection, exists=exists))
+    except DBAPIError:
+        # Another process may have done it.
+        if await database.look(index.exists) != exists:
+            raise
+        return False
+
+
+# ---- the index of a key ----
 
 
 class _Index:
     """The state of one index. Each method is work for one transaction."""
 
-    def __init__(self, database: Database[Any], key: str, kind: IndexKind) -> None:
+    def __init__(self, database: Database[Any], key: str) -> None:
+        kind = _kinds().get(key)
+        self.kind = KeyIndex(database, key) if kind is None else kind(database)
         self._key = key
-        self._kind = kind
         self._dialect = database.dialect
         self._states = database.tables.group(ACTIVITY)["_indexes"]
         self._own = self._states.c.key == key
 
-    def begin(self, connection: Connection) -> tuple[str | None, int | None]:
+    def begin(self, connection: Connection, _: object) -> tuple[str | None, int | None]:
         """Announces the index.
 
         Returns a token with which to prepare, fill and finish it; or the number of sessions if all
@@ -157,7 +166,7 @@ class _Index:
         state = connection.scalar(select(self._states.c.state).where(self._own))
         if state == COMPLETE:
             return None, None
-        alone = self._kind.keep_out(connection)
+        alone = self.kind.keep_out(connection)
         token = uuid.uuid4().hex
         new = {"key": self._key, "state": FILLING, "token": token}
         connection.execute(self._dialect.insert_missing(self._states, selected=True), new)
@@ -170,12 +179,12 @@ class _Index:
             token = row.token  # Somebody else fills it, or has stopped: do the same.
         if not alone:
             return token, None
-        self._kind.prepare(connection)
-        done = self._kind.fill_at_once(connection)
-        self.finish(token, connection)
+        self.kind.prepare(connection)
+        done = self.kind.fill_at_once(connection)
+        self.finish(connection, token=token)
         return None, done
 
-    def finish(self, token: str, connection: Connection) -> bool:
+    def finish(self, connection: Connection, _: object = None, *, token: str) -> bool:
         """Declares the index complete, if it still has the token."""
         row = self._lock(connection)
         if row is None or (row.token, row.state) != (token, FILLING):
@@ -183,7 +192,7 @@ class _Index:
         connection.execute(update(self._states).where(self._own).values(state=COMPLETE))
         return True
 
-    def leave(self, connection: Connection) -> str | None:
+    def leave(self, connection: Connection, _: object) -> str | None:
         """Announces that the index is dropped. Returns the token, or None if there was no index."""
         alone = self._dialect.lock_tables(connection, [self._states])
         if self._lock(connection) is None:
@@ -191,12 +200,12 @@ class _Index:
         token = uuid.uuid4().hex
         left = update(self._states).where(self._own)
         connection.execute(left.values(state=DROPPING, token=token))
-        self._kind.leave(connection, alone=alone)
+        self.kind.leave(connection, alone=alone)
         return token
 
-    def empty_step(self, token: str | None, connection: Connection) -> bool:
+    def empty_step(self, connection: Connection, _: object, *, token: str | None) -> bool:
         """Deletes some of a dropped index. Returns True if there can be more."""
-        column, own = self._kind.rows
+        column, own = self.kind.rows
         some = list(connection.scalars(select(column).where(own).distinct().limit(_AT_ONCE)))
         # Before anything is deleted: whoever creates the index again waits, and starts with a
         # token of its own. Shared, because a writer holds entries when its trigger reads the row.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Column, Connection, Index, Integer, MetaData, Table, select
+from sqlalchemy import Column, Connection, Index, Integer, MetaData, select
 
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
@@ -18,8 +18,8 @@ from agents_session_metadata.core.definitions import (
     TableGroup,
     by_code_point,
     derived_name,
+    feature_table,
     session_link,
-    table_options,
 )
 
 from .triggers import cleanup
@@ -33,30 +33,21 @@ FILLING, COMPLETE, DROPPING = 0, 1, 2
 def define(
     metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
 ) -> TableGroup:
-    if names[0] not in metadata.tables:
-        _define(metadata, core, names, types)
-    indexes, entries = (metadata.tables[name] for name in names)
-    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
-
-
-def _define(
-    metadata: MetaData, core: TableGroup, names: tuple[str, ...], types: ColumnTypes
-) -> None:
-    indexes_name, entries_name = names
-    options: dict[str, Any] = {**table_options(types), "sqlite_with_rowid": False}
-    Table(
-        indexes_name,
+    indexes = feature_table(
+        names[0],
         metadata,
+        types,
         Column("key", types.key, primary_key=True),
         # FILLING, COMPLETE or DROPPING.
         Column("state", Integer, nullable=False),
         # Of whoever has begun to create or to drop it.
         Column("token", types.key, nullable=False),
-        **options,
+        sqlite_with_rowid=False,
     )
-    Table(
-        entries_name,
+    entries = feature_table(
+        names[1],
         metadata,
+        types,
         Column("session_id", types.own_id, primary_key=True),
         Column("key", types.key, primary_key=True),
         # That of the element in its list; -1 for a value as a whole.
@@ -66,28 +57,20 @@ def _define(
         Column("search_key", types.search, nullable=False),
         # As nullable as the column that it follows may be.
         Column("updated_at", types.stored_time, nullable=True),
-        session_link(entries_name, core.tables[0]),
+        session_link(names[1], core.tables[0]),
         Index(
-            derived_name(entries_name, "_order_idx"),
-            "key",
-            "of_list",
-            "search_key",
-            "updated_at",
-            "session_id",
+            derived_name(names[1], "_order_idx"),
+            *("key", "of_list", "search_key", "updated_at", "session_id"),
             **by_code_point(types),
         ),
-        **options,
+        sqlite_with_rowid=False,
     )
-
-
-def learn(database: Database[Any], connection: Connection) -> None:
-    """Reads which indexes are complete; the tables must exist."""
-    indexes = database.tables.group(ACTIVITY)["_indexes"]
-    complete = select(indexes.c.key).where(indexes.c.state == COMPLETE)
-    database.notes[ACTIVITY] = frozenset(connection.scalars(complete))
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
 
 
 def look(database: Database[Any], connection: Connection) -> None:
-    """Looks for indexes that another process may have created or dropped."""
+    """Reads which indexes are complete. Another process may have created or dropped some."""
     if database.has_tables(connection, ACTIVITY):
-        learn(database, connection)
+        indexes = database.tables.group(ACTIVITY)["_indexes"]
+        complete = select(indexes.c.key).where(indexes.c.state == COMPLETE)
+        database.notes[ACTIVITY] = frozenset(connection.scalars(complete))

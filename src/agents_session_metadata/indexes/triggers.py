@@ -10,12 +10,11 @@ to it by a foreign key of their own, and a deleted value takes the entries of it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, DDLElement, Table, literal_column
-from sqlalchemy.ext.compiler import compiles
+from sqlalchemy import Connection, Table, literal_column
 
-from agents_session_metadata.core.definitions import derived_name, name_beside
+from agents_session_metadata.core.definitions import DropTrigger, derived_name
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects._dialect import RowTrigger
 
@@ -27,34 +26,16 @@ _OTHERS = ("of_list", "search_key", "updated_at")
 ENTRY_COLUMNS = _PRIMARY_KEY + _OTHERS
 _NAMES = (
     (0, "_session_time"),
-    (2, "_value_insert"),
-    (2, "_value_update"),
-    (2, "_value_delete"),
-    (3, "_element_insert"),
-    (3, "_element_update"),
-    (3, "_element_delete"),
+    *((2, f"_value_{event}") for event in ("insert", "update", "delete")),
+    *((3, f"_element_{event}") for event in ("insert", "update", "delete")),
 )
 """The ends of the names of all triggers, and their tables among the core tables."""
 
 
-def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropMaintenance, ...]:
-    return tuple(DropMaintenance(core[place], entries, suffix) for place, suffix in _NAMES)
-
-
-class DropMaintenance(DDLElement):
-    """Drops a trigger if it exists. It is named after `filled`, the table of entries."""
-
-    def __init__(self, table: Table, filled: Table, suffix: str) -> None:
-        self.table = table
-        self.name: str = derived_name(filled.name, suffix)
-
-
-@compiles(DropMaintenance)
-def _drop_maintenance(drop: DropMaintenance, compiler: Any, **_: Any) -> str:
-    name = compiler.preparer.quote(drop.name)
-    schema = name_beside(drop.table, drop.name, compiler).removesuffix(name)
-    table = name_beside(drop.table, drop.table.name, compiler)
-    return dialect_of(compiler.dialect).drop_trigger(schema, name, table)
+def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropTrigger, ...]:
+    return tuple(
+        DropTrigger(core[place], derived_name(entries.name, suffix)) for place, suffix in _NAMES
+    )
 
 
 def activity_triggers(
@@ -139,15 +120,3 @@ def _text(connection: Connection, text: str) -> str:
     spelled = dialect_of(connection.dialect).literal(text)
     # Doubles each % if the driver requires it.
     return str(literal_column(spelled).compile(dialect=connection.dialect))
-
-
-def create_triggers(connection: Connection, tables: SessionTables, keys: Iterable[str]) -> None:
-    """Creates the triggers that are missing; functions are replaced, with the keys they name."""
-    dialect = dialect_of(connection.dialect)
-    existing = dialect.existing_triggers(connection, *tables.tables)
-    for each in activity_triggers(connection, tables, keys):
-        *functions, trigger = dialect.trigger_statements(each)
-        for function in functions:
-            connection.exec_driver_sql(function)
-        if each.plain not in existing:
-            dialect.create_trigger(connection, trigger)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from sqlalchemy import ColumnElement, FromClause, Integer, String, bindparam, func, select
 
@@ -49,8 +49,6 @@ _TIED = 50
 """The number of sessions that were active last, in one tick of the clock, that a walk finds."""
 _SLOW = 0.05
 """Seconds after which an answer is slow."""
-_BY_ID = frozenset({0, 2})
-"""The ranks of conditions on the id, which need no index."""
 
 _NEWEST_FIRST = Ordering("updated_at", descending=True)
 _OLDEST_FIRST = Ordering("updated_at", descending=False)
@@ -70,16 +68,15 @@ class _WalkBuilder(Builder):
         key: ColumnElement[str] = bindparam("walk_key", type_=String)
         entries = group["_activity"].alias("entries")
         by_position = self._in_order(entries, ordering)
-        conditions = [
+        bound = bindparam("walk_bound", type_=Integer, literal_execute=True)
+        of_value = select(entries.c.session_id).where(
             entries.c.key == key,
             entries.c.of_list == bindparam("walk_of_list", type_=Integer),
             entries.c.search_key == bindparam("walk_value", type_=PlainBytes),
             *self._within(entries),
-        ]
+        )
         if beyond:
-            conditions.append(after_position(by_position))
-        bound = bindparam("walk_bound", type_=Integer, literal_execute=True)
-        of_value = select(entries.c.session_id).where(*conditions)
+            of_value = of_value.where(after_position(by_position))
         walked = of_value.order_by(*directed(by_position)).limit(bound).subquery("walked")
         session_id: ColumnElement[str] = walked.c.session_id
         own_id = self._sessions.c.session_id
@@ -117,14 +114,14 @@ class _WalkBuilder(Builder):
     def _within(self, entries: FromClause) -> Iterator[ColumnElement[bool]]:
         """Yields rough limits of the time. The exact conditions are checked again."""
         for name, part in self._condition.conjunction(NAME):
-            if isinstance(part, TimeBound) and _is_of_activity(part):
+            if _is_of_activity(part):
                 high = part.operator in ("$lt", "$lte")
                 moment = bindparam(name, type_=self._dialect.moment)
                 limit = self._dialect.outer_limit(moment, high=high)
                 yield (op.le if high else op.ge)(entries.c.updated_at, limit)
 
 
-def _is_of_activity(part: Condition) -> bool:
+def _is_of_activity(part: Condition) -> TypeGuard[TimeBound]:
     """True if the condition limits the time of activity, by which entries are sorted."""
     return isinstance(part, TimeBound) and part.column == "updated_at"
 
@@ -137,7 +134,7 @@ def _plan(
     Without `keys`, any key can have an index.
     """
     parts = [part for _, part in condition.conjunction(NAME)]
-    if any(part.rank in _BY_ID for part in parts):
+    if any(part.rank in (0, 2) for part in parts):  # conditions on the id
         return None
     for part in parts:
         # It requires one value, which the index distinguishes from all others.
@@ -187,9 +184,8 @@ class IndexReader(Reader):
         return None if found is None else [each.position for each in found]
 
     def ids(self, condition: Condition, limit: int | None) -> list[str]:
-        if limit is None:
-            return super().ids(condition, limit)
-        found = self._walk(condition, _NEWEST_FIRST, limit=limit, keys=[])
+        walk = partial(self._walk, condition, _NEWEST_FIRST, keys=[])
+        found = None if limit is None else walk(limit=limit)
         if found is not None:
             return [each.info.session_id for each in found]
         return self._timed(partial(super().ids, condition, limit), condition)
@@ -217,7 +213,7 @@ class IndexReader(Reader):
         details: Details = NOTHING_ELSE,
     ) -> list[Found] | None:
         """Reads a page from an index. Returns None if none can give it."""
-        plan = _plan(condition, self._known) if self._known else None
+        plan = _plan(condition, self._known)
         if plan is None:
             return None
         leader, others = plan

@@ -44,9 +44,9 @@ from agents_session_metadata.core.definitions import (
     CreateTrigger,
     TableGroup,
     derived_name,
-    table_options,
+    feature_table,
 )
-from agents_session_metadata.core.features import Feature, IndexKind
+from agents_session_metadata.core.features import Feature, IndexKind, fill_in_steps
 from agents_session_metadata.core.schema import SDKIndex
 from agents_session_metadata.dialects import dialect_of
 from agents_session_metadata.dialects.sqltypes import Words
@@ -77,35 +77,34 @@ def define(
     messages = core.tables[1]
     # The native index of SQLite, which only `create_index` creates.
     native = Table(f"{rows_name}_fts", MetaData(), schema=messages.schema)
-    if rows_name not in metadata.tables:
-        link = derived_name(rows_name, "_item_fk")
-        item = ForeignKey(messages.c.id, ondelete="CASCADE", name=link)
-        rows = Table(
-            rows_name,
-            metadata,
-            Column("id", types.item_id, item, primary_key=True, autoincrement=False),
-            Column("words", Words(), nullable=False),
-            **table_options(types),
-        )
-        Table(
-            state_name,
-            metadata,
-            Column("id", Integer, primary_key=True, autoincrement=False),
-            # 1 if the database's own index exists.
-            Column("native", Integer, nullable=False),
-            # All items up to this one have rows.
-            Column("filled", BigInteger, nullable=False),
-            # All items up to this one will, as soon as the transactions of `mark` have ended.
-            Column("pending", BigInteger, nullable=False),
-            Column("mark", BigInteger, nullable=False),
-            **table_options(types),
-        )
+    is_new = rows_name not in metadata.tables
+    item = ForeignKey(messages.c.id, ondelete="CASCADE", name=derived_name(rows_name, "_item_fk"))
+    rows = feature_table(
+        rows_name,
+        metadata,
+        types,
+        Column("id", types.item_id, item, primary_key=True, autoincrement=False),
+        Column("words", Words(), nullable=False),
+    )
+    state = feature_table(
+        state_name,
+        metadata,
+        types,
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        # 1 if the database's own index exists.
+        Column("native", Integer, nullable=False),
+        # All items up to this one have rows.
+        Column("filled", BigInteger, nullable=False),
+        # All items up to this one will, as soon as the transactions of `mark` have ended.
+        Column("pending", BigInteger, nullable=False),
+        Column("mark", BigInteger, nullable=False),
+    )
+    if is_new:
         wanted: Any = _has_virtual_tables
         drop = DropTable(native, if_exists=True).execute_if(callable_=wanted)
         event.listen(rows, "before_drop", drop)
-    tables = tuple(metadata.tables[name] for name in names)
-    trigger = CreateTrigger(messages, tables[0], ("id",))
-    return TableGroup(TEXT, tables, triggers=(trigger,), virtual=(native,))
+    trigger = CreateTrigger(messages, rows, ("id",))
+    return TableGroup(TEXT, (rows, state), triggers=(trigger,), virtual=(native,))
 
 
 def _has_virtual_tables(*_: Any, dialect: Any, **__: Any) -> bool:
@@ -298,16 +297,9 @@ async def fill_met(database: Database[Any], words: Mapping[int, str], *, advance
 
 async def refresh(database: Database[Any], progress: Callable[[int], object] | None = None) -> int:
     """Adds all missing rows, in short transactions. Returns how many were added."""
-    index = TextIndex(database)
     if not await database.read(lambda connection, _: look(database, connection)):
         raise TablesMissingError((), problem=NO_INDEX)
-    done, after, more = 0, None, True
-    while more:
-        step = after
-        found, after = await database.write(lambda connection, _: index.fill(connection, step))  # noqa: B023
-        done, more = done + found, after is not None
-        if found and progress is not None:
-            progress(done)
+    done = await fill_in_steps(database, TextIndex(database), progress)
     await _advance(database)
     return done
 
