@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +12,8 @@ import pytest
 import reported_sessions
 
 from agents_session_metadata.testing import contract
+
+pytest_plugins = ["pytester"]
 
 TESTS = {name for name in vars(contract) if name.startswith("test_")}
 FAULTY = [
@@ -37,41 +36,35 @@ def make_session(request, tmp_path):
 """
 
 
-def run(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs pytest in a project that has nothing but this package installed."""
-    (directory / "pytest.ini").write_text("[pytest]\naddopts = -p no:cacheprovider -W error\n")
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *options],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def run(pytester: pytest.Pytester):
+    """Runs pytest in a project of its own."""
+    pytester.makeini("[pytest]\naddopts = -p no:cacheprovider -W error\n")
+    return lambda *options: pytester.runpytest_inprocess("-q", *options)
 
 
-def test_right_session_passes(tmp_path):
-    done = run(tmp_path, "--session=faulty_sessions:Right")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(TESTS)} passed" in done.stdout
+def test_right_session_passes(run):
+    done = run("--session=faulty_sessions:Right")
+    assert done.ret == 0, done.outlines + done.errlines
+    assert f"{len(TESTS)} passed" in str(done.stdout)
 
 
 @pytest.mark.thorough
-def test_each_test_can_fail(tmp_path):
-    (tmp_path / "test_all.py").write_text(SUITE.format(module="faulty_sessions", names=FAULTY))
-    done = run(tmp_path, "--tb=no", "-o", LOOP_SCOPE)
+def test_each_test_can_fail(run, pytester):
+    pytester.makepyfile(test_all=SUITE.format(module="faulty_sessions", names=FAULTY))
+    done = run("--tb=no", "-o", LOOP_SCOPE)
     found = defaultdict(set)
-    for test, name in re.findall(r"^FAILED .*::(\w+)\[(\w+)\]", done.stdout, re.MULTILINE):
+    for test, name in re.findall(r"^FAILED .*::(\w+)\[(\w+)\]", str(done.stdout), re.MULTILINE):
         found[name].add(test)
-    assert set(found) == set(FAULTY), done.stdout
+    assert set(found) == set(FAULTY), done.outlines
     assert set().union(*found.values()) == TESTS, found
 
 
-def test_sessions_in_memory(tmp_path):
+def test_sessions_in_memory(run):
     """Without a second object of the same id, tests that need one are left out, and said to be."""
-    done = run(tmp_path, "--session=agents:SQLiteSession", "--session-in-memory")
+    done = run("--session=agents:SQLiteSession", "--session-in-memory")
     shared = sum("shared" in str(getattr(vars(contract)[name], "pytestmark", "")) for name in TESTS)
-    assert f"{len(TESTS) - shared} passed, {shared} deselected" in done.stdout, done.stdout
+    assert f"{len(TESTS) - shared} passed, {shared} deselected" in str(done.stdout), done.outlines
 
 
 @pytest.mark.parametrize(
@@ -83,10 +76,10 @@ def test_sessions_in_memory(tmp_path):
         ("sys:path", "--session: sys:path is not callable"),
     ],
 )
-def test_wrong_name(tmp_path, name, message):
-    done = run(tmp_path, f"--session={name}")
-    assert done.returncode == 4
-    assert message in done.stderr
+def test_wrong_name(run, name, message):
+    done = run(f"--session={name}")
+    assert done.ret == 4
+    assert message in str(done.stderr)
 
 
 PAGE = Path(__file__).parents[1] / "docs" / "testing.md"
@@ -94,20 +87,12 @@ REPORTED = [*reported_sessions.ON_FILE]
 COLUMNS = [*REPORTED, "in_memory"]
 
 
-def report(directory: Path) -> str:
+def report(run, pytester) -> str:
     """The table on the page: a row per test, a column per class."""
-    (directory / "test_report.py").write_text(
-        SUITE.format(module="reported_sessions", names=COLUMNS)
-    )
-    results = directory / "results.xml"
-    options = [
-        "--tb=no",
-        f"--junitxml={results}",
-        "-o",
-        LOOP_SCOPE,
-    ]
-    done = run(directory, *options)
-    assert results.exists(), done.stdout + done.stderr
+    pytester.makepyfile(test_report=SUITE.format(module="reported_sessions", names=COLUMNS))
+    results = pytester.path / "results.xml"
+    done = run("--tb=no", f"--junitxml={results}", "-o", LOOP_SCOPE)
+    assert results.exists(), done.outlines + done.errlines
     outcomes = {
         case.attrib["name"]: "**fails**" if len(case) else "passes"
         for case in ElementTree.parse(results).iter("testcase")  # noqa: S314  # pytest wrote it
@@ -122,6 +107,6 @@ def report(directory: Path) -> str:
 
 
 @pytest.mark.thorough
-def test_report_on_the_page(tmp_path):
+def test_report_on_the_page(run, pytester):
     _, table, _ = PAGE.read_text(encoding="utf-8").split("<!-- report -->\n")
-    assert table.strip() == report(tmp_path)
+    assert table.strip() == report(run, pytester)
