@@ -17,7 +17,7 @@ from scaling import scale
 
 from agents_session_metadata import SessionCatalog
 
-POINTS = scale(3, 30)
+POINTS = scale(2, 30)
 SESSIONS = scale(60, 400)
 
 # Before `main` sets its handler there is only the interpreter, which no program can guard.

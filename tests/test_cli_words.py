@@ -485,10 +485,11 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_output_in_another_encoding(encoding, tmp_path):
-    environment = {"PYTHONIOENCODING": encoding}
-    script = "{cli} set é😀 title=é😀 --create --create-tables; {cli} list; {cli} show é😀; "
-    script += "{cli} get é😀 title"
-    done = shell(script, tmp_path, environment)
+    url = f"sqlite:///{tmp_path}/x.db"
+    assert run("set", "é😀", "title=é😀", "--create", "--create-tables", url=url).exit_code == 0
+    # Each kind of output: a table, one value.
+    script = "{cli} show é😀; {cli} get é😀 title"
+    done = shell(script, tmp_path, {"PYTHONIOENCODING": encoding})
     assert (done.returncode, done.stderr) == (0, "")
     last = done.stdout.splitlines()[-1]
     assert last == {"ascii": "\\xe9\\U0001f600", "latin-1": "\udce9\\U0001f600"}.get(
@@ -564,17 +565,22 @@ def test_tables_fit_the_terminal(width, capsys, monkeypatch):
 # ---- files ----
 
 
-def test_an_export_replaces_nothing_but_the_content_of_its_file(tmp_path):
+def test_an_export_replaces_nothing_but_the_content_of_its_file(tmp_path, monkeypatch):
     filled(tmp_path, "title=x")
     file, own, link = tmp_path / "s.jsonl", tmp_path / "s.jsonl.part", tmp_path / "link"
     file.write_text("before")
     file.chmod(0o600)
     own.write_text("mine")
     link.symlink_to(file)
-    done = shell(
-        f"umask 022; cd {tmp_path}; {{cli}} export -o {link}; {{cli}} export -o new", tmp_path
-    )
-    assert (done.returncode, done.stdout) == (0, "")
+    monkeypatch.chdir(tmp_path)
+    url = "sqlite:///x.db"
+    umask = os.umask(0o022)
+    try:
+        for path in (link, "new"):
+            done = run("export", "-o", str(path), url=url)
+            assert (done.exit_code, done.stdout) == (0, "")
+    finally:
+        os.umask(umask)
     assert json.loads(file.read_text())["session_id"] == "chat"
     assert (file.stat().st_mode & 0o777, link.is_symlink(), own.read_text()) == (
         0o600,
@@ -582,14 +588,12 @@ def test_an_export_replaces_nothing_but_the_content_of_its_file(tmp_path):
         "mine",
     )
     assert (tmp_path / "new").stat().st_mode & 0o777 == 0o644
-    assert shell(f"cd {tmp_path}; {{cli}} export -o -", tmp_path).stdout == file.read_text()
+    assert run("export", "-o", "-", url=url).stdout == file.read_text()
     # Two exports to one path: each is complete.
-    both = " & ".join([f"{{cli}} export -o {file}"] * 3)
-    assert shell(f"{both}; wait", tmp_path).returncode == 0
+    both = f"{{cli}} export -o {file} & {{cli}} export -o {file}; wait"
+    assert shell(both, tmp_path).returncode == 0
     assert json.loads(file.read_text())["session_id"] == "chat"
-    assert shell(f"{{cli}} export -o {tmp_path}/full --meta title=y", tmp_path).returncode == 1
-    full = shell("{cli} export -o /dev/full", tmp_path)
-    assert said(full.stderr).endswith("/dev/full: No space left on device")
+    assert run("export", "-o", "full", "--meta", "title=y", url=url).exit_code == 1
     assert {each.name for each in tmp_path.iterdir()} >= {"s.jsonl", "s.jsonl.part", "link", "new"}
     assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
 
@@ -653,9 +657,10 @@ def test_a_server_that_does_not_answer(scheme, tmp_path):
 def test_text_of_all_the_world_stays_readable(tmp_path):
     text = "東京\u3000大阪 👨\u200d👩\u200d👧 e\u0301 نص"
     filled(tmp_path, f"title={text}")
+    url = f"sqlite:///{tmp_path}/x.db"
     for command in ("list", "get chat title", "values title", "show chat"):
-        assert text in shell(f"{{cli}} {command}", tmp_path).stdout
-    assert text in shell(f"{{cli}} show '{text}'", tmp_path).stderr
+        assert text in run(*command.split(), url=url).stdout
+    assert text in run("show", text, url=url).stderr
 
 
 def test_a_file_as_url(tmp_path):

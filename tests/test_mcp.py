@@ -1,4 +1,4 @@
-"""The MCP server, as a real client sees it over standard input and output."""
+"""The MCP server, as a real client sees it: in memory, or over standard input and output."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 from agents import Agent, Runner
 from agents.mcp import MCPServerStdio, MCPUtil
@@ -25,6 +26,7 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, SessionRuns
+from agents_session_metadata.cli import servers as cli_servers
 from agents_session_metadata.mcp import (
     ANSWER_CHARACTERS,
     ERROR_CHARACTERS,
@@ -89,10 +91,30 @@ class Tools:
 
 
 @contextlib.asynccontextmanager
-async def connected(url, *args):
+async def connected_by_pipes(url, *args):
+    """A process of the command line."""
     program, arguments = command(url, *args)
     async with Client(StdioServerParameters(command=program, args=arguments)) as client:
         yield Tools(client)
+
+
+@contextlib.asynccontextmanager
+async def connected(url, *args):
+    """The server that the command line makes, in this process, which has imported everything."""
+    servers = []
+
+    async def serve(server):
+        servers.append(server)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_servers, "_serve", serve)
+        done = await asyncio.to_thread(commands.run, "mcp", "--url", url, *args)
+    assert done.exit_code == 0, done.output
+    (server,) = servers
+    async with Client(server) as client:
+        yield Tools(client)
+    # The command has closed its connections; these are those of the client's requests.
+    await server._view.catalog.engine.dispose()
 
 
 @contextlib.asynccontextmanager
@@ -122,7 +144,7 @@ def ids(answer):
 
 
 async def test_an_orchestra(catalog, shared_database):
-    async with connected(shared_database.url, "--allow-write") as tools:
+    async with connected_by_pipes(shared_database.url, "--allow-write") as tools:
         assert await tools("set_metadata", session="gt-alpha-Toast", key="n", value=1) == {
             "session": "gt-alpha-Toast",
             "key": "n",
@@ -627,25 +649,28 @@ async def test_every_name_can_be_reached(catalog):
 
 
 @sqlite_only
-@pytest.mark.parametrize("text", ['"', "\n", "\x01", "é", '\x01"é\\'])
-async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path, text):
-    session = text * (255 // len(text))
-    texts = {
-        "short": text * (900 // len(text)),
-        "long": text * (10_000 // len(text)),
-        "nested": {text * 200: [[[text * (9_000 // len(text))]]]},
-    }
-    for name in (session, session[1:], session[2:]):
-        await catalog.set_metadata(name, {**texts, **{f"{n}{text}": texts["short"] for n in "abc"}})
+async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path):
+    texts = ['"', "\n", "\x01", "é", '\x01"é\\']
+    for text in texts:
+        given = {
+            "short": text * (900 // len(text)),
+            "long": text * (10_000 // len(text)),
+            "nested": {text * 200: [[[text * (9_000 // len(text))]]]},
+        }
+        given |= {f"{name}{text}": given["short"] for name in "abc"}
+        for name in long_names(text):
+            await catalog.set_metadata(name, given)
     wire = tmp_path / "wire"
     program, arguments = command(shared_database.url)
     tee = ["-c", '"$@" | tee "$0"', str(wire), program, *arguments]
     async with Client(StdioServerParameters(command="/bin/sh", args=tee)) as client:
         tools = Tools(client)
-        found, left_out = await walk(tools, session)
-        for key in left_out:
-            found[key] = await read(tools, session, key)
-        assert found == await catalog.get_metadata(session)
+        for text in texts:
+            session = long_names(text)[0]
+            found, left_out = await walk(tools, session)
+            for key in left_out:
+                found[key] = await read(tools, session, key)
+            assert found == await catalog.get_metadata(session)
         listed, cursor = [], None
         while True:
             answer = await tools("list_sessions", order_by="session_id", cursor=cursor)
@@ -653,13 +678,19 @@ async def test_the_cap_counts_what_is_sent(catalog, shared_database, tmp_path, t
             cursor = answer["next_cursor"]
             if cursor is None:
                 break
-        assert {session, session[1:], session[2:]} < set(listed)
-        assert len(listed) == len(set(listed)) == 7
+        assert {name for text in texts for name in long_names(text)} < set(listed)
+        assert len(listed) == len(set(listed)) == 4 + 3 * len(texts)
     lines = wire.read_text(encoding="utf-8").split("\n")
     answers = [line for line in lines if '"content"' in line]
-    assert len(answers) >= 3
+    assert len(answers) >= 3 * len(texts)
     # Text, the same as structured content, and the envelope around them.
     assert max(map(len, answers)) <= 2 * ANSWER_CHARACTERS + 500
+
+
+def long_names(text):
+    """Three ids that are as long as ids may be, or nearly."""
+    name = text * (255 // len(text))
+    return name, name[1:], name[2:]
 
 
 @sqlite_only
@@ -790,7 +821,7 @@ def test_another_mcp_package_is_one_sentence(tmp_path):
 
 
 async def test_many_requests_at_once_on_a_database_in_memory():
-    async with connected("sqlite://", "--create-tables", "--allow-write") as tools:
+    async with connected_by_pipes("sqlite://", "--create-tables", "--allow-write") as tools:
         values = {f"key {number}": number for number in range(40)}
         requests = [
             tools("set_metadata", session="chat", key=key, value=value, create=True)
