@@ -7,10 +7,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from demonstration import CHROMIUM, serving
 from node_packages import installed
 from playwright.async_api import Browser, Locator, Page, async_playwright
 from scaling import scale
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 360, "height": 740}
 PAGES = ["/", "/runs", "/statistics?count=all", "/session?id=billing-00000000"]
@@ -25,17 +28,25 @@ def demo(tmp_path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def shared_demo(tmp_path_factory) -> Iterator[str]:
-    """One that tests only look at."""
+    """One that tests look at; at most a title is changed."""
     with serving(tmp_path_factory.mktemp("demo")) as address:
         yield address
 
 
-@pytest.fixture
-async def browser(chromium) -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def one_browser(chromium) -> AsyncIterator[Browser]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
         yield browser
         await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(one_browser) -> AsyncIterator[Browser]:
+    """A browser without pages."""
+    yield one_browser
+    for context in one_browser.contexts:
+        await context.close()
 
 
 async def follow(page: Page, element: str | Locator, key: str | None = None) -> None:
@@ -144,12 +155,12 @@ async def test_costs_fit_into_their_column(shared_demo, browser) -> None:
         assert await cell.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), cost
 
 
-async def test_a_row_copying_and_changes(demo, browser) -> None:
+async def test_a_row_copying_and_changes(shared_demo, browser) -> None:
     context = await browser.new_context(viewport=WIDE, timezone_id="Asia/Tokyo")
-    await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=demo)
+    await context.grant_permissions(["clipboard-read", "clipboard-write"], origin=shared_demo)
     page, other = await context.new_page(), await context.new_page()
-    problems = watched(page, demo)
-    await page.goto(f"{demo}/?filter=agent%3Dreviewer+status%3Dcompleted")
+    problems = watched(page, shared_demo)
+    await page.goto(f"{shared_demo}/?filter=agent%3Dreviewer+status%3Dcompleted")
     name = await page.inner_text("td.name .id >> nth=0")
     heights = "rows => new Set(rows.map(each => each.offsetHeight)).size"
     assert await page.locator("table.sessions tbody tr").evaluate_all(heights) == 1

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata import SessionCatalog, SessionInfo
-from conformance import raw, strategies
+from conformance import strategies
 from conformance.oracle import matches
 
 # Values of one key `v`, so that each is compared with each.
@@ -90,14 +90,18 @@ class Corpus:
     @classmethod
     async def create(cls, engine: AsyncEngine) -> Corpus:
         catalog = SessionCatalog(engine, create_tables=True)
-        for number, (session_id, metadata) in enumerate(sessions().items()):
-            await catalog.create_session(session_id, metadata=metadata)
-            await raw.set_times(
-                engine,
-                session_id,
-                created_at=f"2020-01-{number % 7 + 1:02} 00:00:00",
-                updated_at=f"2020-02-{number % 9 + 1:02} 12:00:00",
-            )
+        records = [
+            {
+                "format": 1,
+                "session_id": session_id,
+                "created_at": f"2020-01-{number % 7 + 1:02}T00:00:00+00:00",
+                "updated_at": f"2020-02-{number % 9 + 1:02}T12:00:00+00:00",
+                "metadata": metadata,
+                "items": [],
+            }
+            for number, (session_id, metadata) in enumerate(sessions().items())
+        ]
+        await catalog.import_sessions(records)
         page = await catalog.list_sessions(limit=1_000, order_by="session_id")
         assert {info.session_id: info.metadata for info in page.sessions} == sessions()
         return cls(catalog, page.sessions)
