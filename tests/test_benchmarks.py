@@ -30,7 +30,7 @@ def benchmarks(monkeypatch):
 @pytest.mark.thorough
 def test_a_short_run_writes_the_tables(benchmarks, tmp_path, capsys) -> None:
     output = tmp_path / "new" / "results.md"
-    parts = scale(["--only", "indexes"], [])
+    parts = scale(["--only", "catalog"], [])
     options = ["--servers", "sqlite", "--sizes", 200, "--seconds", 0, "--output", output]
     benchmarks(*options, *parts)
     written = output.read_text(encoding="utf-8")

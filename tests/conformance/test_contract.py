@@ -7,7 +7,7 @@ import pytest
 from agents_session_metadata import SQLAlchemyMetadataSession
 from agents_session_metadata.testing.contract import *  # noqa: F403  # the tests
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.dialect]
+pytestmark = pytest.mark.asyncio
 
 
 @pytest.fixture

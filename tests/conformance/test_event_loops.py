@@ -14,8 +14,6 @@ from agents_session_metadata import SessionCatalog
 from agents_session_metadata.dialects.urls import check_loop
 from conformance import raw
 
-pytestmark = pytest.mark.dialect
-
 
 async def elsewhere(work):
     """Runs a coroutine function in an event loop of its own."""

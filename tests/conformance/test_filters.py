@@ -166,7 +166,7 @@ async def test_filters_that_are_easily_got_wrong(corpus):
     )
 
 
-@examples(80, 10_000)
+@examples(40, 10_000)
 @given(where=filters())
 async def test_any_filter_agrees_with_plain_python(corpus, where):
     await corpus.check(where)

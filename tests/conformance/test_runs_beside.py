@@ -133,6 +133,8 @@ TABLE: dict[str, tuple[Any, ...]] = {
 }
 
 
+# One call after the other: what SQL each runs is tested where the call is.
+@pytest.mark.logic
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("call", TABLE)
 async def test_the_table(catalog, state, call) -> None:
