@@ -55,9 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     ]
     names = {item.nodeid for item in applying}
     repeated = {item for item in applying if repeats_in_memory(item, names)}
-    kept = [item for item in applying if IS_FULL or item not in repeated]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
-    items[:] = kept
+    left_out = {*items} - {*applying} | (set() if IS_FULL else repeated)
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
     for item in items:
         if is_quick(item):
             item.add_marker("quick")
