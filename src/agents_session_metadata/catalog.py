@@ -1015,7 +1015,7 @@ class SessionCatalog:
             UnsupportedDialectError: If the database has no such full-text index.
             ValueError: If `native` is set for another key than `"$text"`.
         """
-        from .indexes.states import check_index_key, create_index
+        from .indexes.create import check_index_key, create_index
 
         self._check_unscoped("create_index")
         if not native:
@@ -1042,7 +1042,7 @@ class SessionCatalog:
             ScopeError: If the catalog has a scope.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """
-        from .indexes.states import check_index_key, drop_index
+        from .indexes.create import check_index_key, drop_index
 
         self._check_unscoped("drop_index")
         return await drop_index(self._store.database, check_index_key(key))
@@ -1059,7 +1059,7 @@ class SessionCatalog:
         Raises:
             ScopeError: If the catalog has a scope.
         """
-        from .indexes.states import list_indexes
+        from .indexes.create import list_indexes
 
         self._check_unscoped("list_indexes")
         return await list_indexes(self._store.database, count=count)

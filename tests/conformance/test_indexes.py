@@ -21,7 +21,7 @@ from agents_session_metadata import (
 )
 from agents_session_metadata.core.schema import drop_statements
 from agents_session_metadata.indexes import activity, walks
-from agents_session_metadata.indexes.activity import KeyIndex
+from agents_session_metadata.indexes.key_index import KeyIndex
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.runs.feature import RUNS
 from agents_session_metadata.types import IndexInfo

@@ -27,7 +27,7 @@ from agents_session_metadata.errors import InvalidMetadataError, TriggersNotAllo
 from agents_session_metadata.types import MAX_KEY_LENGTH, IndexInfo
 from agents_session_metadata.values import key_problem
 
-from .activity import KeyIndex
+from .key_index import KeyIndex
 from .tables import ACTIVITY, COMPLETE, DROPPING, FILLING, look
 
 Progress = Callable[[int], object]
