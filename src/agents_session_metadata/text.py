@@ -91,6 +91,14 @@ def ago(then: datetime, now: datetime | None = None) -> str:
     return f"{then:%Y-%m-%d}"
 
 
+def texts_of(content: object) -> Iterator[str]:
+    """Yields the texts of a message's content, without those of refusals."""
+    for part in content if isinstance(content, list) else [content]:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            yield text
+
+
 def content_texts(content: Any) -> Iterator[str]:
     """Yields the texts of a message's content. A part without text is replaced by its type."""
     parts = content if isinstance(content, list) else [] if content is None else [content]

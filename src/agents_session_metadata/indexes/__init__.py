@@ -1,1 +1,5 @@
-"""The activity index: tables with the order of sessions, which triggers keep up to date."""
+"""Indexes: `create` creates, drops and lists them, and `walks` reads pages from them.
+
+The index of a key is in `key_index`, with `tables` and `triggers`. `$updated_at` is an SQL index,
+and `$text` is in `search`.
+"""

@@ -1,4 +1,4 @@
-"""The part of indexes in the core: their tables, and pages that read them."""
+"""The part of indexes in the core: their tables, which `tables` defines, and pages from `walks`."""
 
 from __future__ import annotations
 

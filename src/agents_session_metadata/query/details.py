@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, FromClause, Table, case, func, literal_column, or_, select
 
 from agents_session_metadata.core.tables import SessionTables
 from agents_session_metadata.dialects._dialect import Dialect
+from agents_session_metadata.text import texts_of
 from agents_session_metadata.values import utf8_text
 
 LENGTH = 200
@@ -115,10 +116,3 @@ def preview_of(head: str) -> str | None:
     collapsed = " ".join(" ".join(texts).split())[:LENGTH].rstrip()
     # It may hold half of a character, cut or stored so.
     return utf8_text(collapsed) or None
-
-
-def texts_of(content: object) -> Iterator[str]:
-    for part in content if isinstance(content, list) else [content]:
-        text = part.get("text") if isinstance(part, dict) else part
-        if isinstance(text, str):
-            yield text

@@ -1,1 +1,1 @@
-"""Text search: the normalized words of each item, and queries that find substrings of them."""
+"""Text search: `feature` stores the normalized words of each item, and `query` finds them."""

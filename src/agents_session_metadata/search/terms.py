@@ -1,4 +1,4 @@
-"""The terms of a query, and the test whether a text matches them.
+"""The terms of a query, the text of an item that is searched, and the test whether it matches.
 
 The database only finds candidates: `WordQuery.match` decides.
 """

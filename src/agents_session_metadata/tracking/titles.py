@@ -14,7 +14,7 @@ from agents_session_metadata import keys
 from agents_session_metadata.core.messages import oldest_id
 from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.lifecycle import store_of
-from agents_session_metadata.query.details import texts_of
+from agents_session_metadata.text import texts_of
 from agents_session_metadata.types import Metadata
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The part of the usage ledger in the core: its table."""
+"""The part of the usage ledger in the core: its table, which `ledger` defines."""
 
 from agents_session_metadata.core.features import Feature
 
