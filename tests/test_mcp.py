@@ -26,7 +26,6 @@ from sqlalchemy import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import SessionCatalog, SessionRuns
-from agents_session_metadata.cli import servers as cli_servers
 from agents_session_metadata.mcp import (
     ANSWER_CHARACTERS,
     ERROR_CHARACTERS,
@@ -41,6 +40,7 @@ from agents_session_metadata.mcp.answers import (
     NOTE,
     WAITING_NOTE,
 )
+from agents_session_metadata.mcp.server import MetadataServer
 from agents_session_metadata.mcp.tools import TOOLS
 
 sqlite_only = pytest.mark.only_on("sqlite")
@@ -107,7 +107,7 @@ async def connected(url, *args):
         servers.append(server)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli_servers, "_serve", serve)
+        patch.setattr(MetadataServer, "run_stdio_async", serve)
         done = await asyncio.to_thread(commands.run, "mcp", "--url", url, *args)
     assert done.exit_code == 0, done.output
     (server,) = servers
