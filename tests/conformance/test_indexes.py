@@ -20,7 +20,7 @@ from agents_session_metadata import (
     TriggersNotAllowedError,
 )
 from agents_session_metadata.core.schema import drop_statements
-from agents_session_metadata.indexes import activity, walks
+from agents_session_metadata.indexes import key_index, walks
 from agents_session_metadata.indexes.key_index import KeyIndex
 from agents_session_metadata.indexes.tables import ACTIVITY
 from agents_session_metadata.runs.feature import RUNS
@@ -441,7 +441,7 @@ async def test_not_binds_more_tightly(database):
 @pytest.mark.not_on("postgresql")  # It creates an index in one transaction.
 async def test_an_index_that_was_not_finished(catalog, engine, monkeypatch, caplog):
     await catalog.create_index("$updated_at")
-    monkeypatch.setattr(activity, "SESSIONS_AT_ONCE", 1)
+    monkeypatch.setattr(key_index, "SESSIONS_AT_ONCE", 1)
 
     def stop(done):
         if done == 2:

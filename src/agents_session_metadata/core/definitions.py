@@ -231,7 +231,7 @@ class TableGroup:
         tables: The tables, each after the tables that it refers to.
         triggers: The triggers that SQLite needs in addition to the tables. Pass each to `execute`;
             to drop it, use its `name`.
-        drops: Statements that drop other objects that the feature creates, on any database. Run
+        cleanup: Statements that drop other objects that the feature creates, on any database. Run
             them before you drop the tables. They do nothing if there is nothing to drop.
         virtual: Tables that the feature can create on SQLite in addition. Drop them if they exist.
     """
@@ -239,7 +239,7 @@ class TableGroup:
     name: str
     tables: tuple[Table, ...]
     triggers: tuple[CreateTrigger, ...] = field(default=(), repr=False)
-    drops: tuple[Any, ...] = field(default=(), repr=False)
+    cleanup: tuple[Any, ...] = field(default=(), repr=False)
     virtual: tuple[Table, ...] = field(default=(), repr=False)
 
     def __getitem__(self, suffix: str) -> Table:

@@ -180,7 +180,7 @@ def drop_statements(
     sa_dialect, tables = offline(dialect), create_tables(names or table_names())
     elements: list[ExecutableDDLElement] = []
     for group in tables.groups:
-        elements += group.drops
+        elements += group.cleanup
         if dialect_of(sa_dialect).uses_triggers:
             elements += [drop for trigger in group.triggers for drop in dropping(trigger)]
             elements += [DropTable(table, if_exists=True) for table in group.virtual]

@@ -22,7 +22,7 @@ from agents_session_metadata.core.definitions import (
     session_link,
 )
 
-from .triggers import trigger_drops
+from .triggers import cleanup
 
 ACTIVITY = "activity"
 
@@ -65,7 +65,7 @@ def define(
         ),
         sqlite_with_rowid=False,
     )
-    return TableGroup(ACTIVITY, (indexes, entries), drops=trigger_drops(core.tables, entries))
+    return TableGroup(ACTIVITY, (indexes, entries), cleanup=cleanup(core.tables, entries))
 
 
 def look(database: Database[Any], connection: Connection) -> None:

@@ -32,7 +32,7 @@ _NAMES = (
 """The ends of the names of all triggers, and their tables among the core tables."""
 
 
-def trigger_drops(core: Sequence[Table], entries: Table) -> tuple[DropTrigger, ...]:
+def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropTrigger, ...]:
     return tuple(
         DropTrigger(core[place], derived_name(entries.name, suffix)) for place, suffix in _NAMES
     )
