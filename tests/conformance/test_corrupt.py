@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from servers import ignored_warnings
 from sqlalchemy import text
 
 from agents_session_metadata import CorruptMetadataError, SessionCatalog, SessionMetadataError
@@ -142,8 +143,9 @@ async def test_statistics_of_a_bad_value(engine, key, value, bad):
     for name in ("bad", "good"):
         await catalog.create_session(name, metadata={key: value, "owner_id": name})
     await damage(engine, "bad", key, bad)
-    assert (await catalog.statistics({"owner_id": "good"})).sessions == 1
-    found, error = await attempt(catalog.statistics(), CorruptMetadataError)
+    with ignored_warnings():  # MySQL converts a value that is no number, before it is left out.
+        assert (await catalog.statistics({"owner_id": "good"})).sessions == 1
+        found, error = await attempt(catalog.statistics(), CorruptMetadataError)
     # Databases differ in what they refuse.
     assert is_error_of(error, "bad", key) if error else found.sessions == 2
     with pytest.raises(CorruptMetadataError):

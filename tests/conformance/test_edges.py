@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pytest
 from scaling import scale
+from servers import ignored_warnings
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from agents_session_metadata import (
@@ -62,9 +63,10 @@ async def test_more_keys_than_a_driver_takes_parameters(session, catalog):
 
 async def test_more_keys_of_a_page_than_a_driver_takes_parameters(session, catalog):
     keys = [*[f"key {number}" for number in range(40_000)], "a"]
-    assert (await catalog.get_session("chat", keys=keys)).metadata == {"a": 1}
-    assert [info.metadata async for info in catalog.iter_sessions(keys=keys)] == [{"a": 1}]
-    assert (await catalog.list_sessions(keys=keys)).sessions[0].metadata == {"a": 1}
+    with ignored_warnings():  # So many are too many for an optimization of MySQL's.
+        assert (await catalog.get_session("chat", keys=keys)).metadata == {"a": 1}
+        assert [info.metadata async for info in catalog.iter_sessions(keys=keys)] == [{"a": 1}]
+        assert (await catalog.list_sessions(keys=keys)).sessions[0].metadata == {"a": 1}
 
 
 @pytest.mark.thorough
