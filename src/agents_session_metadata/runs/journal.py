@@ -137,8 +137,10 @@ class Journal:
     async def flush(self) -> None:
         """Writes the steps that wait for a write of the history."""
         if self._pending:
+            database = self._lease.store.database
             async with self.writing() as insert:
-                await self._lease.store.database.write(lambda connection, _: insert(connection))
+                write = database.write_one if len(self._pending) == 1 else database.write
+                await write(lambda connection, _: insert(connection))
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[Callable[[Connection], None]]:
