@@ -84,6 +84,7 @@ class Search:
     """Stored words of items that had no row."""
     advances: bool = False
     _filled: int = 0
+    _newest: int = 0
     _unread: Position | None = None
     """Items without a row that are here or come later were not read."""
 
@@ -132,7 +133,8 @@ class Search:
         count, newest = self._ask(
             SearchBuilder.count_candidates, Way.NATIVE, None, None, candidates=most + 1
         )[0]
-        self.advances = (newest or 0) - self._filled > _TAIL
+        self._newest = newest or 0
+        self.advances = self._newest - self._filled > _TAIL
         return int(count) <= most
 
     def _read(
@@ -227,6 +229,7 @@ class Search:
             **limits,
             "native": dialect.text_search.native_query(query.words),
             "filled": self._filled,
+            "newest": self._newest,
             "title_word": max(plain, key=len, default=""),
             **(dialect.list_parameters("ids", ids) if ids else {}),
             **{f"pattern_{number}": each for number, each in enumerate(every)},

@@ -181,7 +181,10 @@ class SearchBuilder(Builder):
             candidates = self._native(shape).cte("candidates").prefix_with("MATERIALIZED")
             found = found.where(self._dialect.looked_up(messages.c.id, candidates.c.id))
         elif shape.way is Way.MISSING:
-            found = found.where(messages.c.id > bindparam("filled", type_=BigInteger))
+            # With both ends, PostgreSQL expects few items, even without statistics. If it expected
+            # many, it would compile the statement, which takes a tenth of a second.
+            first, last = (bindparam(name, type_=BigInteger) for name in ("filled", "newest"))
+            found = found.where(messages.c.id > first, messages.c.id <= last)
         in_scope = found.where(self._in_scope(messages.c.session_id, shape))
         return self._dialect.text_search.fenced(in_scope).subquery("items")  # type: ignore[no-any-return]
 
