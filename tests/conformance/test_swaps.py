@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -22,7 +20,6 @@ from agents_session_metadata import (
     SessionCatalog,
     SessionExistsError,
     SessionNotFoundError,
-    UnsupportedDialectError,
 )
 from agents_session_metadata.chatkit import CatalogStore
 from agents_session_metadata.web.list_page import View, read_facets
@@ -144,17 +141,6 @@ async def test_a_driver_that_commits_each_statement(shared_database: Database, m
     session = await my_session(engine)
     await engine.dispose()  # Writes of metadata change the setting of a connection.
     await check_write(engine, shared_database, session, method)
-
-
-@pytest.mark.only_on("sqlite")
-async def test_a_driver_without_transactions(shared_database: Database):
-    if sys.version_info < (3, 12):
-        with pytest.raises(TypeError, match="autocommit"):
-            sqlite3.connect(":memory:", autocommit=True)  # Nobody can ask for it.
-        return
-    engine = shared_database.engine(connect_args={"autocommit": True})
-    with pytest.raises(UnsupportedDialectError, match="autocommit"):
-        await my_session(engine)
 
 
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", None])

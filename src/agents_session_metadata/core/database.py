@@ -250,7 +250,6 @@ class Database(Generic[Q]):
 
     async def _prepare(self, group: str) -> None:
         def prepare(connection: Connection, _: Q) -> None:
-            self.dialect.check_transactions(connection)
             existing = existing_names(connection, self.tables)
             missing = missing_names(connection, self.tables.group(group), existing)
             if lost_sessions(connection, self.tables, existing):

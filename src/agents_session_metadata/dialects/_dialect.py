@@ -304,9 +304,6 @@ class Dialect:
     def check_connection(self, connection: Connection) -> None:
         """Raises an error if the driver's quoting would be unsafe; checks each connection once."""
 
-    def check_transactions(self, connection: Connection) -> None:
-        """Raises an error if the driver ignores commit and rollback."""
-
     def server_warnings(self, connection: Connection) -> list[str]:
         return []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -36,15 +35,11 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql.elements import UnaryExpression
 from sqlalchemy.sql.operators import custom_op
 
-from agents_session_metadata.errors import UnsupportedDialectError
 from agents_session_metadata.text import escaped
 
 from ._dialect import Dialect, IdColumn, RowTrigger, Triples, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
-
-_HAS_AUTOCOMMIT: bool = sys.version_info >= (3, 12)
-"""Whether sqlite3 has the option with which it ignores commit and rollback."""
 
 
 class _SQLiteLocks(Locks):
@@ -135,15 +130,6 @@ class SQLite(Dialect):
             # sqlite3 of Python 3.10 has no error codes. SQLite does not translate these messages.
             return 5 if "is locked" in str(error.orig) else None
         return code & 0xFF  # The low byte of an extended code is the primary code.
-
-    def check_transactions(self, connection: Connection) -> None:
-        if not _HAS_AUTOCOMMIT:
-            return
-        _begin(connection, "BEGIN")
-        connection.rollback()
-        if _is_begun(connection):
-            connection.exec_driver_sql("ROLLBACK")
-            raise UnsupportedDialectError(self.name, "the driver's option autocommit=True")
 
     def commits_each(self, connection: Connection) -> bool:
         if not super().commits_each(connection):
