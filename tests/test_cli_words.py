@@ -73,6 +73,10 @@ def test_values_after_the_equals_sign():
             ["list", "--url", "sqlite:///:memory:", "--limit", "0"],
             "0 is not in the range 1..1000",
         ),
+        (
+            ["values", "a", "--url", "sqlite:///:memory:", "--limit", "1001"],
+            "1001 is not in the range 1..1000",
+        ),
         (["list", "--url", "sqlite:///:memory:", "--order-by", "$title"], "order_by"),
         (["list", "--url", "sqlite:///:memory:", "--where", "owner_id=u1"], "--meta owner_id=u1"),
         (

@@ -12,9 +12,9 @@ from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.text import ago
 from agents_session_metadata.types import Metadata, SessionInfo
 
-from . import options
+from . import options, output
 from .app import WRITES, Target, command
-from .options import SESSION, argument, flag, option, parse_pairs, repeatable, usage
+from .options import SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
 from .output import Answer, Pages, Table, counted, no_match, no_session, nothing, number, shown
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
@@ -145,7 +145,9 @@ async def values(
     target: Target,
     key: str = argument("A metadata key."),
     condition: Any = options.filters(),
-    limit: int = option("Maximum number of values.", type=int, default=20),
+    limit: int = option(
+        "Maximum number of values.", type=Whole(1, output.LONGEST_PAGE), default=20
+    ),
 ) -> Answer:
     """Print the values of a key, with the number of sessions per value or list element."""
     counts = await target.catalog.count_values(key, condition, limit=limit)
