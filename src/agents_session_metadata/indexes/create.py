@@ -7,7 +7,7 @@ that is dropped is unused from the first transaction on, and emptied in steps.
 
 Whoever changes the state stores a token, and stops when it finds another one.
 
-A metadata key is of the kind in `activity`. Features add kinds for keys that begin with `$`.
+A metadata key is of the kind in `key_index`. Features add kinds for keys that begin with `$`.
 """
 
 from __future__ import annotations
