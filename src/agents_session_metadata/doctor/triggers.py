@@ -71,6 +71,5 @@ def _index_triggers(inspection: Inspection) -> list[RowTrigger]:
     needed = (*inspection.queried.tables, indexes, entries)
     if not inspection.complete.issuperset(table.name for table in needed):
         return []
-    found = inspection.connection.scalars(select(indexes.c.key))
-    keys = [key for key in found if not key.startswith("$")]  # "$text" needs no entries.
-    return activity_triggers(inspection.connection, inspection.queried, keys) if keys else []
+    keys = inspection.connection.scalars(select(indexes.c.key))
+    return activity_triggers(inspection.connection, inspection.queried, keys)

@@ -41,7 +41,13 @@ def cleanup(core: Sequence[Table], entries: Table) -> tuple[DropTrigger, ...]:
 def activity_triggers(
     connection: Connection, tables: SessionTables, keys: Iterable[str]
 ) -> list[RowTrigger]:
-    """Returns the triggers for entries of these keys; not every database writes them out."""
+    """Returns the triggers for entries of these keys; not every database writes them out.
+
+    None is needed for a special key, such as "$text".
+    """
+    known = sorted(key for key in keys if not key.startswith("$"))
+    if not known:
+        return []
     dialect = dialect_of(connection.dialect)
     quote = connection.dialect.identifier_preparer.quote
     _, filled = tables.group("activity").tables
@@ -57,8 +63,8 @@ def activity_triggers(
         """Inserts or replaces an entry, if the key is indexed."""
         source, indexed = f", {indexes} i", f"i.{key} = NEW.{key} AND i.state < 2"
         if dialect.inlines_keys:
-            known = ", ".join(_text(connection, each) for each in sorted(keys))
-            source, indexed = "", f"NEW.{key} IN ({known})" if known else "FALSE"
+            texts = ", ".join(_text(connection, each) for each in known)
+            source, indexed = "", f"NEW.{key} IN ({texts})"
         new = {
             "session_id": "NEW.session_id",
             "key": f"NEW.{key}",
