@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from agents import Agent, Runner, SQLiteSession, function_tool
+from agents import Agent, Runner, function_tool
 from agents.exceptions import MaxTurnsExceeded, UserError
 from agents.testing import ScriptedModel, assistant_message, function_call
 from cryptography.fernet import Fernet
@@ -755,7 +755,7 @@ async def test_a_session_that_replaces_the_history_in_the_middle(runs, shop) -> 
 
 async def test_a_wrong_argument(catalog, shop) -> None:
     with pytest.raises(TypeError, match="catalog must be a SessionCatalog"):
-        SessionRuns(SQLiteSession("chat"))
+        SessionRuns(catalog.session("chat"))
     with pytest.raises(ValueError, match="lease must be positive"):
         SessionRuns(catalog, lease=timedelta(0))
     runs = SessionRuns(catalog)
