@@ -589,6 +589,7 @@ class SessionCatalog:
         *,
         keys: Iterable[str] | None = None,
         count_items: bool = False,
+        preview: bool = False,
         on_corrupt: OnCorrupt | None = None,
     ) -> AsyncIterator[SessionInfo]:
         """Iterate over all matching sessions, in constant memory.
@@ -600,6 +601,7 @@ class SessionCatalog:
             where: A filter; all sessions by default.
             keys: The metadata keys to return; all stored keys by default.
             count_items: Whether to count the items of each history.
+            preview: Whether to read the beginning of the first user message, as in `list_sessions`.
             on_corrupt: Called with a `CorruptMetadataError` for each stored value that is
                 not valid JSON, instead of raising it; the session is yielded without these keys.
 
@@ -623,7 +625,7 @@ class SessionCatalog:
                 limit=_WALK_PAGE,
                 after=after,
                 keys=wanted,
-                details=Details(count_items),
+                details=Details(count_items, preview),
             )
             found = await self._read(ask)
             for each in found:
@@ -873,7 +875,8 @@ class SessionCatalog:
             ScopeError: If the metadata contradicts the scope.
             SessionExistsError: If the new id is in use.
             SessionNotFoundError: If the session does not exist.
-            SessionPausedError: If the session has a paused run.
+            SessionBusyError: If a run of the session works or is interrupted.
+            SessionPausedError: If a run of the session waits.
             TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If an id is not a string, or `before` not an integer.
             ValueError: If the new id is not valid for metadata, if `metadata` contradicts
@@ -1260,7 +1263,6 @@ class SessionCatalog:
             or if there are no votes.
 
         Raises:
-            TablesMissingError: If tables are missing and `create_tables` is off.
             TypeError: If the id is not a string.
         """
         from .threads.feature import read_feedback

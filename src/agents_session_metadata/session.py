@@ -296,7 +296,8 @@ class SQLAlchemyMetadataSession(StoredSession):
             limit: The maximum number of ids; no limit by default.
 
         Returns:
-            Session ids, most recently active first.
+            Session ids, most recently active first; of sessions with the same `updated_at`, the
+            greatest id first.
 
         Raises:
             InvalidFilterError: If the filter is invalid.
@@ -365,9 +366,9 @@ class SQLAlchemyMetadataSession(StoredSession):
     ) -> list[ItemInfo]:
         """Remove the last turns or items of the history in one transaction. Metadata is kept.
 
-        A turn begins with a user message and ends before the next one. Items are ordered by
-        `item_id`. An `OpenAIResponsesCompactionSession` around this session keeps the removed items
-        in memory: create a new one afterwards. `updated_at` changes if an item is removed.
+        A turn begins with a user message and ends before the next one. Items are in the order of
+        `get_items`. An `OpenAIResponsesCompactionSession` around this session keeps the removed
+        items in memory: create a new one afterwards. `updated_at` changes if an item is removed.
 
         Args:
             turns: The number of turns to remove; all turns if there are fewer. Items before the
@@ -379,9 +380,10 @@ class SQLAlchemyMetadataSession(StoredSession):
             The removed items, oldest first.
 
         Raises:
+            SessionBusyError: If a run of the session works or is interrupted.
             SessionChangedError: If the newest item is not `expect_last`.
             SessionNotFoundError: If the session does not exist.
-            SessionPausedError: If it has a paused run.
+            SessionPausedError: If a run of the session waits.
             TypeError: If an argument is not an integer.
             ValueError: If the history does not have the item, if a call would be separated from its
                 output, an approval from its request or reasoning from the item after it, or if the

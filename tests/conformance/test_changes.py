@@ -5,8 +5,16 @@ from __future__ import annotations
 import logging
 
 import pytest
+from agents import Agent
+from agents.testing import ScriptedModel
 
-from agents_session_metadata import MetadataLimits, ScopeError, SessionCatalog, SessionExistsError
+from agents_session_metadata import (
+    MetadataLimits,
+    ScopeError,
+    SessionCatalog,
+    SessionExistsError,
+    SessionRuns,
+)
 from conformance import raw
 
 LOGGER = "agents_session_metadata.changes"
@@ -70,6 +78,22 @@ async def test_many_sessions(catalog, lines):
     assert [line.split(";")[0] for line in lines()] == [
         f"session '{name}': created" for name in "abc"
     ]
+
+
+@pytest.mark.logic
+async def test_a_run_that_is_given_up(catalog, lines):
+    session = await catalog.create_session("a")
+    runs = SessionRuns(catalog)
+    for give_up in (
+        lambda: runs.discard("a"),
+        lambda: session.rewind(turns=1),
+        lambda: catalog.fork_session("a", "b"),
+    ):
+        with pytest.raises(Exception, match="no scripted steps"):
+            await runs.run("a", Agent(name="a", model=ScriptedModel([])), "hi")
+        lines()
+        await give_up()
+        assert lines()[0] == "session 'a': removed 'run'"
 
 
 async def test_what_is_not_committed(catalog, engine, lines):

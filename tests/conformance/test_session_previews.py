@@ -51,6 +51,8 @@ async def test_previews(catalog, engine):
     expected |= {"encrypted": None, "spaces": "with spaces"}
     page = await catalog.list_sessions(preview=True, order_by="session_id")
     assert {info.session_id: info.preview for info in page.sessions} == expected
+    walked = {info.session_id: info.preview async for info in catalog.iter_sessions(preview=True)}
+    assert walked == expected
     for session_id, preview in expected.items():
         assert (await catalog.get_session(session_id, preview=True, keys=[])).preview == preview
         assert (await catalog.get_session(session_id)).preview is None

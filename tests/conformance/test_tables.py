@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from datetime import date
+from datetime import date, datetime, timezone
 from typing import Any
 
 import pytest
@@ -239,6 +239,36 @@ async def test_an_empty_database_lacks_everything(engine):
         await SQLAlchemyMetadataSession("chat", engine=engine).get_metadata()
     assert TABLES - {"agent_messages"} <= set(caught.value.tables)
     assert await raw.table_names(engine) == set()
+
+
+async def test_a_database_of_the_sdk_alone(engine):
+    """History needs no table of ours, and what nobody has used is empty."""
+    await raw.create_sdk_tables(engine)
+    catalog = SessionCatalog(engine)
+    await catalog.session("old").add_items([raw.message("hello"), raw.message("again")])
+    page = await catalog.list_items("old", limit=1)
+    assert [info.item for info in page.items] == [raw.message("hello")]
+    page = await catalog.list_items("old", cursor=page.next_cursor)
+    assert [info.item for info in page.items] == [raw.message("again")]
+    assert [info.item for info in await catalog.rewind_session("old", turns=1)] == [
+        raw.message("again")
+    ]
+    assert await catalog.list_indexes() == await catalog.usage() == []
+    assert await catalog.feedback("old") == []
+    runs = SessionRuns(catalog)
+    assert (await runs.list()).runs == await runs.decisions() == []
+    assert await runs.get("old") is None
+    assert await runs.discard("old") is False
+    assert await runs.delete_decisions(before=datetime.now(timezone.utc)) == 0
+    with pytest.raises(LookupError, match="no run"):
+        await runs.decide("old", "c1", approve=True)
+    assert await raw.table_names(engine) == {"agent_sessions", "agent_messages"}
+    for work in (
+        lambda: catalog.get_metadata("old"),
+        lambda: catalog.scoped({"owner_id": "u1"}).list_items("old"),
+    ):
+        with pytest.raises(TablesMissingError):
+            await work()
 
 
 async def test_one_missing_table_is_named_alone(engine):

@@ -139,18 +139,32 @@ class Database(Generic[Q]):
 
     # Plain functions that return coroutines: one frame less between a call and its statement.
 
-    def read(self, work: Work[Q, T]) -> Awaitable[T]:
-        return self.retry(partial(self._spawn, work, self._begin_read))
+    def read(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
+        return self.retry(partial(self._spawn, work, self._begin_read), prepare=prepare)
+
+    async def read_used(self, group: str, work: Work[Q, T], unused: T) -> T:
+        """Reads what a feature has stored. Returns `unused` if its tables were never created."""
+
+        def read(connection: Connection, queries: Q) -> T:
+            return work(connection, queries) if self.has_tables(connection, group) else unused
+
+        try:
+            return await self.read(read)
+        except TablesMissingError as error:
+            if self.names.metadata not in error.tables:
+                raise
+            return unused  # Nothing of this package was ever used.
 
     def read_snapshot(self, work: Work[Q, T]) -> Awaitable[T]:
         return self.retry(partial(self._spawn, work, self.dialect.begin_snapshot))
 
-    def write(self, work: Work[Q, T]) -> Awaitable[T]:
+    def write(self, work: Work[Q, T], *, prepare: bool = True) -> Awaitable[T]:
         """Runs work as one transaction, which finishes even if the caller is cancelled.
 
         Work that calls `connection.rollback()` last has written nothing.
         """
-        return settle(self.retry(partial(self._spawn, work, self._begin_write, commits=True)))
+        operation = partial(self._spawn, work, self._begin_write, commits=True)
+        return settle(self.retry(operation, prepare=prepare))
 
     def write_one(self, statement: Work[Q, T]) -> Awaitable[T]:
         """Runs one statement, where that is faster without a transaction around it."""

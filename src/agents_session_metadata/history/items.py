@@ -88,13 +88,15 @@ class _History:
 
 
 async def _read(store: ScopedStore, session_id: str, work: Callable[[_History], T]) -> T | None:
-    """Returns None if no session can have this id."""
+    """Returns None if no session can have this id. Needs tables of ours only in a scope."""
     check_id_type(session_id)
     if not is_text(session_id):
         return None
-    return await store.database.read(
-        lambda connection, queries: work(_History(store, session_id, connection, queries))
-    )
+
+    def read(connection: Connection, queries: Queries) -> T:
+        return work(_History(store, session_id, connection, queries))
+
+    return await store.database.read(read, prepare=store.is_restricted)
 
 
 # ---- pages ----

@@ -116,7 +116,8 @@ def rewinding(
 
 async def rewind(store: ScopedStore, session_id: str, cut: Cut) -> list[ItemInfo]:
     check_id_type(session_id)
-    return await store.database.write(rewinding(store, session_id, cut))
+    work = rewinding(store, session_id, cut)
+    return await store.database.write(work, prepare=store.is_restricted)
 
 
 def check_not_encrypted(items: Iterable[ItemInfo]) -> None:

@@ -43,6 +43,7 @@ from sqlalchemy import (
     select,
 )
 
+from agents_session_metadata.core.change_log import note
 from agents_session_metadata.core.database import Database
 from agents_session_metadata.core.definitions import (
     ColumnTypes,
@@ -197,7 +198,9 @@ def _hold(database: Database[Any], connection: Connection, session_id: str) -> E
 def _end(database: Database[Any], connection: Connection, session_id: str) -> None:
     runs, rows = runs_table(database.tables), database.tables.metadata
     connection.execute(delete(runs).where(runs.c.session_id == session_id))
-    connection.execute(delete(rows).where(rows.c.session_id == session_id, rows.c.key == RUN))
+    own = rows.c.session_id == session_id, rows.c.key == RUN
+    if connection.execute(delete(rows).where(*own)).rowcount:
+        note(connection, "removed", session_id, [RUN])
 
 
 def give_up(database: Database[Any], connection: Connection, session_id: str) -> None:

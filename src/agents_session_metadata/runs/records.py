@@ -244,8 +244,6 @@ async def read_page(
     page = page.order_by(started.desc(), session_id.desc()).limit(limit + 1)
 
     def read(connection: Connection, queries: Queries) -> RunPage:
-        if not database.has_tables(connection, RUNS):
-            return RunPage([], None)
         rows: Any = connection.execute(*queries.where(page, condition, session_id)).all()
         infos = infos_of(connection, database, rows[:limit], encryption)
         if len(rows) <= limit:
@@ -253,7 +251,7 @@ async def read_page(
         position = json.dumps([rows[limit - 1].started_at, rows[limit - 1].session_id])
         return RunPage(infos, seal(position.encode(), question))
 
-    return await database.read(read)
+    return await database.read_used(RUNS, read, RunPage([], None))
 
 
 def _position(body: bytes) -> tuple[int, str]:
@@ -338,11 +336,9 @@ async def read_decisions(
         statement = statement.where(table.c.decided_at >= _microseconds(since, "since"))
 
     def read(connection: Connection, queries: Queries) -> list[Decision]:
-        if not store.database.has_tables(connection, RUNS):
-            return []
         return _loaded(connection.execute(*store.question(queries, statement, table.c.session_id)))
 
-    return await store.database.read(read)
+    return await store.database.read_used(RUNS, read, [])
 
 
 async def delete_decisions(store: ScopedStore, before: datetime) -> int:
@@ -354,4 +350,4 @@ async def delete_decisions(store: ScopedStore, before: datetime) -> int:
             return 0
         return connection.execute(*store.question(queries, old, table.c.session_id)).rowcount
 
-    return await store.database.write(write)
+    return await store.database.write(write, prepare=store.is_restricted)

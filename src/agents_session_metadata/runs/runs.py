@@ -572,7 +572,7 @@ class SessionRuns:
             add_decision(connection, self._database, row, found[0], **values)
             return infos_of(connection, self._database, [row], self._encryption)[0]
 
-        return await self._database.write(write)
+        return await self._database.write(write, prepare=self._store.is_restricted)
 
     async def discard(self, session_id: str) -> bool:
         """Give up a run that waits, was interrupted or has failed.
@@ -600,7 +600,7 @@ class SessionRuns:
             give_up(self._database, connection, session_id)
             return True
 
-        return await self._database.write(write)
+        return await self._database.write(write, prepare=self._store.is_restricted)
 
     async def decisions(
         self, session_id: str | None = None, *, since: datetime | None = None

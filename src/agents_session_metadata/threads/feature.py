@@ -139,8 +139,6 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
     table = store.database.tables.group(THREADS).tables[2]
 
     def read(connection: Connection, queries: Any) -> list[Feedback]:
-        if not store.database.has_tables(connection, THREADS):
-            return []
         votes = select(table.c.item_id, table.c.kind, table.c.voted_at)
         votes = votes.where(table.c.session_id == session_id)
         votes = votes.order_by(table.c.voted_at, table.c.item_id)
@@ -148,7 +146,9 @@ async def read_feedback(store: ScopedStore, session_id: str) -> list[Feedback]:
         found: Any = connection.execute(statement, parameters)
         return [Feedback(item_id, kind, _EPOCH + at * _UNIT) for item_id, kind, at in found]
 
-    return await store.database.read(read) if id_problem(session_id) is None else []
+    if id_problem(session_id) is not None:
+        return []
+    return await store.database.read_used(THREADS, read, [])
 
 
 def _count(

@@ -40,6 +40,7 @@ from pydantic import (
 
 from agents_session_metadata.core.features import features
 from agents_session_metadata.errors import invalid_record
+from agents_session_metadata.text import quoted
 from agents_session_metadata.values import finite
 
 FORMAT = 1
@@ -120,7 +121,14 @@ def validated(kind: Any, value: object, path: str = "$") -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        raise invalid_record(path + "".join(steps), f"is invalid: {first['msg']}") from None
+        problem = f"is invalid: {first['msg']}"
+        if first["type"] == "model_type":
+            problem = "must be an object"
+        if first["type"] not in {"missing", "extra_forbidden"}:
+            given = first["input"]
+            name = type(given).__name__
+            problem += f", got {quoted(given) if isinstance(given, int) else name}"
+        raise invalid_record(path + "".join(steps), problem) from None
 
 
 def dump_item(created_at: datetime, text: str) -> dict[str, Any]:

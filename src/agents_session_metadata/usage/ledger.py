@@ -219,12 +219,10 @@ async def read_usage(
     statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
 
     def read(connection: Connection, queries: Queries) -> list[UsageRow]:
-        if not store.database.has_tables(connection, USAGE):
-            return []
         query = _within(store, queries, statement, usage)
         return _rows(fields, connection.execute(*query))
 
-    return await store.database.read(read)
+    return await store.database.read_used(USAGE, read, [])
 
 
 async def delete_usage(store: ScopedStore, *, before: date) -> int:
