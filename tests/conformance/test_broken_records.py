@@ -127,6 +127,21 @@ async def test_broken_records(catalog):
     assert {case: one for case, one in told.items() if one} == {}
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ((), 5, "the record must be an object, got 5"),
+        (("format",), 2, "$.format is invalid: Input should be 1, got 2"),
+        (("items", 1), "a", "$.items[1] must be an object, got str"),
+        (("items",), MISSING, "$.items is invalid: Field required"),
+    ],
+)
+async def test_messages_say_what_was_given(catalog, path, value, sentence):
+    with pytest.raises(InvalidMetadataError) as caught:
+        await catalog.import_sessions([broken(path, value)])
+    assert str(caught.value) == f"record 1 (index 0): {sentence}"
+
+
 async def test_ids_that_cannot_be(catalog):
     told = {}
     for name in IDS:
