@@ -396,6 +396,14 @@ async def test_other_names_of_tables(cli, shared_database):
     assert f"ddl --dialect {dialect}` prints" in missing.stderr
 
 
+async def test_a_database_of_the_sdk_alone(cli, shared_database):
+    await raw.create_sdk_tables(shared_database.engine())
+    for command in ("runs", "usage"):
+        await cli(command)
+    found = await cli("history", "nobody", code=1)
+    assert found.stderr == "session nobody has no items\n"
+
+
 # ---- approvals ----
 
 
@@ -407,6 +415,10 @@ async def test_approvals(cli, shared_database):
         assert words in (await cli(command)).stderr
     nobody = await cli("discard", "u1", "--yes", code=1)
     assert "there is no session u1" in nobody.stderr
+    for command in (("runs",), ("values", "role")):
+        code = 0 if command == ("runs",) else 1
+        hinted = await cli(*command, "--where", '{"title": {"prefix": "t"}}', code=code)
+        assert "write $prefix instead of prefix" in hinted.stderr
     runs = SessionRuns(catalog)
     for owner in ("u1", "u2"):
         await catalog.create_session(owner, metadata={"owner_id": owner})

@@ -38,6 +38,7 @@ from agents.items import ModelResponse, TResponseInputItem
 from agents.memory import OpenAIResponsesCompactionSession, SessionSettings
 from agents.memory.session_settings import coerce_session_settings, resolve_session_limit
 from agents.models.interface import Model
+from agents.result import RunResultStreaming
 from agents.run_state import RunState
 from agents.tool import _FailureHandlingFunctionToolInvoker
 from agents.usage import (
@@ -548,6 +549,10 @@ def retarget(handoff: Any, change: Callable[[Any], Any]) -> None:
     target = handoff._agent_ref and handoff._agent_ref()
     if target is not None:
         handoff._agent_ref = weakref.ref(change(target))
+
+
+def was_cancelled(result: RunResultStreaming) -> bool:
+    return result._cancel_mode != "none"
 
 
 def set_last_agent(result: Any, agent: Any) -> None:

@@ -565,7 +565,25 @@ async def test_a_state_of_another_version_stays(runs, shop) -> None:
     await raw.execute(runs.catalog.engine, statement.replace(":", "\\:"))
     with pytest.raises(StateVersionError):
         await runs.resume("chat", shop.agent("Done"))
-    assert await statuses(runs) in (["failed"], ["waiting"])
+    assert await statuses(runs) == ["waiting"]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+async def test_a_run_that_waits_stays_if_the_agent_is_another(runs, shop, durable) -> None:
+    await runs.run("chat", shop.agent(["pay c1"]), "Hi", durable=durable)
+    await runs.decide("chat", "c1", approve=True)
+    with pytest.raises(UserError, match="not found"):
+        await runs.resume("chat", Agent(name="other", model=ScriptedModel([])))
+    if durable:
+        with pytest.raises(Exception, match="not found"):
+            await runs.resume("chat", Agent(name="shop", model=ScriptedModel([])))
+    [run] = (await runs.list("waiting")).runs
+    assert [call.decision is not None for call in run.pending] == [True]
+    assert await runs.catalog.get_metadata("chat") == {"run": "waiting"}
+    with pytest.raises(SessionPausedError):
+        await runs.run("chat", shop.agent("Done"), "Next")
+    assert (await runs.resume("chat", shop.agent("Done"))).final_output == "Done"
+    assert shop.calls == ["pay c1"]
 
 
 async def test_a_context_that_would_not_be_stored(runs, shop) -> None:
@@ -652,6 +670,18 @@ async def test_a_stream(runs, shop) -> None:
     assert (again.final_output, again.repeated) == ("Done", True)
 
 
+@pytest.mark.logic
+async def test_a_stream_whose_output_is_none(runs) -> None:
+    model = ScriptedModel([[assistant_message('{"response": null}')]])
+    agent = Agent(name="a", model=model, output_type=int | None)
+    for is_repeated in (False, True):
+        async with runs.stream("chat", agent, "Hi", key="k") as run:
+            async for _ in run.stream_events():
+                pass
+        assert (run.final_output, run.repeated) == (None, is_repeated)
+        assert await statuses(runs) == []
+
+
 async def test_a_stream_that_is_left_can_be_resumed(runs, shop) -> None:
     agent = shop.agent(["look c1"], ["look c2"], "Done")
     async with runs.stream("chat", agent, "Hi") as run:
@@ -694,7 +724,8 @@ async def test_an_encrypted_session_requires_encrypt(catalog, shop) -> None:
     runs = SessionRuns(catalog)
     with pytest.raises(ValueError, match="encrypt="):
         await runs.run("chat", shop.agent("Done"), "Hi", session=wrap)
-    assert await history(runs) == []
+    assert await catalog.get_session("chat") is None
+    assert await statuses(runs) == []
     fernet = Fernet(Fernet.generate_key())
     runs = SessionRuns(catalog, encrypt=fernet.encrypt, decrypt=fernet.decrypt)
     with pytest.raises(UserError):
@@ -709,6 +740,8 @@ async def test_an_encrypted_session_requires_encrypt(catalog, shop) -> None:
             assert not any(word in str(value) for value in row for word in words)
     blind = SessionRuns(catalog, encrypt=fernet.encrypt)
     [info] = (await blind.list()).runs
+    assert info.pending[0].arguments is None
+    [info] = (await SessionRuns(catalog).list()).runs
     assert info.pending[0].arguments is None
     await runs.decide("chat", "sesame2", approve=True)
     run = await runs.resume("chat", shop.agent("Done"), session=wrap)

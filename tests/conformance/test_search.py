@@ -402,6 +402,12 @@ async def test_without_an_index_the_error_says_how_to_create_it(engine):
         await catalog.refresh_index("owner_id")
 
 
+async def test_a_search_in_a_database_of_the_sdk_alone(engine):
+    await raw.create_sdk_tables(engine)
+    with pytest.raises(TablesMissingError, match=r'create_index\("\$text"\)'):
+        await SessionCatalog(engine).search("a")
+
+
 async def test_an_index_is_created_and_dropped(engine):
     catalog = SessionCatalog(engine, create_tables=True)
     session = await catalog.create_session("a", metadata={"title": "old title"})

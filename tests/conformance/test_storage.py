@@ -25,5 +25,16 @@ async def test_sizes(engine):
         await catalog.scoped({"owner_id": "u1"}).storage()
 
 
+@pytest.mark.only_on("sqlite")
+async def test_the_native_index_counts(engine):
+    catalog = SessionCatalog(engine, create_tables=True)
+    await catalog.session("a").add_items([raw.message(f"word{number}") for number in range(500)])
+    await catalog.create_index("$text", native=True)
+    sizes = {each.table: each for each in await catalog.storage()}
+    native = sizes["agent_sessions_metadata_text_fts"]
+    assert native.rows == 500
+    assert native.bytes is None or native.bytes > 10_000
+
+
 async def test_no_tables(engine):
     assert await SessionCatalog(engine).storage() == []

@@ -7,12 +7,16 @@ import re
 from urllib.parse import urlencode
 
 import pytest
+from agents import Agent, Runner
 from agents.extensions.memory import SQLAlchemySession
+from agents.testing import ModelStep, ScriptedModel, assistant_message
+from agents.usage import Usage
 from sqlalchemy import event
 
-from agents_session_metadata import SessionCatalog, keys
+from agents_session_metadata import ModelPrice, SessionCatalog, SessionRuns, SessionTracker, keys
 from agents_session_metadata.web.list_page import View, read_facets
 from conformance import raw
+from conformance.approving import Deployer, deploys
 
 from .browsing import HOST, SCRIPT, client, edit_form, link, names, sent, token
 
@@ -489,6 +493,34 @@ async def test_a_session_says_why_it_failed_and_how_its_tools_ended(engine) -> N
         asked = (await browser.get(f"/rewind?id=a&before={first}")).text
         assert "<blockquote>One</blockquote>" in asked
         assert "4 items are removed" in asked
+
+
+async def test_a_turn_shows_its_tokens_and_its_cost(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    usage = Usage(requests=1, input_tokens=100, output_tokens=10, total_tokens=110)
+    model = ScriptedModel([ModelStep(output=[assistant_message("Done")], usage=usage)])
+    session = catalog.session("a")
+    async with SessionTracker(session, prices=ModelPrice(1000, 1000), model="m") as hooks:
+        await Runner.run(Agent(name="a", model=model), "Hi", session=session, hooks=hooks)
+    async with client(catalog) as browser:
+        page = (await browser.get("/session?id=a")).text
+        turn = page.partition('id="turns"')[2].partition("</section>")[0]
+        assert "110 tokens" in turn
+        assert "$0.11" in turn
+
+
+async def test_encrypted_texts_are_not_shown(engine) -> None:
+    catalog = SessionCatalog(engine, create_tables=True)
+    runs = SessionRuns(catalog, encrypt=lambda text: text[::-1], decrypt=lambda text: text[::-1])
+    await runs.run("waits", Deployer().agent(deploys("c1")), "Go")
+    with pytest.raises(Exception, match="no scripted steps"):
+        await runs.run("failed", Agent(name="a", model=ScriptedModel([])), "Go")
+    async with client(catalog) as browser:
+        page = (await browser.get("/runs")).text
+        assert "Encrypted: only the application can read the arguments." in page
+        session = (await browser.get("/session?id=failed")).text
+        assert "Failed. Only the application can read the reason." in session
+        assert "encrypted:" not in page + session
 
 
 async def test_a_range_of_days(engine) -> None:

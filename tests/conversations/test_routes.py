@@ -272,6 +272,24 @@ async def test_an_append_with_a_key_takes_effect_once(catalog):
         assert await raw.count_rows(catalog.engine, table) == 0
 
 
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"role": "user", "content": [{"type": "input_text"}]},
+        {"role": "user", "content": [{"type": "input_text", "text": 5}]},
+        {"role": "user", "content": [{"type": "text"}]},
+        {"role": "user", "content": [{"type": "computer_screenshot"}]},
+        {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text"}]},
+    ],
+)
+async def test_parts_without_their_content_are_refused(catalog, item):
+    async with raw_client(mounted(catalog, allow_roles=None)) as client:
+        refused = await client.post("/conversations", json={"items": [item]})
+        assert refused.status_code == 400
+        assert "parts with content" in refused.json()["error"]["message"]
+
+
 async def test_an_id_that_the_conversation_has_is_refused(catalog):
     async with raw_client(mounted(catalog, allow_roles=None)) as client:
         made = await client.post("/conversations", json={"items": [user("a")]})

@@ -269,7 +269,10 @@ class Target:
 
     async def nothing(self, session: str, problem: str, document: Any = ...) -> Answer:
         """Answers with a sentence about a session, or that the session does not exist."""
-        exists = await self.catalog.get_session(session, keys=[]) is not None
+        try:
+            exists = await self.catalog.get_session(session, keys=[]) is not None
+        except errors.TablesMissingError:  # Of those of this package, which a history needs not.
+            exists = True
         sentence = f"session {shown(session)} {problem}" if exists else no_session(session)
         return nothing(sentence, document)
 

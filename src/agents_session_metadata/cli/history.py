@@ -14,7 +14,7 @@ from agents_session_metadata.types import ItemInfo, SearchHit, SearchPage
 from . import options
 from .app import WRITES, Target, command
 from .options import SESSION, YES, Whole, argument, confirm, flag, option, parse_pairs, usage
-from .output import Answer, Pages, Table, counted, nothing, say, shown, write
+from .output import Answer, Pages, Table, counted, hint, nothing, say, shown, write
 
 
 @command("history chat-1 --limit 20 --newest-first")
@@ -107,7 +107,7 @@ async def search(
     found = await pages.write(fetch, _write_hits, as_json=target.as_json)
     if not complete:
         say("messages may be missing; run agent-sessions index refresh '$text'")
-    return Answer() if found else nothing("no message matches")
+    return Answer() if found else nothing("no message matches" + hint(condition))
 
 
 def _write_hits(hits: Sequence[SearchHit]) -> None:

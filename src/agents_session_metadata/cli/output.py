@@ -136,11 +136,16 @@ def no_session(session_id: str) -> str:
 
 
 def no_match(condition: Any) -> str:
+    return "no session matches" + hint(condition)
+
+
+def hint(condition: Any) -> str:
+    """Returns what a filter that matches nothing may have meant."""
     from agents_session_metadata.query.filters import operators_without_dollar
 
     for name in operators_without_dollar(condition):
-        return f"no session matches; for the operator, write ${name} instead of {name}"
-    return "no session matches"
+        return f"; for the operator, write ${name} instead of {name}"
+    return ""
 
 
 async def blocking(function: Callable[..., T], *arguments: Any, name: str = "stdin") -> T:

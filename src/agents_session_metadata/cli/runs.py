@@ -16,7 +16,7 @@ from agents_session_metadata.types import UsageRow
 from . import options
 from .app import Target, command
 from .options import SESSION, YES, argument, confirm, flag, option, parse_value, repeatable, usage
-from .output import Answer, Pages, Table, counted, nothing, number, shown
+from .output import Answer, Pages, Table, counted, hint, nothing, number, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.runs.records import RunInfo
@@ -49,14 +49,13 @@ async def runs(
 
     if status not in (None, *STATUSES):
         usage(f"--status must be one of {', '.join(STATUSES)}, got {shown(status)}")
-    await target.catalog.get_session("-", keys=[])  # raises an error if all tables are missing
     read = partial(SessionRuns(target.catalog).list, status, condition)
     header = ("session", "call", "tool", "arguments", "decision", "status", "started")
     found = await pages.write(
         read, lambda runs: Table(header, _rows(runs)).write(), as_json=target.as_json
     )
     nothing_found = f"no run is {status}" if status else "there are no runs"
-    return Answer(message=None if found else nothing_found)
+    return Answer(message=None if found else nothing_found + hint(condition))
 
 
 @command("approve chat-1 call_7f2 --as user_123")

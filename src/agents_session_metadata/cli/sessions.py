@@ -15,7 +15,18 @@ from agents_session_metadata.types import Metadata, SessionInfo
 from . import options, output
 from .app import WRITES, Target, command
 from .options import SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
-from .output import Answer, Pages, Table, counted, no_match, no_session, nothing, number, shown
+from .output import (
+    Answer,
+    Pages,
+    Table,
+    counted,
+    hint,
+    no_match,
+    no_session,
+    nothing,
+    number,
+    shown,
+)
 
 _FIRST = (known.OWNER_ID, known.TITLE, known.TAGS, known.AGENT, known.STATUS)
 # The list leaves out what is recorded for programs.
@@ -152,7 +163,7 @@ async def values(
     """Print the values of a key, with the number of sessions per value or list element."""
     counts = await target.catalog.count_values(key, condition, limit=limit)
     if not counts:
-        return nothing(f"no session has a value for {shown(key)}", [])
+        return nothing(f"no session has a value for {shown(key)}{hint(condition)}", [])
     rows = [(shown(each.value), number(each.count)) for each in counts]
     return Answer(document=counts, table=Table((key, "sessions"), rows))
 

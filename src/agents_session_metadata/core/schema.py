@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -38,7 +38,7 @@ from .tables import SessionTables, TableNames, build_tables, create_tables, tabl
 
 def existing_names(connection: Connection, tables: SessionTables) -> set[str]:
     """On SQLite, the names of triggers are included."""
-    names = [table.name for group in tables.groups for table in group.tables]
+    names = [table.name for table in _every_table(tables)]
     return dialect_of(connection.dialect).existing(connection, tables.sessions, names)
 
 
@@ -46,12 +46,17 @@ def table_sizes(connection: Connection, tables: SessionTables) -> list[TableSize
     """Returns the sizes of the tables that exist."""
     dialect, existing = dialect_of(connection.dialect), existing_names(connection, tables)
     sizes = []
-    for table in (table for group in tables.groups for table in group.tables):
+    for table in _every_table(tables):
         if table.name in existing:
             count: Any = select(func.count()).select_from(table)
             rows = int(connection.execute(count).scalar_one())
             sizes.append(TableSize(table.name, rows, dialect.table_bytes(connection, table)))
     return sizes
+
+
+def _every_table(tables: SessionTables) -> Iterator[Table]:
+    for group in tables.groups:
+        yield from (*group.tables, *group.virtual)
 
 
 def missing_names(connection: Connection, group: TableGroup, existing: Container[str]) -> list[str]:

@@ -41,6 +41,9 @@ from ._dialect import Dialect, IdColumn, RowTrigger, Triples, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
+_PARTS_OF_VIRTUAL = ("_config", "_content", "_data", "_docsize", "_idx")
+"""The ends of the names of the tables in which FTS5 stores a virtual one."""
+
 
 class _SQLiteLocks(Locks):
     """A write takes the writer's lock for its whole transaction, even if it changes no row."""
@@ -272,7 +275,8 @@ class SQLite(Dialect):
     def table_bytes(self, connection: Connection, table: Table) -> int | None:
         schema = connection.schema_for_object(table) or "main"
         master = f"{self.schema_of(connection, table)}sqlite_master"
-        names = f"SELECT name FROM {master} WHERE lower(tbl_name) = lower(:table)"  # noqa: S608
+        ends = ", ".join(f"lower(:table) || '{end}'" for end in ("", *_PARTS_OF_VIRTUAL))
+        names = f"SELECT name FROM {master} WHERE lower(tbl_name) IN ({ends})"  # noqa: S608
         query = f"SELECT sum(pgsize) FROM dbstat WHERE schema = :schema AND name IN ({names})"  # noqa: S608
         try:
             found = connection.execute(text(query), {"schema": schema, "table": table.name})

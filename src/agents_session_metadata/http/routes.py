@@ -64,7 +64,11 @@ _ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
 _CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
     "input_text": ("text",),
     "output_text": ("text",),
+    "text": ("text",),
+    "summary_text": ("text",),
+    "reasoning_text": ("text",),
     "refusal": ("refusal",),
+    "computer_screenshot": ("image_url", "file_id"),
     "input_image": ("image_url", "file_id"),
     "input_file": ("file_data", "file_id", "file_url"),
     "input_audio": ("input_audio",),
@@ -366,6 +370,10 @@ class Call:
             if not (isinstance(content, str) or has_parts):
                 message = f"{param}.content: must be a string or a list of parts with content."
                 raise invalid(message, f"{param}.content")
+        for name in ("output", "summary"):
+            if isinstance(item.get(name), list) and not all(map(_is_part, item[name])):
+                message = f"{param}.{name}: must be a list of parts with content."
+                raise invalid(message, f"{param}.{name}")
         if self.allow_roles is not None and (kind != "message" or role not in self.allow_roles):
             names = ", ".join(sorted(self.allow_roles)) or "none"
             message = f"{param}: only messages with these roles can be appended: {names}."
@@ -455,6 +463,8 @@ def _is_part(part: object) -> bool:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         return False
     fields = _CONTENT.get(part["type"])
+    if fields in (("text",), ("refusal",)):
+        return isinstance(part.get(fields[0]), str)
     return fields is None or any(part.get(name) is not None for name in fields)
 
 

@@ -73,6 +73,8 @@ class Journal:
         """The calls that have begun and have not ended, so they wait inside if the run pauses."""
         self.base: list[str] | None = None
         """The items that the history had at the beginning, if the run has replaced them."""
+        self.is_used: bool = False
+        """Whether a model or a tool was called, or could have been without being recorded."""
         self.was_replayed: bool = False
         """Whether the last answer to the run itself was given back."""
         for step in lease.steps.values():
@@ -91,6 +93,7 @@ class Journal:
     # ---- answers and outputs ----
 
     def answer(self, path: str) -> ModelResponse | None:
+        self.is_used = True
         recorded, number = self._answers.get(path, ()), self._asked[path]
         found = number < len(recorded)
         if not path:
@@ -112,6 +115,7 @@ class Journal:
 
     def output(self, call_id: str | None) -> Any:
         """Returns what is recorded, for `load_output`, or None."""
+        self.is_used = True
         return self._outputs.get(self.call(call_id))
 
     async def add_output(self, call_id: str, output: Any, *, may_wait: bool) -> None:

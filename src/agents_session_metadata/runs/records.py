@@ -136,6 +136,8 @@ def _moment(microseconds: int) -> datetime:
 
 # ---- encryption ----
 
+_SEALED = "encrypted:"
+
 
 @dataclass(frozen=True)
 class Encryption:
@@ -148,14 +150,15 @@ class Encryption:
         if self.encrypt is None:
             return text
         secret = self.encrypt(text.encode())
-        return base64.b64encode(secret.encode() if isinstance(secret, str) else secret).decode()
+        coded = base64.b64encode(secret.encode() if isinstance(secret, str) else secret)
+        return _SEALED + coded.decode()
 
     def open(self, text: str) -> str:
-        if self.decrypt is None:
-            if self.encrypt is not None:
-                raise ValueError("runs are stored encrypted; pass decrypt= to SessionRuns")
+        if not text.startswith(_SEALED):
             return text
-        plain = self.decrypt(base64.b64decode(text))
+        if self.decrypt is None:
+            raise ValueError("runs are stored encrypted; pass decrypt= to SessionRuns")
+        plain = self.decrypt(base64.b64decode(text.removeprefix(_SEALED)))
         return plain if isinstance(plain, str) else plain.decode()
 
     def dump(self, value: Any) -> str:
@@ -166,7 +169,7 @@ class Encryption:
 
     def shown(self, text: str | None) -> str | None:
         """Returns None for a text that cannot be decrypted, so that a list shows the others."""
-        if text is None or (self.encrypt is not None and self.decrypt is None):
+        if text is None or (self.decrypt is None and text.startswith(_SEALED)):
             return None
         try:
             return self.open(text)

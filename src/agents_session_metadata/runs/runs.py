@@ -19,7 +19,7 @@ from agents.run_state import SUPPORTED_SCHEMA_VERSIONS
 from sqlalchemy import Connection, Table, delete, insert, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from agents_session_metadata._sdk import usage_of
+from agents_session_metadata._sdk import usage_of, was_cancelled
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.database import settle
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
@@ -343,28 +343,29 @@ class SessionRuns:
         """Waits for its turn, and finishes an interrupted run first if that is asked for."""
         while True:
             begun = await self._begin(request)
-            if isinstance(begun, SessionRun):
+            if isinstance(begun, SessionRun) or not request.is_other:
                 return begun
-            part = _Part(self, request, begun)
-            if not request.is_other:
-                return part
-            await part.run()
+            await begun.run()
 
-    async def _begin(self, request: _Request) -> Lease | SessionRun:
+    async def _begin(self, request: _Request) -> _Part | SessionRun:
         deadline = time.monotonic() + request.wait
         if not request.is_resume:
             check_id(request.session_id)
             await self._database.ensure(RUNS)
+        lease = Lease(self._store, request.session_id, self._lease, self._encryption)
+        part = _Part(self, request, lease)
+        claim = partial(self._claim, request, lease)
         while True:
-            lease = Lease(self._store, request.session_id, self._lease, self._encryption)
-            claim = partial(self._claim, request, lease)
             try:
-                found = await self._database.write(lambda connection, _: claim(connection))  # noqa: B023
+                found = await self._database.write(lambda connection, _: claim(connection))
             except asyncio.CancelledError:
                 await lease.release()
                 raise
-            if found is not None:
+            if isinstance(found, SessionRun):
                 return found
+            if found:
+                part.begin()
+                return part
             if not await self._is_free(lease, deadline):
                 raise SessionBusyError(request.session_id)
 
@@ -381,10 +382,8 @@ class SessionRuns:
                 return True
         return False
 
-    def _claim(
-        self, request: _Request, lease: Lease, connection: Connection
-    ) -> Lease | SessionRun | None:
-        """Begins or goes on with a run in one transaction. Returns None if another one works."""
+    def _claim(self, request: _Request, lease: Lease, connection: Connection) -> SessionRun | bool:
+        """Begins or goes on with a run in one transaction. Returns False if another one works."""
         session_id, request.is_other = request.session_id, False
         if request.is_resume:
             row = lock_run(self._store, connection, session_id)
@@ -403,7 +402,7 @@ class SessionRuns:
         if row.status == RUNNING:
             request.waited_for = row.run_id if is_same else request.waited_for
             connection.rollback()
-            return None
+            return False
         if row.status == WAITING and not request.is_resume:
             if not is_same:
                 raise SessionPausedError(session_id)
@@ -417,7 +416,7 @@ class SessionRuns:
             is_same = request.is_other
         if request.is_resume or (is_same and row.status == INTERRUPTED):
             lease.go_on(connection, row, force=request.force)
-            return lease
+            return True
         if row.run_id is not None:
             give_up(self._database, connection, session_id)
             row = read_run(self._store, connection, session_id)
@@ -430,7 +429,7 @@ class SessionRuns:
             agent=storable_text(request.agent.name),
             input=self._encryption.dump(request.input),
         )
-        return lease
+        return True
 
     def _repeated(
         self, connection: Connection, request: _Request, digest: str
@@ -632,13 +631,27 @@ class SessionRuns:
 class _Part:
     """A run from its beginning, or from a pause or crash, to its end or next pause."""
 
+    _journal: Journal
+    copies: Copies
+
     def __init__(self, runs: SessionRuns, request: _Request, lease: Lease) -> None:
+        """Raises `ValueError` if the session is encrypted and what is recorded would not be."""
         self._runs = runs
         self._request = request
         self.lease = lease
-        self._journal = Journal(lease)
-        self.copies = Copies(self._journal)
+        self._own = open_session(lease, runs.catalog._session_arguments)
+        self._wrapped: Any = self._own if request.wrap is None else request.wrap(self._own)
         self._provider: Any = None
+        if runs._encryption.encrypt is None and _is_encrypted(self._wrapped):
+            raise ValueError(
+                "the history is encrypted, and what the run records would not be; "
+                "pass encrypt= and decrypt= to SessionRuns"
+            )
+
+    def begin(self) -> None:
+        """Must be called when the lease has the run."""
+        self._journal = self._own._journal = Journal(self.lease)
+        self.copies = Copies(self._journal)
 
     async def run(self) -> SessionRun:
         async with self.storing_failure(), self.closing():
@@ -666,7 +679,10 @@ class _Part:
 
     @asynccontextmanager
     async def storing_failure(self) -> AsyncIterator[None]:
-        """Stores that the run has failed or was interrupted, if the block raises."""
+        """Stores that the run has failed or was interrupted, if the block raises.
+
+        A run that could not go on stays as it was: it can be for another agent or SDK.
+        """
         try:
             yield
         except BaseException as error:
@@ -681,16 +697,7 @@ class _Part:
     async def _prepare(self) -> tuple[Any, Any, dict[str, Any]]:
         """Returns the arguments of the SDK's runner."""
         request, lease, encryption = self._request, self.lease, self._runs._encryption
-        settings = self._runs.catalog._session_arguments
-        session: Any = open_session(lease, self._journal, settings)
-        if request.wrap is not None:
-            session = request.wrap(session)
-            if _is_encrypted(session) and encryption.encrypt is None:
-                raise ValueError(
-                    "the history is encrypted, and what the run records would not be; "
-                    "pass encrypt= and decrypt= to SessionRuns"
-                )
-        options = {**lease.progress.options, **request.options, "session": session}
+        options = {**lease.progress.options, **request.options, "session": self._wrapped}
         agent, hooks = request.agent, options.get("hooks")
         if self._journal.is_durable:
             agent = self.copies.of(agent)
@@ -713,6 +720,7 @@ class _Part:
         usage = usage_of(state)
         if isinstance(hooks, SessionTracker) and usage is not None:
             hooks._resumes(usage, lease.row.agent)
+        self._journal.is_used = not self._journal.is_durable
         return agent, state, options
 
     # ---- ending ----
@@ -757,11 +765,17 @@ class _Part:
 
     async def _fail(self, error: Exception) -> None:
         lease = self.lease
+        before = None if self._journal.is_used else getattr(lease.row, "status", None)
+        if before == INTERRUPTED:
+            return await self.release()
         text = storable_text(f"{type(error).__name__}: {error}"[:_MOST_ERROR])
         values = {"status": FAILED, "error": lease.encryption.seal(text)}
         try:
             await self._journal.flush()
-            await self._end(FAILED, lease.sql.stop.values(**values), {"error": text})
+            if before == WAITING:
+                await self._end(WAITING, lease.sql.stop.values(status=WAITING))
+            else:
+                await self._end(FAILED, lease.sql.stop.values(**values), {"error": text})
         except SessionBusyError:
             pass
         except (SQLAlchemyError, OSError):
@@ -854,7 +868,9 @@ class StreamedRun:
                 raise problem
             if part.lease.is_lost:
                 raise part.lease.lost()
-            if self.result.interruptions or self.result.final_output is not None:
+            # The final output can be None.
+            is_over = self.result.interruptions or self.result.final_output is not None
+            if is_over or not was_cancelled(self.result):
                 self._outcome = await part.end(self.result)
             else:
                 await settle(part.release())

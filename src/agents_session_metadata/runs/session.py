@@ -181,7 +181,8 @@ class _Suffix:
         return True
 
 
-def open_session(lease: Lease, journal: Journal, settings: Any) -> RunSession:
+def open_session(lease: Lease, settings: Any) -> RunSession:
+    """The caller sets the journal before the session is used."""
     session = RunSession._in_store(lease.session_id, lease.store, must_exist=True, **settings)
-    session._lease, session._journal = lease, journal
+    session._lease = lease
     return session

@@ -272,16 +272,17 @@ async def search(
     question = ["search", query.encoded(), by_session, condition.encoded()]
     after = None if cursor is None else _decode(cursor, question, database)
 
-    def read(connection: Connection, queries: Queries) -> tuple[Search, list[Found], bool]:
+    def read(connection: Connection, queries: Queries) -> tuple[Search, list[Found], bool] | None:
         searching = Search(connection, queries, condition, query, by_session, limit)
-        found = searching.run(after) if database.has_tables(connection, TEXT) else None
-        # Another process may have created or dropped the index.
-        database.notes[TEXT] = found is not None
-        if found is None:
-            raise TablesMissingError((), problem=NO_INDEX)
-        return (searching, *found)
+        found = searching.run(after)
+        return found and (searching, *found)
 
-    searching, found, complete = await database.read(read)
+    result = await database.read_used(TEXT, read, None)
+    # Another process may have created or dropped the index.
+    database.notes[TEXT] = result is not None
+    if result is None:
+        raise TablesMissingError((), problem=NO_INDEX)
+    searching, found, complete = result
     if searching.to_write or searching.advances:
         await fill_met(database, searching.to_write, advances=searching.advances)
     hits = [each.hit for each in found[:limit] if each.hit is not None]
