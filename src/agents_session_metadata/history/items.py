@@ -8,7 +8,6 @@ last item; the question is `["items", session id, newest first, scope]`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -109,7 +108,7 @@ async def list_items(
     after = None
     if cursor is not None:
         question = _question(store, session_id, newest_first=newest_first)
-        after = ItemPosition(*json.loads(unseal(cursor, question)))
+        after = ItemPosition(*unseal(cursor, question, str, int))
     read = partial(_History.page, after=after, limit=limit, newest_first=newest_first)
     found = await _read(store, session_id, read) or []
     next_cursor = None
@@ -128,8 +127,7 @@ def item_cursor(
     store: ScopedStore, session_id: str, position: ItemPosition, *, newest_first: bool
 ) -> str:
     """Returns the cursor of a page that begins after a position."""
-    body = json.dumps(position, separators=(",", ":")).encode()
-    return seal(body, _question(store, session_id, newest_first=newest_first))
+    return seal(position, _question(store, session_id, newest_first=newest_first))
 
 
 def _question(store: ScopedStore, session_id: str, *, newest_first: bool) -> list[Any]:

@@ -20,9 +20,9 @@ position is `[session_id]`, `[session_id, time]` or, in orders by a metadata key
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -120,7 +120,7 @@ def encode_cursor(position: Position, condition: Condition, ordering: Ordering) 
     if ordering.key is not None:
         value = position.value
         body.append(value and base64.b64encode(value.indexed + value.rest).decode())
-    return seal(_json(body), _question(condition, ordering))
+    return seal(body, _question(condition, ordering))
 
 
 def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Position:
@@ -129,36 +129,50 @@ def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Posi
     The digest contains no secret: anyone who knows the query can construct a cursor for it. Such a
     cursor only sets where to begin in the result of that query.
     """
-    session_id, *more = json.loads(unseal(cursor, _question(condition, ordering)))
-    time = None if ordering.time is None else more[0]
-    value = None if ordering.key is None else more[1]
-    return Position(session_id, time, value and split_search_key(base64.b64decode(value)))
+    kinds: list[Any] = [str]
+    kinds += [] if ordering.time is None else [str]
+    kinds += [] if ordering.key is None else [(str, type(None))]
+    found = [*unseal(cursor, _question(condition, ordering), *kinds), None, None]
+    session_id, time, value = found[:3]
+    try:
+        return Position(session_id, time, value and split_search_key(base64.b64decode(value)))
+    except ValueError:
+        raise InvalidCursorError from None
 
 
 def _question(condition: Condition, ordering: Ordering) -> list[Any]:
     return [condition.encoded(), ordering.encoded()]
 
 
-def seal(body: bytes, question: Any) -> str:
-    """Returns a cursor for a position and the question, a JSON value, that it belongs to."""
+def seal(position: Sequence[Any], question: Any) -> str:
+    """Returns a cursor for a position and the question, JSON both, that it belongs to."""
+    return _sealed(_json(position), question)
+
+
+def _sealed(body: bytes, question: Any) -> str:
     asked = hashlib.sha256(_json(question)).digest()
     digest = hashlib.sha256(asked + body).digest()[:_DIGEST_BYTES]
     return base64.urlsafe_b64encode(VERSION + digest + body).decode().rstrip("=")
 
 
-def unseal(cursor: object, question: Any) -> bytes:
-    """Returns the position, or raises `InvalidCursorError` if the question is another one."""
+def unseal(cursor: object, question: Any, *kinds: Any) -> list[Any]:
+    """Returns the position, whose parts have these types.
+
+    Raises `InvalidCursorError` if they do not, or if the question is another one.
+    """
     if not isinstance(cursor, str):
         raise InvalidCursorError
     try:
         token = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
         body = token[len(VERSION) + _DIGEST_BYTES :]
         # Several texts decode to the same bytes; only one of them was given out.
-        if cursor != seal(body, question):
-            raise InvalidCursorError
-    except (ValueError, binascii.Error):
+        position: Any = json.loads(body) if cursor == _sealed(body, question) else None
+    except (ValueError, RecursionError):
         raise InvalidCursorError from None
-    return body
+    parts: list[Any] = position if isinstance(position, list) else []
+    if len(parts) != len(kinds) or not all(map(isinstance, parts, kinds)):
+        raise InvalidCursorError
+    return parts
 
 
 def _json(value: Any) -> bytes:

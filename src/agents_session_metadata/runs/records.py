@@ -14,7 +14,6 @@ from agents.exceptions import UserError
 from sqlalchemy import Connection, Table, and_, delete, insert, or_, select
 
 from agents_session_metadata.core.database import Database
-from agents_session_metadata.errors import InvalidCursorError
 from agents_session_metadata.query.logic import Condition
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
@@ -242,7 +241,7 @@ async def read_page(
     if status is not None:
         page = page.where(shown == status)
     if cursor is not None:
-        time, last = _position(unseal(cursor, question))
+        time, last = unseal(cursor, question, int, str)
         page = page.where(started <= time, or_(started < time, session_id < last))
     page = page.order_by(started.desc(), session_id.desc()).limit(limit + 1)
 
@@ -251,20 +250,10 @@ async def read_page(
         infos = infos_of(connection, database, rows[:limit], encryption)
         if len(rows) <= limit:
             return RunPage(infos, None)
-        position = json.dumps([rows[limit - 1].started_at, rows[limit - 1].session_id])
-        return RunPage(infos, seal(position.encode(), question))
+        position = rows[limit - 1].started_at, rows[limit - 1].session_id
+        return RunPage(infos, seal(position, question))
 
     return await database.read_used(RUNS, read, RunPage([], None))
-
-
-def _position(body: bytes) -> tuple[int, str]:
-    try:
-        time, session_id = json.loads(body)
-    except (ValueError, TypeError):
-        raise InvalidCursorError from None
-    if type(time) is not int or not isinstance(session_id, str):
-        raise InvalidCursorError
-    return time, session_id
 
 
 def infos_of(

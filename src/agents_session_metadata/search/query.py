@@ -293,10 +293,9 @@ async def search(
 
 
 def _encode(position: Position, question: Any) -> str:
-    body = [str(position.time), *position[1:]]
-    return seal(json.dumps(body, separators=(",", ":")).encode(), question)
+    return seal([str(position.time), *position[1:]], question)
 
 
 def _decode(cursor: str, question: Any, database: Database[Queries]) -> Position:
-    time, *place = json.loads(unseal(cursor, question))
+    time, *place = unseal(cursor, question, str, int, bool, str)
     return Position(database.dialect.stored_time.to_database(time), *place)
