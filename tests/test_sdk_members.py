@@ -65,7 +65,7 @@ def test_every_private_member_that_is_used_is_checked() -> None:
         "_must_exist",
     } - known
     # Of agents, models and results, which `tests/conformance/test_runs.py` uses.
-    own |= {"_agent_ref", "_answer", "_last_agent", "_request_id"}
+    own |= {"_agent_ref", "_answer", "_cancel_mode", "_last_agent", "_request_id"}
     state = {name for name in sdk.STATE if private(name)}
     assert used - own == {*sdk.MEMBERS} | state
     assert overridden | {"_atomic_replace_items"} == set(sdk.HOOKS)
