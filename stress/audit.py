@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -11,10 +10,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from agents_session_metadata import SessionCatalog
-from agents_session_metadata.values import encode_value
+from agents_session_metadata.values import decode_elements
 
 from .journal import Call, Journal
-from .load import LIMITS, SHARED, items, open_catalog, values
+from .load import SHARED, items, open_catalog, values
 from .results import Figures
 
 _ORPHANS = {
@@ -141,7 +140,7 @@ async def _elements(engine: AsyncEngine, figures: Figures) -> None:
         wanted = {
             (session_id, name, element.indexed, element.rest)
             for session_id, name, value in await connection.execute(text(metadata))
-            for element in encode_value(name, json.loads(value), LIMITS).elements
+            for element in decode_elements(value)
         }
         stored = {
             (session_id, name, bytes(indexed), bytes(rest))

@@ -289,3 +289,14 @@ async def test_process_that_does_not_end_is_killed(then) -> None:
 
 def test_sqlite_is_new_enough() -> None:
     assert sqlite3.sqlite_version_info >= (3, 35)
+
+
+def test_the_stress_tests_start() -> None:
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-W", "ignore", "-m", "stress", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(root / "tests")}
+    done = subprocess.run(
+        command, check=False, cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "galera" in done.stdout
