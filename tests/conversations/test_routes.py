@@ -288,6 +288,14 @@ async def test_parts_without_their_content_are_refused(catalog, item):
         refused = await client.post("/conversations", json={"items": [item]})
         assert refused.status_code == 400
         assert "parts with content" in refused.json()["error"]["message"]
+        # Not every list has parts.
+        shell = {
+            "type": "shell_call_output",
+            "call_id": "c",
+            "output": [{"stdout": "", "stderr": ""}],
+        }
+        accepted = await client.post("/conversations", json={"items": [shell]})
+        assert accepted.status_code == 200, accepted.text
 
 
 async def test_an_id_that_the_conversation_has_is_refused(catalog):

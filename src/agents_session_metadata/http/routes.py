@@ -74,6 +74,12 @@ _CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
     "input_audio": ("input_audio",),
 }
 """The fields of a content part by type; it must have one of them."""
+_PARTS: Final[Mapping[str, tuple[str, ...]]] = {
+    "function_call_output": ("output",),
+    "custom_tool_call_output": ("output",),
+    "reasoning": ("summary", "content"),
+}
+"""The fields with content parts, besides the content of messages."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +376,7 @@ class Call:
             if not (isinstance(content, str) or has_parts):
                 message = f"{param}.content: must be a string or a list of parts with content."
                 raise invalid(message, f"{param}.content")
-        for name in ("output", "summary"):
+        for name in _PARTS.get(kind, ()):
             if isinstance(item.get(name), list) and not all(map(_is_part, item[name])):
                 message = f"{param}.{name}: must be a list of parts with content."
                 raise invalid(message, f"{param}.{name}")
