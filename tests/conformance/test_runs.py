@@ -316,6 +316,16 @@ async def test_an_interrupted_run_refuses_another_one(runs, shop) -> None:
     assert await runs.catalog.get_metadata("chat") == {"run": "running"}
 
 
+@pytest.mark.parametrize("durable", [True, False])
+async def test_an_interrupted_run_that_raises_when_it_is_resumed_has_failed(
+    runs, shop, durable
+) -> None:
+    await interrupt(runs, shop, shop.agent(["look c1"]), durable=durable)
+    with pytest.raises(Exception, match="no scripted steps"):
+        await runs.resume("chat", shop.agent())
+    assert await statuses(runs) == ["failed"]
+
+
 async def test_another_run_finishes_an_interrupted_one_first(runs, shop) -> None:
     await interrupt(runs, shop, shop.agent(["look c1"]))
     agent = shop.agent("Old", "New")

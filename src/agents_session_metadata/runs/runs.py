@@ -696,8 +696,8 @@ class _Part:
 
     async def _prepare(self) -> tuple[Any, Any, dict[str, Any]]:
         """Returns the arguments of the SDK's runner."""
-        request, lease, encryption = self._request, self.lease, self._runs._encryption
-        options = {**lease.progress.options, **request.options, "session": self._wrapped}
+        request, row, encryption = self._request, self.lease.row, self._runs._encryption
+        options = {**self.lease.progress.options, **request.options, "session": self._wrapped}
         agent, hooks = request.agent, options.get("hooks")
         if self._journal.is_durable:
             agent = self.copies.of(agent)
@@ -705,9 +705,20 @@ class _Part:
             options["run_config"], self._provider = recorded_config(
                 options.get("run_config"), self._journal
             )
-        if lease.row.state is None:
-            return agent, encryption.load(lease.row.input), options
-        stored, context = encryption.load(lease.row.state), options.get("context")
+        if row.state is None:
+            given = encryption.load(row.input)
+        else:
+            given = await self._load_state(agent, options.get("context"))
+            usage = usage_of(given)
+            if isinstance(hooks, SessionTracker) and usage is not None:
+                hooks._resumes(usage, row.agent)
+        self._journal.is_used = not self._journal.is_durable
+        return agent, given, options
+
+    async def _load_state(self, agent: Any, context: Any) -> Any:
+        """Returns the state of the last pause, with the decisions since then."""
+        lease = self.lease
+        stored = self._runs._encryption.load(lease.row.state)
         if stored.get("$schemaVersion") not in SUPPORTED_SCHEMA_VERSIONS:
             raise StateVersionError(lease.session_id, stored.get("$schemaVersion"))
         state: Any = await RunState.from_json(agent, stored, context_override=context)
@@ -717,11 +728,7 @@ class _Part:
                 state.approve(item)
             elif decision is not None:
                 state.reject(item, rejection_message=decision.message)
-        usage = usage_of(state)
-        if isinstance(hooks, SessionTracker) and usage is not None:
-            hooks._resumes(usage, lease.row.agent)
-        self._journal.is_used = not self._journal.is_durable
-        return agent, state, options
+        return state
 
     # ---- ending ----
 
