@@ -1,9 +1,10 @@
-"""Statements are built once per shape."""
+"""Statements are built once per shape, and cursors are checked."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from conformance.oracle import matches
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,9 @@ from scaling import examples
 
 from agents_session_metadata.core.tables import query_tables, table_names
 from agents_session_metadata.dialects._sqlite import SQLite
+from agents_session_metadata.errors import InvalidCursorError
 from agents_session_metadata.query.filters import parse_filter
-from agents_session_metadata.query.ordering import Ordering
+from agents_session_metadata.query.ordering import Ordering, seal, unseal
 from agents_session_metadata.query.queries import Queries
 
 PARTS: st.SearchStrategy[dict[str, Any]] = st.recursive(
@@ -84,3 +86,10 @@ def test_a_condition_is_constant_if_no_session_makes_a_difference(where):
     assert constant is None or answers == {constant}
     if "'a': 1" not in str(where):
         assert answers == {constant}
+
+
+@pytest.mark.parametrize("position", [["a", "a"], [True, "a"], [1], [1, "a", 1], {"1": "a"}, None])
+def test_a_cursor_whose_position_has_other_types_is_refused(position) -> None:
+    assert unseal(seal([1, "a"], "question"), "question", int, str) == [1, "a"]
+    with pytest.raises(InvalidCursorError):
+        unseal(seal(position, "question"), "question", int, str)

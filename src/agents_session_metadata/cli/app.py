@@ -271,7 +271,7 @@ class Target:
         """Answers with a sentence about a session, or that the session does not exist."""
         try:
             exists = await self.catalog.get_session(session, keys=[]) is not None
-        except errors.TablesMissingError:  # Of those of this package, which a history needs not.
+        except errors.TablesMissingError:  # A history exists without this package's tables.
             exists = True
         sentence = f"session {shown(session)} {problem}" if exists else no_session(session)
         return nothing(sentence, document)

@@ -74,6 +74,8 @@ _CONTENT: Final[Mapping[str, tuple[str, ...]]] = {
     "input_audio": ("input_audio",),
 }
 """The fields of a content part by type; it must have one of them."""
+_TEXTS: Final = frozenset({"text", "refusal"})
+"""The fields of content parts that must be strings."""
 _PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "function_call_output": ("output",),
     "custom_tool_call_output": ("output",),
@@ -469,9 +471,10 @@ def _is_part(part: object) -> bool:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         return False
     fields = _CONTENT.get(part["type"])
-    if fields in (("text",), ("refusal",)):
-        return isinstance(part.get(fields[0]), str)
-    return fields is None or any(part.get(name) is not None for name in fields)
+    return fields is None or any(
+        isinstance(part.get(name), str) if name in _TEXTS else part.get(name) is not None
+        for name in fields
+    )
 
 
 def _impossible_cut(error: ValueError) -> Exception:

@@ -129,11 +129,10 @@ def decode_cursor(cursor: str, condition: Condition, ordering: Ordering) -> Posi
     The digest contains no secret: anyone who knows the query can construct a cursor for it. Such a
     cursor only sets where to begin in the result of that query.
     """
-    kinds: list[Any] = [str]
-    kinds += [] if ordering.time is None else [str]
-    kinds += [] if ordering.key is None else [(str, type(None))]
-    found = [*unseal(cursor, _question(condition, ordering), *kinds), None, None]
-    session_id, time, value = found[:3]
+    parts = 1 + (ordering.time is not None) + (ordering.key is not None)
+    kinds = (str, str, (str, type(None)))[:parts]
+    session_id, *more = unseal(cursor, _question(condition, ordering), *kinds)
+    time, value = (*more, None, None)[:2]
     try:
         return Position(session_id, time, value and split_search_key(base64.b64decode(value)))
     except ValueError:
@@ -170,9 +169,14 @@ def unseal(cursor: object, question: Any, *kinds: Any) -> list[Any]:
     except (ValueError, RecursionError):
         raise InvalidCursorError from None
     parts: list[Any] = position if isinstance(position, list) else []
-    if len(parts) != len(kinds) or not all(map(isinstance, parts, kinds)):
+    if len(parts) != len(kinds) or not all(map(_is_exactly, parts, kinds)):
         raise InvalidCursorError
     return parts
+
+
+def _is_exactly(part: Any, kind: Any) -> bool:
+    # In Python, True is an integer.
+    return isinstance(part, kind) and (kind is bool or not isinstance(part, bool))
 
 
 def _json(value: Any) -> bytes:
