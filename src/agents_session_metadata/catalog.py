@@ -1234,7 +1234,7 @@ class SessionCatalog:
         return await delete_usage(self._store, before=before)
 
     async def statistics(self, where: Where | None = None) -> Statistics:
-        """Add up the data that lifecycle and tracker recorded, exactly and in the database.
+        """Add up the data that lifecycle and tracker recorded, exactly, in short reads.
 
         Args:
             where: A filter; all sessions by default.
@@ -1243,8 +1243,7 @@ class SessionCatalog:
             The totals.
 
         Raises:
-            CorruptMetadataError: If a status, or a value that the database refuses to add, is not
-                valid JSON.
+            CorruptMetadataError: If a value that is counted or added is not valid JSON.
             InvalidFilterError: If the filter is invalid.
             TablesMissingError: If tables are missing and `create_tables` is off.
         """

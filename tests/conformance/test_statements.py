@@ -57,7 +57,9 @@ async def test_statements_a_call(database: Database):
     # Metadata ends with its session, so nothing is looked up there.
     assert not re.search(r"agent_sessions\b", statements.texts[0])
     assert await statements.of(catalog.count_values("tags", where)) == 1
-    assert await statements.of(catalog.statistics(where)) == 2  # one looks for tables of votes
+    assert (
+        await statements.of(catalog.statistics(where)) == 3
+    )  # ids, values, and one looks for tables of votes
     assert await statements.of(catalog.get_session("chat", count_items=True)) == 1
     assert await statements.of(catalog.last_session(where, count_items=True)) == 1
     assert await statements.of(catalog.list_sessions(where, count_items=True)) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.statistics import nearest_rank, read_daily
+from agents_session_metadata.usage.statistics import Daily, nearest_rank, read_daily
 from conformance import raw
 
 from .browsing import client
@@ -64,11 +64,17 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
     )
 
 
-async def test_sessions_by_day(catalog, engine) -> None:
+async def daily(store, where, most: int) -> Daily:
     since = NOW - timedelta(days=29)
+    return await read_daily(store, where, since=since, most=most, names=["owner_id"])
+
+
+async def test_sessions_by_day(catalog, engine) -> None:
     store = catalog._store
-    days, complete = await read_daily(store, None, since=since, most=100)
+    days, complete, sessions = await daily(store, None, most=100)
     assert complete
+    owners = sorted(str(each.get("owner_id")) for each in sessions)
+    assert owners == ["None"] * 2 + ["u1"] * 20 + ["u2"] * 2
     before, yesterday, today = [(NOW - timedelta(days=each)).date() for each in (2, 1, 0)]
     assert sorted(days) == [before, yesterday, today]
     assert (days[before].sessions, days[before].failed, days[before].runs) == (21, 1, 40)
@@ -77,22 +83,22 @@ async def test_sessions_by_day(catalog, engine) -> None:
     assert days[yesterday].durations == []
     assert (days[today].sessions, days[today].failed, days[today].durations) == (1, 1, [1500])
 
-    newest, complete = await read_daily(store, None, since=since, most=2)
+    newest, complete, _ = await daily(store, None, most=2)
     assert not complete
     assert {day: each.sessions for day, each in newest.items()} == {today: 1, yesterday: 1}
-    exactly, complete = await read_daily(store, None, since=since, most=24)
+    exactly, complete, _ = await daily(store, None, most=24)
     assert complete
     assert sum(each.sessions for each in exactly.values()) == 24
 
-    mine, _ = await read_daily(store, {"owner_id": "u2"}, since=since, most=100)
+    mine, *_ = await daily(store, {"owner_id": "u2"}, most=100)
     assert {day: each.sessions for day, each in mine.items()} == {before: 1, yesterday: 1}
     scoped = catalog.scoped({"owner_id": "u1"})._store
-    [(day, figures)] = (await read_daily(scoped, None, since=since, most=100)).days.items()
+    [(day, figures)] = (await daily(scoped, None, most=100)).days.items()
     assert (day, figures.sessions) == (before, 20)
     await raw.execute(
         engine, "UPDATE agent_sessions_metadata SET value = '{' WHERE session_id = 'newest'"
     )
-    broken, _ = await read_daily(store, None, since=since, most=100)
+    broken, *_ = await daily(store, None, most=100)
     assert (broken[today].sessions, broken[today].failed, broken[today].durations) == (1, 0, [])
 
 

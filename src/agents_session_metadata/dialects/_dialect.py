@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Table, bindparam, func, inspect, true
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, func, inspect, true
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.types import TypeEngine
@@ -18,15 +18,6 @@ from .sqltypes import SDKTime, SessionId
 
 Statement: TypeAlias = Any
 """A SELECT: SQLAlchemy 2.0 and 2.1 give `Select` different type parameters."""
-
-
-class Triples(NamedTuple):
-    """Rows of a name and two whole numbers."""
-
-    rows: FromClause
-    name: ColumnElement[Any]
-    first: ColumnElement[Any]
-    second: ColumnElement[Any]
 
 
 class IdColumn(NamedTuple):
@@ -219,21 +210,6 @@ class Dialect:
 
     def now(self) -> ColumnElement[int]:
         """Returns microseconds since 1970 in UTC, by the database's clock."""
-        raise NotImplementedError
-
-    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """Sums integers in JSON text: the number of billions, and the remainder."""
-        raise NotImplementedError
-
-    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        """Sums numbers in JSON text: a sum, and the part missing from it in units of 10 ** -12."""
-        raise NotImplementedError
-
-    def triples(self, text: ColumnElement[str]) -> Triples:
-        """Returns the entries of a JSON list of `[name, number, number]`, as rows to join.
-
-        The text must be a list. An entry of another form becomes a row without a name.
-        """
         raise NotImplementedError
 
     def discard_plans(self, connection: Connection) -> None:

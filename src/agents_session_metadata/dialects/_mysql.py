@@ -16,32 +16,26 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Insert,
-    Integer,
-    LargeBinary,
     Numeric,
     Table,
     and_,
     bindparam,
     case,
-    cast,
     exists,
     func,
     insert,
     literal_column,
-    null,
     or_,
     select,
     text,
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import GenericFunction
 from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.errors import UnsupportedDialectError
 
-from ._dialect import Dialect, IdColumn, RowTrigger, Triples, replacements
+from ._dialect import Dialect, IdColumn, RowTrigger, replacements
 from ._locks import ROUNDS, Found, Locks, Reader
 from ._text import MySQLTextSQL
 from .sqltypes import ID_LENGTH, SDKTime
@@ -278,25 +272,6 @@ class MySQL(Dialect):
         epoch: ColumnElement[Any] = literal_column("TIMESTAMP '1970-01-01 00:00:00'")
         return func.timestampdiff(literal_column("MICROSECOND"), epoch, present, type_=BigInteger)
 
-    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        return null(), func.sum(cast(text, mysql.DECIMAL(65, 12)))
-
-    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        return func.sum(cast(text, mysql.DECIMAL(65, 12))), null()
-
-    def triples(self, text: ColumnElement[str]) -> Triples:
-        each = _json_table(text).table_valued("entry", joins_implicitly=True)
-
-        def part(index: int, kind: str) -> ColumnElement[Any]:
-            found = func.json_extract(each.c.entry, f"$[{index}]")
-            is_array = func.json_type(each.c.entry) == "ARRAY"
-            return case((and_(is_array, func.json_type(found) == kind), found))
-
-        # As bytes, because names are case- and accent-sensitive.
-        name = cast(func.json_unquote(part(0, "STRING")), LargeBinary)
-        first, second = (cast(part(index, "INTEGER"), Integer) for index in (1, 2))
-        return Triples(each, name, first, second)
-
     def entry_time(self, column: str) -> str:
         return f"UNIX_TIMESTAMP({column})"
 
@@ -443,18 +418,3 @@ class MySQL(Dialect):
         found = super().item_id(connection, messages)
         found.display_width = None  # MariaDB says INTEGER(11), which means nothing.
         return found
-
-
-class _json_table(GenericFunction[Any]):  # noqa: N801  # the name of the SQL function
-    inherit_cache = True
-
-
-@compiles(_json_table)
-def _compile_json_table(element: Any, compiler: Any, **kwargs: Any) -> str:
-    columns = "entry JSON PATH '$'"
-    document = compiler.process(element.clauses, **kwargs)
-    if not getattr(compiler.dialect, "is_mariadb", False):
-        # MySQL takes a number above the range of floats for invalid JSON. No count is that large.
-        smaller = f"REGEXP_REPLACE({document}, '[0-9]{{309,}}', '1e99')"
-        document = f"IF(JSON_VALID({document}), {document}, {smaller})"
-    return f"JSON_TABLE({document}, '$[*]' COLUMNS ({columns}))"

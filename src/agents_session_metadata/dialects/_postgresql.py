@@ -9,27 +9,22 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
-    JSON,
     TIMESTAMP,
     BigInteger,
     ColumnElement,
     Connection,
     LargeBinary,
     MetaData,
-    Numeric,
     String,
     Table,
-    and_,
     any_,
     bindparam,
-    case,
     cast,
     column,
     extract,
     func,
     insert,
     literal_column,
-    null,
     select,
     text,
 )
@@ -39,7 +34,7 @@ from sqlalchemy.types import TypeEngine
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, RowTrigger, Statement, Triples, qualified, qualified_text
+from ._dialect import Dialect, IdColumn, RowTrigger, Statement, qualified, qualified_text
 from ._locks import ROUNDS, Locks
 from ._text import PostgreSQLTextSQL
 from .sqltypes import SDKTime
@@ -176,32 +171,6 @@ class PostgreSQL(Dialect):
     def now(self) -> ColumnElement[int]:
         # CURRENT_TIMESTAMP is the start of the transaction.
         return cast(extract("epoch", func.clock_timestamp()) * 1_000_000, BigInteger)
-
-    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        return null(), func.sum(cast(text, Numeric))
-
-    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        return func.sum(func.round(cast(text, Numeric), 12)), null()
-
-    def triples(self, text: ColumnElement[str]) -> Triples:
-        # PostgreSQL cannot convert JSON that contains NUL to text.
-        safe = case((text.contains("\\u0000", autoescape=True), "[]"), else_=text)
-        each = func.json_array_elements(cast(safe, JSON)).table_valued(
-            column("value", JSON), joins_implicitly=True
-        )
-        entry = each.c.value
-
-        def part(index: int, kind: str) -> ColumnElement[Any]:
-            is_array = func.json_typeof(entry) == "array"
-            is_kind = func.json_typeof(entry.op("->")(index)) == kind
-            text_of = entry.op("->>", return_type=String())(index)
-            return case((and_(is_array, is_kind), text_of))
-
-        def whole(index: int) -> ColumnElement[Any]:
-            number = part(index, "number")
-            return case((number.regexp_match("^[0-9]{1,12}$"), cast(number, Numeric)))
-
-        return Triples(each, part(0, "string"), whole(1), whole(2))
 
     def discard_plans(self, connection: Connection) -> None:
         # A foreign key that was first checked on an empty table may use the wrong index. Each check

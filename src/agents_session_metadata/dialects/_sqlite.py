@@ -19,7 +19,6 @@ from sqlalchemy import (
     String,
     Table,
     bindparam,
-    case,
     cast,
     event,
     func,
@@ -37,7 +36,7 @@ from sqlalchemy.sql.operators import custom_op
 
 from agents_session_metadata.text import escaped
 
-from ._dialect import Dialect, IdColumn, RowTrigger, Triples, qualified
+from ._dialect import Dialect, IdColumn, RowTrigger, qualified
 from ._locks import Found, Locks, Reader
 from .sqltypes import SDKTime
 
@@ -212,35 +211,6 @@ class SQLite(Dialect):
         # Days since 1970. SQLite's clock has a precision of milliseconds.
         days = func.julianday("now", type_=REAL) - 2440587.5
         return cast(days * 86_400_000_000.0, Integer)
-
-    def whole_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        # Integers have 64 bits. Split into two parts, the sums do not overflow.
-        number = cast(text, Integer)
-        return func.sum(number // 10**9), func.sum(number % 10**9)
-
-    def exact_sum(self, text: ColumnElement[str]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
-        # Its own fractions are binary. Thirteen decimals of the text, the last one rounded away,
-        # are a whole number; so is a number so small that its text has an exponent, when scaled.
-        point = func.instr(text, ".")
-        digits = func.substr(text, point + 1).concat("0" * 13)
-        decimals = (cast(func.substr(digits, 1, 13), Integer) + 5) // 10
-        scaled = cast(func.round(cast(text, REAL) * 1e12), Integer)
-        small = func.instr(text, "e") > 0
-        whole = case((small, 0), else_=cast(text, Integer))
-        parts = case((small, scaled), (point > 0, decimals), else_=0)
-        return func.sum(whole), func.sum(parts)
-
-    def triples(self, text: ColumnElement[str]) -> Triples:
-        each = func.json_each(text).table_valued("value", "type", joins_implicitly=True)
-
-        def part(index: int, kind: str) -> ColumnElement[Any]:
-            path = f"$[{index}]"
-            # Only an array may be looked into: another entry need not be JSON by itself.
-            found = case((func.json_type(each.c.value, path) == kind, each.c.value))
-            is_array = each.c.type == "array"
-            return func.json_extract(case((is_array, found)), path)
-
-        return Triples(each, part(0, "text"), part(1, "integer"), part(2, "integer"))
 
     def differ(self, one: str, other: str) -> str:
         return f"{one} IS NOT {other}"

@@ -216,7 +216,7 @@ async def read_usage(
         return []
     columns = [usage.c.owner_key if name == "owner_id" else usage.c[name] for name in fields]
     grouped = columns if "model" in fields else [*columns, usage.c.model]
-    statement = select(*grouped, *_totals(store, usage)).where(*conditions).group_by(*grouped)
+    statement = select(*grouped, *_totals(usage)).where(*conditions).group_by(*grouped)
 
     def read(connection: Connection, queries: Queries) -> list[UsageRow]:
         query = _within(store, queries, statement, usage)
@@ -252,8 +252,7 @@ async def read_spent(
     """Reads the usage of a session in the scope, or of an owner whatever the scope."""
     usage = _ledger(store)
     conditions = _conditions(usage, session_id, owner_id, since)
-    whole_sum = store.database.dialect.whole_sum
-    sums = *whole_sum(usage.c.cost), *whole_sum(usage.c.total_tokens)
+    sums = *_sum(usage.c.cost), *_sum(usage.c.total_tokens)
     statement: Statement = select(*sums).where(*conditions)
     await store.database.ensure(USAGE)
 
@@ -323,13 +322,19 @@ def _within(
     return store.question(queries, statement, usage.c.session_id)
 
 
-def _totals(store: ScopedStore, usage: Table) -> list[ColumnElement[Any]]:
-    whole_sum = store.database.dialect.whole_sum
-    sums = [part for name in _SUMMED for part in whole_sum(usage.c[name])]
+def _totals(usage: Table) -> list[ColumnElement[Any]]:
+    sums = [part for name in _SUMMED for part in _sum(usage.c[name])]
     unpriced = func.sum(case((usage.c.cost.is_(None), 1), else_=0))
     owner = func.min(type_coerce(usage.c.owner_id, Text))
     labelled = [column.label(f"total_{number}") for number, column in enumerate(sums)]
     return [owner.label("owner"), func.count().label("number"), unpriced.label("none"), *labelled]
+
+
+def _sum(column: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+    """Sums the billions and the remainders. SQLite's integers, of 64 bits, do not overflow so."""
+    rest = column % _BILLION
+    # A multiple of the divisor: on MySQL, a quotient has four decimals.
+    return func.sum((column - rest) // _BILLION), func.sum(rest)
 
 
 def _joined(billions: Any, rest: Any) -> Decimal:

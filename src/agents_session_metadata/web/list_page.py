@@ -22,10 +22,10 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.query.filters import operators_without_dollar
 from agents_session_metadata.query.filters import parse_filter as check_filter
-from agents_session_metadata.query.pages import Reader, read_sessions
+from agents_session_metadata.query.ordering import Ordering
+from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import SearchHit, SearchPage, SessionInfo
-from agents_session_metadata.usage.statistics import read_values
 
 from .call import Call, Refused
 
@@ -45,6 +45,7 @@ ORDERS: Final = {
 }
 SAMPLE: Final = 1_000
 """The number of sessions that facets and lists of most frequent values count."""
+_NEWEST: Final = Ordering.parse("-updated_at")
 _PAGE: Final = 25
 _HITS: Final = 100
 _LONGEST_FACET: Final = 8
@@ -233,23 +234,20 @@ async def read_facets(
     catalog: SessionCatalog, view: View, found: Sequence[str] | None = None
 ) -> Facets:
     """Count the values of a list, or of sessions that a search has `found`."""
-    store, sample = catalog._store, SAMPLE
-    condition = store.condition(view.where)
-
-    def read(reader: Reader) -> tuple[Sequence[str], Mapping[str, Counter[Any]]]:
-        ids = reader.ids(condition, sample + 1) if found is None else found
-        # The number of sessions per text, as their value or an element of their list.
-        counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
-        connection, queries = reader.connection, reader.queries
-        for key, value, number in read_values(store, connection, queries, ids[:sample], [*FACETS]):
+    where = view.where if found is None else {"$session_id": {"$in": list(found[:SAMPLE])}}
+    condition = catalog._store.condition(where)
+    sessions = await read_sessions(
+        catalog._store.database,
+        lambda reader: reader.page(condition, _NEWEST, limit=SAMPLE + 1, keys=[*FACETS]),
+    )
+    counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
+    for session in sessions[:SAMPLE]:
+        for key, value in session.info.metadata.items():
             elements = value if isinstance(value, list) else [value]
-            for each in {each for each in elements if isinstance(each, str) and each}:
-                counts[key][each] += number
-        return ids, counts
-
-    ids, counts = await read_sessions(store.database, read)
-    number = min(len(ids), sample)
-    return Facets(list(_groups(counts, number, view)), number, len(ids) <= sample)
+            counts[key].update({each for each in elements if isinstance(each, str) and each})
+    number = len(sessions if found is None else found)
+    sample = min(number, SAMPLE)
+    return Facets(list(_groups(counts, sample, view)), sample, number <= SAMPLE)
 
 
 def _groups(

@@ -13,20 +13,19 @@ from typing import Any, Final
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.types import SessionInfo, UsageRow
+from agents_session_metadata.types import Metadata, UsageRow
 from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
 
 from .call import Call, Refused
 from .formats import number
-from .list_page import SAMPLE, View, ignore
+from .list_page import View
 
 _DAYS: Final = 30
 _MOST_DAYS: Final = 92
 _NEWEST: Final = 10_000
-"""The number of sessions that the charts by day count."""
+"""The number of sessions that the page counts."""
 _ROWS: Final = 8
 _TOTAL_SECONDS: Final = 20.0
-_KEYS: Final = (keys.STATUS, keys.AGENT, keys.TOOL_CALLS)
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,9 @@ async def page(call: Call) -> Response:
     end = datetime.combine(last, time.max, timezone.utc)
     within = {"$created_at": {"$lte": end.isoformat()}}
     where = {"$and": [*view.conditions, within]}
-    daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
+    store, others = call.catalog._store, (keys.AGENT, keys.TOOL_CALLS)
+    daily = await read_daily(store, where, since=since, most=_NEWEST, names=others)
     usage, usage_problem = await _usage(call, view, first, last)
-    newest = await call.catalog.list_sessions(
-        where, order_by="-created_at", limit=SAMPLE, keys=_KEYS, on_corrupt=ignore
-    )
-    recent = [each for each in newest.sessions if each.created_at >= since]
     days = [first + timedelta(days=each) for each in range((last - first).days + 1)]
     figures = [_figures(day, daily.days.get(day, Day()), usage) for day in days]
     durations = sorted(each for day in daily.days.values() for each in day.durations)
@@ -90,9 +86,7 @@ async def page(call: Call) -> Response:
         **known,
         today=datetime.now(timezone.utc).date(),
         most=_NEWEST,
-        sample=SAMPLE,
         complete=daily.complete,
-        sample_complete=newest.next_cursor is None or len(recent) < len(newest.sessions),
         figures=figures,
         sessions=sum(each.sessions.sessions for each in figures),
         failed=sum(each.sessions.failed for each in figures),
@@ -105,9 +99,9 @@ async def page(call: Call) -> Response:
         date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=_most(recent, keys.STATUS),
-        by_agent=_most(recent, keys.AGENT),
-        tools=_tools(recent),
+        by_status=_most(daily.sessions, keys.STATUS),
+        by_agent=_most(daily.sessions, keys.AGENT),
+        tools=_tools(daily.sessions),
         models=_models(usage or ()),
     )
 
@@ -151,20 +145,20 @@ def _unpriced(usage: Iterable[UsageRow]) -> list[str]:
     return sorted({name or "(unknown)" for each in usage for name in each.unpriced})
 
 
-def _most(infos: Iterable[SessionInfo], key: str) -> list[tuple[str, float]]:
+def _most(sessions: Iterable[Metadata], key: str) -> list[tuple[str, float]]:
     counts = Counter(
-        value for each in infos if isinstance(value := each.metadata.get(key), str) and value
+        value for each in sessions if isinstance(value := each.get(key), str) and value
     )
     return [(value, float(count)) for value, count in counts.most_common(_ROWS)]
 
 
-def _tools(infos: Iterable[SessionInfo]) -> list[tuple[str, float]]:
+def _tools(sessions: Iterable[Metadata]) -> list[tuple[str, float]]:
     counts: Counter[str] = Counter()
-    for info in infos:
-        stored: Any = info.metadata.get(keys.TOOL_CALLS)
-        for each in stored if isinstance(stored, list) else ():
-            if isinstance(each, list) and len(each) == 3 and isinstance(each[0], str):
-                counts[each[0]] += int(number(each[1]) or 0)
+    for each in sessions:
+        stored: Any = each.get(keys.TOOL_CALLS)
+        for call in stored if isinstance(stored, list) else ():
+            if isinstance(call, list) and len(call) == 3 and isinstance(call[0], str):
+                counts[call[0]] += int(number(call[1]) or 0)
     return [(name, float(count)) for name, count in counts.most_common(_ROWS)]
 
 
