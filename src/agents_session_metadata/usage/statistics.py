@@ -142,7 +142,7 @@ def _read_values(
     statement, parameters = store.question(queries, stored, rows.c.session_id)
     parameters = {**parameters, **dialect.list_parameters("ids", ids)}
     found: defaultdict[str, Metadata] = defaultdict(dict)
-    for session_id, key, text in connection.execute(statement, parameters):
+    for session_id, key, text in connection.execute(statement, parameters).all():
         found[session_id][key] = decode_stored(session_id, key, text)
     return found.values()
 
