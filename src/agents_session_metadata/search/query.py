@@ -216,14 +216,13 @@ class Search:
         query, dialect = self.query, self.queries.dialect
         shape = Shape(
             way,
-            tuple((excluded, len(each)) for excluded, each in query.patterns),
+            tuple(excluded for excluded, _ in query.patterns),
             None if ids is None else min(len(ids), dialect.many + 1),
             after is not None,
             by_session=self.by_session and query.is_exact,
             strict=self._unread is not None,
         )
         plain = [word for word, _ in query.words if word.isascii()]
-        every = (pattern for _, alternatives in query.patterns for pattern in alternatives)
         given: dict[str, Any] = {
             "candidates": MOST_CANDIDATES + 1,
             **limits,
@@ -232,7 +231,7 @@ class Search:
             "newest": self._newest,
             "title_word": max(plain, key=len, default=""),
             **(dialect.list_parameters("ids", ids) if ids else {}),
-            **{f"pattern_{number}": each for number, each in enumerate(every)},
+            **{f"pattern_{number}": each for number, (_, each) in enumerate(query.patterns)},
         }
         if after is not None:
             given["after_time"] = str(after.time)

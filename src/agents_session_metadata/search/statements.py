@@ -8,7 +8,6 @@ last. Limits are in the text of statements, where planners see them.
 from __future__ import annotations
 
 from enum import Enum
-from itertools import count
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -59,14 +58,14 @@ class Way(Enum):
 class Shape(NamedTuple):
     """The parts of a question that change the text of its statement.
 
-    `patterns` has, for each term, whether it is excluded and how many substrings stand for it.
+    `patterns` has, for each substring, whether it is excluded.
     `sessions` is the number of ids; if it is None, the condition is tested for each item. With
     `strict`, items without a row are no candidates. With `by_session`, hits are left out that have
     a newer one in their session, unless only an item without a row can be newer.
     """
 
     way: Way
-    patterns: tuple[tuple[bool, int], ...]
+    patterns: tuple[bool, ...]
     sessions: int | None
     after: bool
     by_session: bool
@@ -211,12 +210,11 @@ class SearchBuilder(Builder):
         return func.coalesce(found.scalar_subquery(), _ZERO, type_=Integer)
 
     def _contained(self, rows: FromClause, shape: Shape) -> ColumnElement[bool]:
-        contains, number, truths = self._dialect.text_search.contains, count(), []
-        for excluded, alternatives in shape.patterns:
-            names = (f"pattern_{next(number)}" for _ in range(alternatives))
-            found = (contains(rows.c.words, bindparam(name, type_=Words())) for name in names)
-            any_of = or_(*found)
-            truths.append(not_(any_of) if excluded else any_of)
+        truths = []
+        for number, excluded in enumerate(shape.patterns):
+            pattern: Any = bindparam(f"pattern_{number}", type_=Words())
+            found = self._dialect.text_search.contains(rows.c.words, pattern)
+            truths.append(not_(found) if excluded else found)
         return and_(*truths)
 
     def _in_scope(self, session_id: Any, shape: Shape) -> ColumnElement[bool]:

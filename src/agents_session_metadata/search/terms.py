@@ -19,8 +19,6 @@ SNIPPET = 160
 """The maximum number of characters of a snippet."""
 _LEAD = 40
 """Characters of a snippet before the first match."""
-_MOST_GAPS = 3
-"""Places of a phrase, between unspaced characters, where stored words have one space or two."""
 
 
 class Match(NamedTuple):
@@ -47,23 +45,20 @@ class Term:
 
     @property
     def is_exact(self) -> bool:
-        """True if stored words contain one of the `patterns` only if the text matches."""
-        is_short = all(len(token.word) < LONGEST_WORD for token in self.tokens)
-        return is_short and len(self._gaps) <= _MOST_GAPS
+        """True if stored words contain the `patterns` only if the text matches."""
+        return not self._gaps and all(len(token.word) < LONGEST_WORD for token in self.tokens)
 
     @property
-    def patterns(self) -> list[list[str]]:
-        """Substrings of the stored words of each text that matches: one of each list."""
-        ended: list[list[str]] = []
+    def patterns(self) -> list[str]:
+        """Substrings of the stored words of each text that matches."""
         found = [""]
         for place, token in enumerate(self.tokens):
-            spaces = [" ", "  "] if place in self._gaps else [" "]
-            if place in self._gaps[_MOST_GAPS:]:
-                ended.append([f"{each} " for each in found])
-                found, spaces = [""], [" "]
-            word = token.word[:LONGEST_WORD]
-            found = [each + space + word for each in found for space in spaces]
-        return [*ended, found if self.prefix else [f"{each} " for each in found]]
+            if place in self._gaps:
+                found[-1] += " "
+                found.append("")
+            found[-1] += f" {token.word[:LONGEST_WORD]}"
+        found[-1] += "" if self.prefix else " "
+        return found
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -92,16 +87,16 @@ class WordQuery:
         return all(term.is_exact for term in self.terms)
 
     @property
-    def patterns(self) -> list[tuple[bool, list[str]]]:
-        """Substrings of stored words: one of each list must occur, or none where True.
+    def patterns(self) -> list[tuple[bool, str]]:
+        """Substrings of stored words that must occur, or must not where True.
 
         Every text that matches passes. If not `is_exact`, others can pass as well.
         """
         return [
-            (term.excluded, alternatives)
+            (term.excluded, pattern)
             for term in self.terms
             if term.is_exact or not term.excluded
-            for alternatives in term.patterns
+            for pattern in term.patterns
         ]
 
     @property
