@@ -80,7 +80,6 @@ COUNTERS = (
 
 FIELDS = ("day", "agent", "model", "owner_id", "session_id", "item_id")
 
-_SUMMED = (*COUNTERS, "cost")
 _BILLION = 10**9
 _BATCH = 1000
 """Rows deleted per transaction."""
@@ -252,7 +251,7 @@ async def read_spent(
     """Reads the usage of a session in the scope, or of an owner whatever the scope."""
     usage = _ledger(store)
     conditions = _conditions(usage, session_id, owner_id, since)
-    sums = *_sum(usage.c.cost), *_sum(usage.c.total_tokens)
+    sums = *_cost_sums(usage), func.sum(usage.c.total_tokens)
     statement: Statement = select(*sums).where(*conditions)
     await store.database.ensure(USAGE)
 
@@ -261,8 +260,8 @@ async def read_spent(
             return connection.execute(statement).one()
         return connection.execute(*store.question(queries, statement, usage.c.session_id)).one()
 
-    rows = await store.database.read(read)
-    return Spent(_joined(*rows[:2]) * COST_UNIT, int(_joined(*rows[2:])))
+    billions, rest, tokens = await store.database.read(read)
+    return Spent(_cost(billions, rest), int(tokens or 0))
 
 
 def check_by(by: Any) -> tuple[str, ...]:
@@ -323,22 +322,27 @@ def _within(
 
 
 def _totals(usage: Table) -> list[ColumnElement[Any]]:
-    sums = [part for name in _SUMMED for part in _sum(usage.c[name])]
+    billions, rest = _cost_sums(usage)
     unpriced = func.sum(case((usage.c.cost.is_(None), 1), else_=0))
     owner = func.min(type_coerce(usage.c.owner_id, Text))
-    labelled = [column.label(f"total_{number}") for number, column in enumerate(sums)]
-    return [owner.label("owner"), func.count().label("number"), unpriced.label("none"), *labelled]
+    return [
+        owner.label("owner"),
+        unpriced.label("none"),
+        billions.label("billions"),
+        rest.label("rest"),
+        *(func.sum(usage.c[name]).label(name) for name in COUNTERS),
+    ]
 
 
-def _sum(column: ColumnElement[Any]) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
+def _cost_sums(usage: Table) -> tuple[ColumnElement[Any], ColumnElement[Any]]:
     """Sums the billions and the remainders. SQLite's integers, of 64 bits, do not overflow so."""
-    rest = column % _BILLION
+    rest = usage.c.cost % _BILLION
     # A multiple of the divisor: on MySQL, a quotient has four decimals.
-    return func.sum((column - rest) // _BILLION), func.sum(rest)
+    return func.sum((usage.c.cost - rest) // _BILLION), func.sum(rest)
 
 
-def _joined(billions: Any, rest: Any) -> Decimal:
-    return Decimal(billions or 0) * _BILLION + Decimal(rest or 0)
+def _cost(billions: Any, rest: Any) -> Decimal:
+    return (Decimal(billions or 0) * _BILLION + Decimal(rest or 0)) * COST_UNIT
 
 
 def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
@@ -347,12 +351,10 @@ def _rows(fields: tuple[str, ...], found: Iterable[Any]) -> list[UsageRow]:
         total = totals.setdefault(tuple(row[: len(fields)]), {"cost": None, "unpriced": set()})
         for name in fields:
             total[name] = getattr(row, "owner" if name == "owner_id" else name)
-        sums = row[-2 * len(_SUMMED) :]
-        *counts, cost = (_joined(*sums[at : at + 2]) for at in range(0, len(sums), 2))
-        for name, count in zip(COUNTERS, counts, strict=True):
-            total[name] = total.get(name, 0) + int(count)
-        if int(row.none) < int(row.number):
-            total["cost"] = (total["cost"] or Decimal(0)) + cost * COST_UNIT
+        for name in COUNTERS:
+            total[name] = total.get(name, 0) + int(getattr(row, name))
+        if row.rest is not None:
+            total["cost"] = (total["cost"] or 0) + _cost(row.billions, row.rest)
         if int(row.none):
             total["unpriced"].add(row.model)
     for total in totals.values():
