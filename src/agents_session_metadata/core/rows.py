@@ -174,7 +174,7 @@ class Rows:
         lists = [key for key in encoded if key in stored and (stored[key] or encoded[key].elements)]
         if self._upsert_reading is None:
             connection.execute(self._upsert, rows)
-        self._write_elements(connection, session_id, encoded, lists)
+        self.write_elements(connection, session_id, encoded, lists)
 
     def overwrite(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
@@ -200,9 +200,9 @@ class Rows:
         if not encoded:
             return
         connection.execute(self._upsert, rows_of(session_id, encoded))
-        self._write_elements(connection, session_id, encoded, lists)
+        self.write_elements(connection, session_id, encoded, lists)
 
-    def _write_elements(
+    def write_elements(
         self,
         connection: Connection,
         session_id: str,

@@ -5,28 +5,24 @@ Values are read in batches, in the order of the primary key; memory does not gro
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    Connection,
-    and_,
-    bindparam,
-    delete,
-    exists,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import Connection, and_, exists, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from agents_session_metadata.core.tables import SessionTables, TableNames, element_rows, table_names
+from agents_session_metadata.core.tables import SessionTables, TableNames, table_names
 from agents_session_metadata.scope import ScopedStore, own_store
 from agents_session_metadata.text import quoted
-from agents_session_metadata.values import SearchKey, decode_elements, decode_value, search_key
+from agents_session_metadata.values import (
+    EncodedValue,
+    decode_elements,
+    decode_value,
+    search_key,
+)
 
 from .structure import Finding, Inspection
 
@@ -57,81 +53,52 @@ def check_orphans(inspection: Inspection) -> Iterator[Finding]:
 
 
 class Stored(NamedTuple):
-    """`search` and `elements` are computed from the value, not read."""
+    """`encoded` is what should be stored, computed from the text; None if that is not JSON."""
 
     session_id: str
     key: str
-    is_json: bool
-    search: SearchKey
-    elements: tuple[SearchKey, ...]
-    has_search: bool
-    has_elements: bool
-
-    @property
-    def problems(self) -> list[str]:
-        if not self.is_json:
-            return ["values"]
-        correct = {"search keys": self.has_search, "elements": self.has_elements}
-        return [name for name, is_correct in correct.items() if not is_correct]
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.is_json and bool(self.problems)
+    encoded: EncodedValue | None
+    problems: list[str]
 
 
-class StoredValues:
-    def __init__(self, tables: SessionTables) -> None:
-        rows, elements = tables.metadata, tables.elements
-        self._own = rows.c.session_id, rows.c.key
-        self._select: Any = select(
-            *self._own,
-            rows.c.value,
-            rows.c.search_key,
-            rows.c.search_rest,
-        )
-        # MariaDB compares BETWEEN by the collation of the parameters.
-        self._elements: Any = select(
-            elements.c.session_id,
-            elements.c.key,
-            elements.c.search_key,
-            elements.c.search_rest,
-        ).where(
-            elements.c.session_id >= bindparam("first"), elements.c.session_id <= bindparam("last")
-        )
-
-    def batch(self, connection: Connection, after: Stored | None) -> list[Stored]:
-        own_id, key = self._own
-        statement = self._select.order_by(own_id, key).limit(BATCH)
-        if after is not None:
-            later = or_(own_id > after.session_id, key > after.key)
-            statement = statement.where(own_id >= after.session_id, later)
-        return self._judged(connection, connection.execute(statement).all())
-
-    def of_keys(self, connection: Connection, session_id: str, keys: list[str]) -> list[Stored]:
-        """Locks the rows."""
-        own_id, key = self._own
-        statement = self._select.where(own_id == session_id, key.in_(keys)).with_for_update()
-        return self._judged(connection, connection.execute(statement).all())
-
-    def _judged(self, connection: Connection, found: Sequence[Any]) -> list[Stored]:
-        parts: dict[Any, Counter[Any]] = {(row[0], row[1]): Counter() for row in found}
-        if found:
-            ends = {"first": found[0][0], "last": found[-1][0]}
-            elements: Any = connection.execute(self._elements, ends)
-            for own_id, key, *search in elements:
-                if (own_id, key) in parts:
-                    parts[own_id, key][tuple(search)] += 1
-        return [_judge(row, parts[row[0], row[1]]) for row in found]
+def _read(connection: Connection, tables: SessionTables, after: Stored | None) -> list[Stored]:
+    rows, elements = tables.metadata.c, tables.elements.c
+    columns = rows.session_id, rows.key, rows.value, rows.search_key, rows.search_rest
+    statement: Any = select(*columns).order_by(rows.session_id, rows.key).limit(BATCH)
+    if after is not None:
+        later = or_(rows.session_id > after.session_id, rows.key > after.key)
+        statement = statement.where(rows.session_id >= after.session_id, later)
+    found = connection.execute(statement).all()
+    if not found:
+        return []
+    # MariaDB compares BETWEEN by the collation of the parameters.
+    within = elements.session_id >= found[0][0], elements.session_id <= found[-1][0]
+    parts: defaultdict[tuple[str, str], Counter[Any]] = defaultdict(Counter)
+    each_part: Any = select(
+        elements.session_id, elements.key, elements.search_key, elements.search_rest
+    )
+    for session_id, key, *search in connection.execute(each_part.where(*within)):
+        parts[session_id, key][tuple(search)] += 1
+    return [_judged(row, parts[row[0], row[1]]) for row in found]
 
 
-def _judge(row: Any, parts: Counter[Any]) -> Stored:
-    own_id, key, stored, *search = row
+def _judged(row: Any, parts: Counter[Any]) -> Stored:
+    session_id, key, text, *search = row
+    encoded = _encoded(text)
+    if encoded is None:
+        return Stored(session_id, key, None, ["values"])
+    is_wrong = {
+        "search keys": tuple(search) != encoded.search,
+        "elements": parts != Counter(encoded.elements),
+    }
+    return Stored(session_id, key, encoded, [name for name in is_wrong if is_wrong[name]])
+
+
+def _encoded(text: str) -> EncodedValue | None:
     try:
-        wanted, elements = search_key(decode_value(stored)), decode_elements(stored)
+        return EncodedValue(text, search_key(decode_value(text)), decode_elements(text))
     except ValueError:
-        return Stored(own_id, key, False, SearchKey(b"", b""), (), False, False)
-    has_search = tuple(search) == wanted
-    return Stored(own_id, key, True, wanted, elements, has_search, parts == Counter(elements))
+        return None
 
 
 _PROBLEMS = {
@@ -145,10 +112,10 @@ def check_values(inspection: Inspection) -> Iterator[Finding]:
     tables = inspection.queried
     if not inspection.complete.issuperset({tables.metadata.name, tables.elements.name}):
         return
-    values, last = StoredValues(tables), None
+    last: Stored | None = None
     counts: Counter[str] = Counter()
     first: dict[str, Stored] = {}
-    while batch := values.batch(inspection.connection, last):
+    while batch := _read(inspection.connection, tables, last):
         last = batch[-1]
         for stored in batch:
             for name in stored.problems:
@@ -175,46 +142,39 @@ async def rewrite_search_keys(engine: AsyncEngine, names: TableNames | None = No
     store = own_store(engine, names or table_names(), create_tables=False)
     database = store.database
     await database.ensure()
-    values = StoredValues(database.tables)
     rewritten = skipped = 0
     after: Stored | None = None
-    while batch := await database.read(lambda sync, *_, at=after: values.batch(sync, at)):
+    while batch := await database.read(lambda sync, *_, at=after: _read(sync, database.tables, at)):
         after = batch[-1]
-        skipped += sum(not stored.is_json for stored in batch)
-        wrong = [stored for stored in batch if stored.is_wrong]
+        skipped += sum(stored.encoded is None for stored in batch)
+        wrong = [stored for stored in batch if stored.encoded and stored.problems]
         if wrong:
             written, left = await database.write(
-                lambda sync, *_, wrong=wrong: _rewrite(sync, store, values, wrong)
+                lambda sync, *_, wrong=wrong: _rewrite(sync, store, wrong)
             )
             rewritten, skipped = rewritten + written, skipped + left
     return Rewritten(rewritten, skipped)
 
 
 def _rewrite(
-    connection: Connection, store: ScopedStore, values: StoredValues, wrong: list[Stored]
+    connection: Connection, store: ScopedStore, wrong: Iterable[Stored]
 ) -> tuple[int, int]:
     """Returns the numbers of rewritten and skipped values."""
-    tables = store.database.tables
-    rows, elements = tables.metadata, tables.elements
-    keys_of: dict[str, list[str]] = {}
-    for stored in wrong:
-        keys_of.setdefault(stored.session_id, []).append(stored.key)
+    rows, table = store.rows, store.database.tables.metadata
     written = skipped = 0
-    for session_id, keys in keys_of.items():
-        if not store.rows.lock_session(connection, session_id):
+    for session_id, found in groupby(wrong, attrgetter("session_id")):
+        keys = [stored.key for stored in found]
+        claim = rows.claim(connection, session_id, rows.texts, create=False)
+        if claim is None:
             skipped += len(keys)
             continue
-        # Read again under the lock: a value may have changed since.
-        for stored in values.of_keys(connection, session_id, keys):
-            if not stored.is_wrong:
-                continue
-            written += 1
-            new = {"search_key": stored.search.indexed, "search_rest": stored.search.rest}
-            own = rows.c.session_id == session_id, rows.c.key == stored.key
-            connection.execute(update(rows).where(*own).values(new))
-            own = elements.c.session_id == session_id, elements.c.key == stored.key
-            connection.execute(delete(elements).where(*own))
-            parts = [*element_rows(session_id, stored.key, stored.elements)]
-            if parts:
-                connection.execute(insert(elements), parts)
+        # As read under the lock: a value may have changed since.
+        texts = ((key, _encoded(claim.stored.get(key, ""))) for key in keys)
+        encoded = {key: value for key, value in texts if value is not None}
+        for key, value in encoded.items():
+            own = table.c.session_id == session_id, table.c.key == key
+            new = {"search_key": value.search.indexed, "search_rest": value.search.rest}
+            connection.execute(update(table).where(*own).values(new))
+        rows.write_elements(connection, session_id, encoded, encoded)
+        written += len(encoded)
     return written, skipped
