@@ -16,7 +16,6 @@ from sqlalchemy import (
     Connection,
     bindparam,
     delete,
-    false,
     func,
     insert,
     select,
@@ -270,9 +269,7 @@ def lock_sessions(
     connection: Connection, tables: SessionTables, dialect: Dialect, ids: Sequence[str]
 ) -> set[str]:
     """Must begin the transaction. Returns the ids of the sessions that exist."""
-    if dialect.single_writer:
-        # Any write keeps all other writers out, also one that finds no row.
-        connection.execute(delete(tables.sessions).where(false()))
+    dialect.begin_writing(connection)
     own_id = tables.sessions.c.session_id
     of_ids = dialect.one_of(own_id, "ids", len(ids))
     lock = select(own_id).where(of_ids).order_by(own_id).with_for_update()

@@ -92,7 +92,7 @@ def create_missing(
         if names.messages in existing:
             types = types._replace(item_id=dialect.item_id(connection, tables.messages))
         tables = build_tables(MetaData(), names, types)
-    dialect.begin_ddl(connection)
+    dialect.begin_writing(connection)
     wanted = tables.group(group)
     for table in wanted.tables:
         if table.name not in existing:
@@ -137,7 +137,7 @@ class SDKIndex:
     def change(self, connection: Connection, *, exists: bool) -> bool:
         """Creates or drops the index. Returns whether that was necessary."""
         dialect = dialect_of(connection.dialect)
-        dialect.begin_ddl(connection)
+        dialect.begin_writing(connection)
         if self.exists(connection) == exists:
             return False
         with dialect.brief_waits(connection):

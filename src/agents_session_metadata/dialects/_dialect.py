@@ -70,8 +70,8 @@ class Dialect:
     """The isolation level of transactions on an engine that commits each statement."""
     bounded_ids: ClassVar[bool] = False
     """The sessions table truncates or rejects ids of more than 255 characters."""
-    single_writer: ClassVar[bool] = False
-    """The first write of a transaction blocks all other writers, before it reads."""
+    indexes_ids: ClassVar[bool] = False
+    """An index on a time of the sessions has their ids, too."""
     uses_triggers: ClassVar[bool] = False
     """Triggers, instead of foreign keys, delete metadata with its session."""
     inlines_keys: ClassVar[bool] = False
@@ -120,8 +120,11 @@ class Dialect:
     def begin(self, connection: Connection) -> None:
         """Begins a transaction if the driver would commit each statement."""
 
-    def begin_ddl(self, connection: Connection) -> None:
-        """Begins a transaction if the driver begins none before DDL."""
+    def begin_writing(self, connection: Connection) -> None:
+        """Begins a transaction, and keeps other writers out, if nothing else does.
+
+        Must be called before DDL, and before a locking SELECT that begins a transaction.
+        """
 
     def begin_snapshot(self, connection: Connection) -> None:
         connection.execution_options(isolation_level="REPEATABLE READ")

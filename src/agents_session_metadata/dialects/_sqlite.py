@@ -113,7 +113,7 @@ class SQLite(Dialect):
     stored_time = _StoredTime()
     moment = _Moment()
     usual_isolation = "SERIALIZABLE"
-    single_writer = True
+    indexes_ids = True
     uses_triggers = True
     probes_by_range = True
     transient_codes = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
@@ -144,8 +144,8 @@ class SQLite(Dialect):
         if super().commits_each(connection):
             _begin(connection, "BEGIN")
 
-    def begin_ddl(self, connection: Connection) -> None:
-        # A write would begin one as well, but not if one of its triggers lacks a table.
+    def begin_writing(self, connection: Connection) -> None:
+        # The driver begins one before a write only, and a SELECT takes no lock.
         _begin(connection, "BEGIN IMMEDIATE")
 
     def begin_snapshot(self, connection: Connection) -> None:

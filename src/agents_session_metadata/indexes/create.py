@@ -123,7 +123,7 @@ def _kinds() -> dict[str, Callable[[Database[Any]], IndexKind]]:
 
 def _sdk_index(database: Database[Any]) -> SDKIndex:
     # InnoDB adds the primary key by itself. PostgreSQL has no room for the longest ids.
-    more = ["session_id"] if database.dialect.single_writer else []
+    more = ["session_id"] if database.dialect.indexes_ids else []
     return SDKIndex(database.tables.sessions, "_updated_at_idx", ["updated_at", *more])
 
 
@@ -221,9 +221,6 @@ class _Index:
 
     def _lock(self, connection: Connection, *, shared: bool = False) -> Any:
         """Returns None if there is no row. With `shared`, triggers can still read the row."""
-        # The update is the lock on SQLite, where a read takes none.
-        if not shared or self._dialect.single_writer:
-            lock = update(self._states).where(self._own).values(token=self._states.c.token)
-            connection.execute(lock)
+        self._dialect.begin_writing(connection)
         locked = select(self._states).where(self._own).with_for_update(read=shared)
         return connection.execute(locked).one_or_none()

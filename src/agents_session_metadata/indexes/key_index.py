@@ -39,7 +39,7 @@ class KeyIndex(IndexKind):
         return self._dialect.lock_tables(connection, written)
 
     def prepare(self, connection: Connection) -> None:
-        self._dialect.begin_ddl(connection)
+        self._dialect.begin_writing(connection)
         keys = connection.scalars(
             select(self._indexes.c.key).where(self._indexes.c.state != DROPPING)
         ).all()

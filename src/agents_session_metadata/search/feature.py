@@ -202,8 +202,7 @@ class TextIndex(IndexKind):
 
     def lock(self, connection: Connection, *, waits: bool = True) -> Any:
         """Keeps others from filling. Returns the state, or None if it is missing or locked."""
-        if self._dialect.single_writer:
-            connection.execute(update(self._state).values(native=self._state.c.native))
+        self._dialect.begin_writing(connection)
         locked = select(self._state).with_for_update(skip_locked=not waits)
         return connection.execute(locked).one_or_none()
 
@@ -254,7 +253,6 @@ class TextIndex(IndexKind):
 
     def add_native(self, connection: Connection) -> bool:
         """Adds the database's own index. Returns False if it exists."""
-        self._dialect.begin_ddl(connection)
         state = self.lock(connection)
         if state is None or state.native:
             return False

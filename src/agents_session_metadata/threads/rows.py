@@ -25,7 +25,6 @@ from sqlalchemy import (
     UniqueConstraint,
     and_,
     delete,
-    false,
     insert,
     literal,
     select,
@@ -266,7 +265,7 @@ class ThreadRows:
         own = self._attachments.c.attachment_id == attachment_id
         statement = self._all_attachments().where(own)
         if lock:
-            self._begin(connection)
+            self._dialect.begin_writing(connection)
             statement = statement.with_for_update()
         row = connection.execute(statement).first()
         return None if row is None else Attachment(*row)
@@ -275,7 +274,7 @@ class ThreadRows:
         self, connection: Connection, before: Any, after: str, limit: int
     ) -> list[Attachment]:
         """Must begin the transaction. `before` is a time, and `after` is an id."""
-        self._begin(connection)
+        self._dialect.begin_writing(connection)
         table = self._attachments
         statement = (
             self._all_attachments()
@@ -296,10 +295,6 @@ class ThreadRows:
         of_ids = self._dialect.one_of(table.c.attachment_id, "ids", len(ids))
         parameters = self._dialect.list_parameters("ids", ids)
         connection.execute(delete(table).where(of_ids), parameters)
-
-    def _begin(self, connection: Connection) -> None:
-        if self._dialect.single_writer:
-            connection.execute(delete(self._attachments).where(false()))
 
     def _all_attachments(self) -> Any:
         return select(*(self._attachments.c[name] for name in Attachment._fields))
