@@ -137,6 +137,9 @@ class ItemPosition(NamedTuple):
     item_id: int
 
 
+PlacedItem: TypeAlias = "tuple[ItemInfo, ItemPosition]"
+
+
 def read_page(
     connection: Connection,
     tables: SessionTables,
@@ -147,14 +150,13 @@ def read_page(
     limit: int,
     newest_first: bool,
     restrict: Restriction,
-) -> list[tuple[ItemInfo, ItemPosition]]:
+) -> list[PlacedItem]:
     """Returns items in order; unreadable ones are `UNREADABLE`."""
     messages = tables.messages
     time = dialect.stored_time.of(messages.c.created_at)
     parameters: dict[str, Any] = {"of_session": session_id, "limit": limit}
     statement: Any = (
-        _selected(messages, dialect)
-        .add_columns(time)
+        _selected(messages, dialect, time)
         .where(messages.c.session_id == bindparam("of_session"))
         .order_by(*in_order(messages, newest_first=newest_first))
         .limit(bindparam("limit", type_=Integer, literal_execute=True))
@@ -172,30 +174,7 @@ def read_page(
         parameters |= {"after_item": after.item_id, "after_time": after.time}
     # By the parameter: the scope is then checked once, not for every row.
     statement, more = restrict(statement, bindparam("of_session", type_=messages.c.session_id.type))
-    rows: Any = connection.execute(statement, {**parameters, **more})
-    return [
-        (ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id))
-        for item_id, created_at, text, at in rows
-    ]
-
-
-def read_position(
-    connection: Connection,
-    tables: SessionTables,
-    dialect: Dialect,
-    session_id: str,
-    item_id: int,
-    restrict: Restriction,
-) -> ItemPosition | None:
-    messages = tables.messages
-    item: Any = bindparam("of_item", type_=BigInteger)
-    statement: Any = select(dialect.stored_time.of(messages.c.created_at)).where(
-        messages.c.session_id == bindparam("of_session"), messages.c.id == item
-    )
-    statement, parameters = restrict(statement, messages.c.session_id)
-    parameters |= {"of_session": session_id, "of_item": item_id}
-    row = connection.execute(statement, parameters).first()
-    return None if row is None else ItemPosition(str(row[0]), item_id)
+    return list(_placed(connection.execute(statement, {**parameters, **more})))
 
 
 def find_items(
@@ -205,22 +184,29 @@ def find_items(
     session_id: str,
     condition: ColumnElement[bool],
     restrict: Restriction = everywhere,
-) -> list[ItemInfo]:
+) -> list[PlacedItem]:
     """Returns the readable items for which a condition holds, newest first."""
     messages = tables.messages
-    statement = _selected(messages, dialect).where(messages.c.session_id == session_id, condition)
+    statement = _selected(messages, dialect, dialect.stored_time.of(messages.c.created_at))
+    statement = statement.where(messages.c.session_id == session_id, condition)
     statement = statement.order_by(*in_order(messages, newest_first=True))
     rows = connection.execute(*restrict(statement, messages.c.session_id))
-    return [each for each in _items(rows) if each.item is not UNREADABLE]
+    return [each for each in _placed(rows) if each[0].item is not UNREADABLE]
 
 
-def _selected(messages: Table, dialect: Dialect) -> Any:
-    return select(messages.c.id, dialect.moment.of(messages.c.created_at), messages.c.message_data)
+def _selected(messages: Table, dialect: Dialect, *more: ColumnElement[Any]) -> Any:
+    moment = dialect.moment.of(messages.c.created_at)
+    return select(messages.c.id, moment, messages.c.message_data, *more)
 
 
 def _items(rows: Any) -> Iterator[ItemInfo]:
     for item_id, created_at, text in rows:
         yield ItemInfo(item_id, created_at, _item(text))
+
+
+def _placed(rows: Any) -> Iterator[PlacedItem]:
+    for item_id, created_at, text, at in rows:
+        yield ItemInfo(item_id, created_at, _item(text)), ItemPosition(str(at), item_id)
 
 
 def _item(text: str) -> Any:

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, or_
 
 from agents_session_metadata.core.messages import (
     UNREADABLE,
     ItemPosition,
+    PlacedItem,
     delete_messages,
     everywhere,
     find_items,
     newest_id,
     read_history,
     read_page,
-    read_position,
 )
 from agents_session_metadata.core.rows import check_id, check_id_type
 from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
@@ -37,8 +37,6 @@ from agents_session_metadata.values import is_text
 from .rewind import lock_to_change
 
 T = TypeVar("T")
-
-_Placed: TypeAlias = "list[tuple[ItemInfo, ItemPosition]]"
 
 
 class _History:
@@ -55,9 +53,11 @@ class _History:
         self._where = connection, self._tables, self._dialect, session_id
         self._restrict = everywhere if queries is None else partial(store.question, queries)
 
-    def page(self, after: ItemPosition | None, limit: int, *, newest_first: bool) -> _Placed:
+    def page(
+        self, after: ItemPosition | None, limit: int, *, newest_first: bool
+    ) -> list[PlacedItem]:
         """Reads one readable item more than asked for, which tells whether there is a next page."""
-        last, found = after, list[tuple[ItemInfo, ItemPosition]]()
+        last, found = after, list[PlacedItem]()
         while asked := limit + 1 - len(found):
             rows = read_page(
                 *self._where,
@@ -72,10 +72,11 @@ class _History:
             last = rows[-1][1]
         return found
 
-    def position(self, item_id: int) -> ItemPosition | None:
-        return read_position(*self._where, item_id, self._restrict)
-
     def find(self, wanted: Wanted) -> ItemInfo | None:
+        found = self.place(wanted)
+        return found and found[0]
+
+    def place(self, wanted: Wanted) -> PlacedItem | None:
         messages = self._tables.messages
         text = self._dialect.by_code_point(messages.c.message_data, native=False)
         condition = or_(
@@ -83,7 +84,7 @@ class _History:
             *(text.contains(each, autoescape=True) for each in wanted.texts),
         )
         found = find_items(*self._where, condition, self._restrict)
-        return next(filter(wanted.matches, found), None)
+        return next((each for each in found if wanted.matches(each[0])), None)
 
 
 async def _read(store: ScopedStore, session_id: str, work: Callable[[_History], T]) -> T | None:
@@ -120,7 +121,9 @@ async def list_items(
 
 async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
     """Returns None if the item does not exist within the scope."""
-    return await _read(store, session_id, lambda history: history.position(item_id))
+    wanted = Wanted(lambda _: True, (item_id,))
+    found = await _read(store, session_id, lambda history: history.place(wanted))
+    return found and found[1]
 
 
 def item_cursor(
@@ -163,11 +166,10 @@ async def read_after(
     """Returns the items after an item, and whether there are more; None if it does not exist."""
 
     def read(history: _History) -> tuple[list[ItemInfo], bool] | None:
-        info = history.find(wanted)
-        after = history.position(info.item_id) if info else None
-        if after is None:
+        place = history.place(wanted)
+        if place is None:
             return None
-        found = history.page(after, limit, newest_first=newest_first)
+        found = history.page(place[1], limit, newest_first=newest_first)
         return [item for item, _ in found[:limit]], len(found) > limit
 
     return await _read(store, session_id, read)
@@ -189,7 +191,7 @@ async def read_found(
             ids = [item_id for each, item_id in wanted if each == session_id]
             where = connection, store.database.tables, store.database.dialect, session_id
             condition = store.database.tables.messages.c.id.in_(ids)
-            for info in find_items(*where, condition, partial(store.question, queries)):
+            for info, _ in find_items(*where, condition, partial(store.question, queries)):
                 found[session_id, info.item_id] = info
         return found
 
