@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from agents_session_metadata.errors import invalid_record
 from agents_session_metadata.types import MAX_KEY_LENGTH
@@ -32,16 +32,9 @@ class ThreadRecord(BaseModel):
         return ThreadItem(self.item_id, position, self.kind, data, self.history_end)
 
 
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
-_ITEMS = list[Annotated[ThreadRecord, BeforeValidator(_plain)]]
-
-
 def parse_items(part: Any, validated: Callable[..., Any]) -> list[ThreadItem]:
     found: dict[str, ThreadItem] = {}
-    for index, item in enumerate(validated(_ITEMS, part)):
+    for index, item in enumerate(validated(list[ThreadRecord], part)):
         path = f"$.thread_items[{index}]"
         if item.item_id in found:
             raise invalid_record(f"{path}.item_id", "is not unique")

@@ -55,10 +55,6 @@ def _iso_time(value: object) -> object:
     return value
 
 
-def _plain(value: object) -> object:
-    return dict(value) if isinstance(value, Mapping) else value
-
-
 Time = Annotated[AwareDatetime, BeforeValidator(_iso_time), Field(strict=False)]
 
 
@@ -89,8 +85,8 @@ class Record(BaseModel):
     session_id: str
     created_at: Time
     updated_at: Time
-    metadata: Annotated[dict[Any, Any], BeforeValidator(_plain)]
-    items: list[Annotated[Item, BeforeValidator(_plain)]]
+    metadata: dict[Any, Any]
+    items: list[Item]
 
 
 def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
@@ -98,10 +94,10 @@ def parse_record(record: object) -> tuple[Record, dict[str, Any]]:
 
     Raises `InvalidMetadataError` that names the first wrong field.
     """
-    fields: Any = _plain(record)
+    fields: Any = dict(record) if isinstance(record, Mapping) else record
     raw = {}
-    if isinstance(fields, dict):
-        own = [feature for feature in features() if feature.field and feature.field in fields]
+    if isinstance(record, Mapping):
+        own = [feature for feature in features() if feature.field and feature.field in record]
         raw = {feature: fields.pop(feature.field) for feature in own}
     parsed: Record = validated(Record, fields)
     parts = {
