@@ -201,6 +201,8 @@ async def test_giant_bodies_and_filters(catalog):
         bodies = [nested, '{"items": [{"type": "x", "a": ' + "[" * 150 + "]" * 150 + "}]}"]
         bodies += ['{"metadata": {"a": ' + "[" * 150 + "]" * 150 + "}}"]
         bodies += ['{"metadata": {"a": ' + "1" * 5000 + "}}"]
+        bodies += ['{"items": [{"type": "x", "a": "\\ud800"}]}']
+        bodies += ['{"items": [{"type": "x", "a": 1e999}]}']
         for body in bodies:
             response = await client.post("/conversations", content=body, headers=JSON)
             assert response.status_code == 400, response.text

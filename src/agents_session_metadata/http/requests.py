@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
@@ -33,6 +33,7 @@ from agents_session_metadata.errors import (
 from agents_session_metadata.history.items import ItemExistsError
 from agents_session_metadata.idempotency.feature import KeyReusedError
 from agents_session_metadata.text import quoted, strict_json
+from agents_session_metadata.values import value_problem
 
 from .public_items import public_id
 
@@ -43,7 +44,6 @@ LONGEST_SEARCH: Final = 2_000
 """Characters of a search query."""
 REPEATED: Final = "item_already_in_conversation"
 _LONGEST_FILTER: Final = 32_768
-_DEEPEST: Final = 100
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -52,24 +52,16 @@ def _filter(text: object) -> object:
     return strict_json(text, duplicates=True) if isinstance(text, str) else text
 
 
-def _bounded(item: dict[str, Any]) -> dict[str, Any]:
-    """Refuse an item that is nested too deeply to be returned in a response."""
-    level: list[Any] = [item]
-    for _ in range(_DEEPEST):
-        level = [each for value in level for each in _inside(value)]
-        if not level:
-            return item
-    raise ValueError(f"must not be nested more than {_DEEPEST} levels deep")
-
-
-def _inside(value: object) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+def _storable(item: object) -> object:
+    """Refuses an item that cannot be stored, or not be read again, such as a deeply nested one."""
+    problem = value_problem(item)
+    if problem is not None:
+        raise ValueError(problem[1])
+    return item
 
 
 Item = Annotated[
-    dict[str, Any], BeforeValidator(_bounded), Field(description="An input item of OpenAI's API.")
+    dict[str, Any], BeforeValidator(_storable), Field(description="An input item of OpenAI's API.")
 ]
 Items = Annotated[list[Item], Field(max_length=MOST_ITEMS)]
 Metadata = Annotated[

@@ -40,7 +40,6 @@ from agents_session_metadata.history.items import (
 from agents_session_metadata.idempotency.feature import once
 from agents_session_metadata.query.filters import parse_filter
 from agents_session_metadata.types import ItemInfo, SessionInfo
-from agents_session_metadata.values import is_text
 
 from . import requests
 from .events import Streams
@@ -354,10 +353,7 @@ class Call:
         for index, item in enumerate(items):
             param = f"items[{index}]"
             self._check(item, param)
-            text = json.dumps(item, ensure_ascii=ascii_only, separators=(",", ":"))
-            if not is_text(text):
-                raise invalid("The item contains lone surrogates.", param)
-            texts.append(text)
+            texts.append(json.dumps(item, ensure_ascii=ascii_only, separators=(",", ":")))
             if item.get("id") in ids:
                 message = f"{param}.id: another item has the same id."
                 raise APIError(400, message, param=f"{param}.id", code=requests.REPEATED)
