@@ -76,7 +76,7 @@ async def test_origin_and_token(catalog) -> None:
         page = await browser.get("/session?id=a")
         cookie = page.headers["set-cookie"]
         assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
+        assert "SameSite=strict" in cookie
         token = re.findall(r'name="token" value="([^"]+)"', page.text)[0]
         good = {"token": token, "id": "a", "title": "B"}
         for headers, form, status in (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib.resources import files
 from typing import Final
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -36,10 +38,8 @@ from .call import (
     Call,
     DecidedBy,
     Options,
-    Refused,
     check_request,
     read_form,
-    token_cookie,
 )
 
 LOCAL_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -74,6 +74,8 @@ _FILES: Final = {
 
 
 _REFUSALS: Final = (
+    # The same for a missing session as for one outside the scope.
+    (SessionNotFoundError, 404, "The session does not exist."),
     (InvalidCursorError, 400, "This page belongs to another list. Go back to the first page."),
     (
         TablesMissingError,
@@ -159,10 +161,13 @@ class _BrowserApp:
             response = await self._answer(request, call)
         except Exception as error:  # noqa: BLE001  # told without its message
             refused = _refusal(error)
-            response = call.render("error.html", refused.status, refused=refused)
+            phrase = HTTPStatus(refused.status_code).phrase
+            response = call.render(
+                "error.html", refused.status_code, refused=refused, phrase=phrase
+            )
         response.headers.update(HEADERS)
         if call.uses_token:
-            response.headers["Set-Cookie"] = token_cookie(request, call.token)
+            call.keep_token(response)
         return response
 
     async def _answer(self, request: Request, call: Call) -> Response:
@@ -173,7 +178,7 @@ class _BrowserApp:
             return Response(content, media_type=media_type)
         catalog = await scoped_catalog(self.options.catalog, self.options.get_scope, request)
         if catalog is None:
-            raise Refused(403, "You do not have access to these sessions.")
+            raise HTTPException(403, "You do not have access to these sessions.")
         call.catalog = catalog
         reading = {**_READ, **(_ASK if call.allow_write else {})}
         writing = _WRITE if call.allow_write else {}
@@ -185,18 +190,14 @@ class _BrowserApp:
             call.form = await read_form(request)
             return await writing[path](call)
         if path in {*reading, *writing, *_FILES}:
-            raise Refused(405, "The page does not support this method.")
-        raise Refused(404, "The page does not exist.")
+            raise HTTPException(405, "The page does not support this method.")
+        raise HTTPException(404, "The page does not exist.")
 
 
-def _refusal(error: Exception) -> Refused:
+def _refusal(error: Exception) -> HTTPException:
     """Returns the error page. Messages of the database and of the program go to the log only."""
-    if isinstance(error, Refused):
-        return error
-    if isinstance(error, SessionNotFoundError):
-        return session_page.no_session()
     for kind, status, sentence in _REFUSALS:
         if isinstance(error, kind):
-            return Refused(status, sentence)
+            return HTTPException(status, sentence)
     problem = answer_to(error)
-    return Refused(problem.status, f"{problem.message[:1].upper()}{problem.message[1:]}")
+    return HTTPException(problem.status, f"{problem.message[:1].upper()}{problem.message[1:]}")

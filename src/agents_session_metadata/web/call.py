@@ -11,18 +11,18 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
-from http import HTTPStatus
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.http.app import GetScope
 from agents_session_metadata.http.events import Streams
-from agents_session_metadata.http.requests import APIError, read_bytes
+from agents_session_metadata.http.requests import read_bytes
 from agents_session_metadata.text import ago
 
 from . import formats, markdown
@@ -90,7 +90,7 @@ class Call:
 
     @cached_property
     def token(self) -> str:
-        return form_token(self.request)
+        return self.request.cookies.get(_COOKIE) or secrets.token_urlsafe(24)
 
     def url(self, path: str, **parameters: Any) -> str:
         given = {name: value for name, value in parameters.items() if value is not None}
@@ -104,7 +104,7 @@ class Call:
     def session_id(self) -> str:
         found = self.exact("id") or self.query.get("id")
         if not found:
-            raise Refused(400, "The URL contains no session id.")
+            raise HTTPException(400, "The URL contains no session id.")
         return found
 
     def item_id(self, name: str, *, required: bool = True) -> int | None:
@@ -112,7 +112,7 @@ class Call:
         if not text and not required:
             return None
         if not (text.isascii() and text.isdecimal() and len(text) < 19):
-            raise Refused(400, f"`{name}` must be the id of an item.")
+            raise HTTPException(400, f"`{name}` must be the id of an item.")
         return int(text)
 
     async def decided_by(self) -> str | None:
@@ -128,6 +128,17 @@ class Call:
         )
         body = page.encode("utf-8", "replace")
         return Response(body, status, media_type="text/html")
+
+    def keep_token(self, response: Response) -> None:
+        """Sets the cookie of the forms. Other sites can neither read nor send it."""
+        response.set_cookie(
+            _COOKIE,
+            self.token,
+            path=self.root or "/",
+            secure=self.request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
 
     def _money(self, value: Any) -> str:
         return formats.money(value, self._options.currency)
@@ -158,27 +169,18 @@ HEADERS: Final = {
 }
 
 
-class Refused(Exception):  # noqa: N818  # an answer rather than an error
-    """Ends a request with an error page."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status: HTTPStatus = HTTPStatus(status)
-        self.sentence = sentence
-
-
 def check_request(request: Request, allowed_hosts: Collection[str]) -> None:
     """Refuse requests that name another host, come from another site or are too long."""
     # A web site can point its own name to this address; the browser then sends that name.
     hosts = request.headers.getlist("host")
     if len(hosts) != 1 or not _is_allowed(hosts[0], allowed_hosts):
-        raise Refused(421, "This host name is not allowed. Add it to allowed_hosts.")
+        raise HTTPException(421, "This host name is not allowed. Add it to allowed_hosts.")
     origins = request.headers.getlist("origin")
     needed = request.method not in {"GET", "HEAD"}
     if (needed or origins) and [_authority(each) for each in origins] != [hosts[0].lower()]:
-        raise Refused(403, "The request comes from another website.")
+        raise HTTPException(403, "The request comes from another website.")
     if len(request.url.query) > LONGEST_QUERY:
-        raise Refused(414, f"The URL is longer than {LONGEST_QUERY:,} characters.")
+        raise HTTPException(414, f"The URL is longer than {LONGEST_QUERY:,} characters.")
 
 
 def _is_allowed(host: str, allowed: Collection[str]) -> bool:
@@ -196,27 +198,11 @@ def _authority(origin: str) -> str | None:
     return parts.netloc if parts.scheme in {"http", "https"} else None
 
 
-def form_token(request: Request) -> str:
-    known = request.cookies.get(_COOKIE, "")
-    return known if _is_token(known) else secrets.token_urlsafe(24)
-
-
-def _is_token(text: str) -> bool:
-    return len(text) == 32 and text.isascii() and text.replace("-", "").replace("_", "").isalnum()
-
-
-def token_cookie(request: Request, token: str) -> str:
-    """Returns a `Set-Cookie` header. Other sites can neither read nor send the cookie."""
-    path = request.scope.get("root_path", "") or "/"
-    secure = "; Secure" if request.url.scheme == "https" else ""
-    return f"{_COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}"
-
-
 async def read_form(request: Request) -> dict[str, str]:
     """Read a form. Refuses it unless its token equals that of the browser's cookie."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
-        raise Refused(415, "Send a form.")
+        raise HTTPException(415, "Send a form.")
     try:
         body = await read_bytes(request, LARGEST_FORM, FORM_SECONDS)
         fields = dict(
@@ -227,11 +213,9 @@ async def read_form(request: Request) -> dict[str, str]:
                 max_num_fields=_MOST_FIELDS,
             )
         )
-    except APIError as error:
-        raise Refused(error.status, error.message) from None
     except ValueError:
-        raise Refused(400, "The form is invalid.") from None
+        raise HTTPException(400, "The form is invalid.") from None
     known, sent = request.cookies.get(_COOKIE, ""), fields.pop("token", "")
-    if not _is_token(known) or not secrets.compare_digest(known.encode(), sent.encode()):
-        raise Refused(403, "The form has expired. Go back, reload the page and try again.")
+    if not known or not secrets.compare_digest(known.encode(), sent.encode()):
+        raise HTTPException(403, "The form has expired. Go back, reload the page and try again.")
     return fields

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
@@ -27,7 +28,7 @@ from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import SearchHit, SearchPage, SessionInfo
 
-from .call import Call, Refused
+from .call import Call
 
 FACETS: Final = {
     keys.STATUS: "Status",
@@ -85,7 +86,7 @@ class View:
     def of(cls, query: Mapping[str, str]) -> View:
         order = query.get("order") or "-updated_at"
         if order not in ORDERS:
-            raise Refused(400, f"The order must be one of {', '.join(ORDERS)}.")
+            raise HTTPException(400, f"The order must be one of {', '.join(ORDERS)}.")
         trail = query.get("trail")
         return cls(
             query.get("q", "").strip(),

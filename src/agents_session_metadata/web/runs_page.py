@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from agents_session_metadata.catalog import SessionCatalog
@@ -12,7 +13,7 @@ from agents_session_metadata.errors import RunInterruptedError, SessionBusyError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.runs.runs import SessionRuns
 
-from .call import Call, Refused
+from .call import Call
 from .formats import content_of
 from .list_page import View, read_infos
 
@@ -39,7 +40,7 @@ async def count_waiting(catalog: SessionCatalog) -> str:
 async def page(call: Call) -> Response:
     view = View.of(call.query)
     if view.state not in STATES:
-        raise Refused(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
+        raise HTTPException(400, f"The runs must be one of {', '.join(filter(None, STATES))}.")
     if view.problem:
         return call.render("runs.html", 400, view=view, states=STATES)
     found = await SessionRuns(call.catalog).list(
@@ -82,22 +83,22 @@ async def reject(call: Call) -> Response:
 async def _decide(call: Call, *, approve: bool, message: str | None) -> Response:
     session_id, call_id = call.session_id(), call.exact("call")
     if not call_id:
-        raise Refused(400, "The form names no call.")
+        raise HTTPException(400, "The form names no call.")
     by = await call.decided_by()
     try:
         await SessionRuns(call.catalog).decide(
             session_id, call_id, approve=approve, message=message, by=by
         )
     except (SessionBusyError, RunInterruptedError):
-        raise Refused(409, "The run was resumed. Its decisions are final.") from None
+        raise HTTPException(409, "The run was resumed. Its decisions are final.") from None
     except LookupError:
-        raise Refused(
+        raise HTTPException(
             404,
             "This call does not wait for a decision any more. Its run was resumed or discarded, or "
             "waits for other calls.",
         ) from None
     except ValueError:
-        raise Refused(
+        raise HTTPException(
             409, "Several calls of this run have the same id, so none of them can be decided."
         ) from None
     return RedirectResponse(f"{_back(call)}#{_anchor(session_id)}", 303)
@@ -108,7 +109,7 @@ async def discard(call: Call) -> Response:
     try:
         await SessionRuns(call.catalog).discard(call.session_id())
     except SessionBusyError:
-        raise Refused(409, "The run works. Wait for its end.") from None
+        raise HTTPException(409, "The run works. Wait for its end.") from None
     return RedirectResponse(_back(call), 303)
 
 

@@ -13,18 +13,19 @@ from datetime import datetime, timezone
 from decimal import Decimal
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.core.messages import ItemPosition
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import CorruptMetadataError
+from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.history.items import find_position, item_cursor
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
 
-from .call import Call, Refused
+from .call import Call
 from .formats import as_json, content_of, lines, parse_time, seconds, shown
 from .list_page import sentence
 
@@ -38,19 +39,15 @@ _ITEMS_BEFORE: Final = 20
 """The number of items before the item in the URL."""
 
 
-def no_session() -> Refused:
-    """Returns the same error for a missing session as for one outside the scope."""
-    return Refused(404, "The session does not exist.")
-
-
 async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
     """Returns the session in the URL, and the keys whose values are not valid JSON."""
     corrupt: list[CorruptMetadataError] = []
+    session_id = call.session_id()
     info = await call.catalog.get_session(
-        call.session_id(), count_items=True, preview=True, on_corrupt=corrupt.append
+        session_id, count_items=True, preview=True, on_corrupt=corrupt.append
     )
     if info is None:
-        raise no_session()
+        raise SessionNotFoundError(session_id)
     return info, [each.key for each in corrupt]
 
 
@@ -290,7 +287,7 @@ async def edit(call: Call) -> Response:
 
     if id_problem(session_id) is not None:
         await load_session(call)
-        raise Refused(409, "A session with this id cannot have metadata.")
+        raise HTTPException(409, "A session with this id cannot have metadata.")
     await call.catalog.edit_metadata(session_id, change, must_exist=True)
     return call.redirect("/session", id=session_id)
 
@@ -299,7 +296,7 @@ def _change_tags(metadata: Metadata, known: list[str], given: list[str]) -> None
     """Remove known tags that are not given, and add given tags that were not known."""
     stored: Any = metadata.pop(keys.TAGS, [])
     if not isinstance(stored, list):
-        raise Refused(409, "The value of tags is not a list. Reload the session.")
+        raise HTTPException(409, "The value of tags is not a list. Reload the session.")
     tags = [each for each in stored if each not in known or each in given]
     tags += [each for each in given if each not in known and each not in tags]
     if tags:
@@ -326,8 +323,9 @@ async def ask_delete(call: Call) -> Response:
 
 
 async def delete(call: Call) -> Response:
-    if not await call.catalog.delete_session(call.session_id()):
-        raise no_session()
+    session_id = call.session_id()
+    if not await call.catalog.delete_session(session_id):
+        raise SessionNotFoundError(session_id)
     return call.redirect("/")
 
 
@@ -337,7 +335,7 @@ async def ask_rewind(call: Call) -> Response:
     store, session_id = call.catalog._store, info.session_id
     position = await find_position(store, session_id, before) if before is not None else None
     if position is None:
-        raise Refused(404, "The item does not exist any more.")
+        raise HTTPException(404, "The item does not exist any more.")
     just_before = position._replace(item_id=position.item_id - 1)
     cursor = item_cursor(store, session_id, just_before, newest_first=False)
     after = await call.catalog.list_items(session_id, limit=_MOST_COUNTED, cursor=cursor)
@@ -365,8 +363,8 @@ async def rewind(call: Call) -> Response:
     return call.redirect("/session", id=session_id, **{"from": "end"})
 
 
-def _cannot(error: ValueError) -> Refused:
-    return Refused(409, sentence(error))
+def _cannot(error: ValueError) -> HTTPException:
+    return HTTPException(409, sentence(error))
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final
 
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
 from agents_session_metadata.types import Metadata, UsageRow
 from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
 
-from .call import Call, Refused
+from .call import Call
 from .formats import number
 from .list_page import View
 
@@ -59,9 +60,9 @@ def _range(call: Call) -> tuple[date, date]:
         start = call.query.get("since")
         since = date.fromisoformat(start) if start else until - timedelta(days=_DAYS - 1)
     except (ValueError, OverflowError):
-        raise Refused(400, "Write a day as 2026-01-31.") from None
+        raise HTTPException(400, "Write a day as 2026-01-31.") from None
     if not 0 <= (until - since).days < _MOST_DAYS:
-        raise Refused(400, f"The range must have between 1 and {_MOST_DAYS} days.")
+        raise HTTPException(400, f"The range must have between 1 and {_MOST_DAYS} days.")
     return since, until
 
 
