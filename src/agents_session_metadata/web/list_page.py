@@ -23,8 +23,6 @@ from agents_session_metadata.errors import (
 )
 from agents_session_metadata.query.filters import operators_without_dollar
 from agents_session_metadata.query.filters import parse_filter as check_filter
-from agents_session_metadata.query.ordering import Ordering
-from agents_session_metadata.query.pages import read_sessions
 from agents_session_metadata.text import strict_json
 from agents_session_metadata.types import SearchHit, SearchPage, SessionInfo
 
@@ -46,7 +44,6 @@ ORDERS: Final = {
 }
 SAMPLE: Final = 1_000
 """The number of sessions that facets and lists of most frequent values count."""
-_NEWEST: Final = Ordering.parse("-updated_at")
 _PAGE: Final = 25
 _HITS: Final = 100
 _LONGEST_FACET: Final = 8
@@ -236,19 +233,15 @@ async def read_facets(
 ) -> Facets:
     """Count the values of a list, or of sessions that a search has `found`."""
     where = view.where if found is None else {"$session_id": {"$in": list(found[:SAMPLE])}}
-    condition = catalog._store.condition(where)
-    sessions = await read_sessions(
-        catalog._store.database,
-        lambda reader: reader.page(condition, _NEWEST, limit=SAMPLE + 1, keys=[*FACETS]),
-    )
+    page = await catalog.list_sessions(where, limit=SAMPLE, keys=[*FACETS], on_corrupt=ignore)
     counts: dict[str, Counter[Any]] = {key: Counter() for key in FACETS}
-    for session in sessions[:SAMPLE]:
-        for key, value in session.info.metadata.items():
+    for info in page:
+        for key, value in info.metadata.items():
             elements = value if isinstance(value, list) else [value]
             counts[key].update({each for each in elements if isinstance(each, str) and each})
-    number = len(sessions if found is None else found)
-    sample = min(number, SAMPLE)
-    return Facets(list(_groups(counts, sample, view)), sample, number <= SAMPLE)
+    number = len(page) if found is None else min(len(found), SAMPLE)
+    complete = page.next_cursor is None if found is None else len(found) <= SAMPLE
+    return Facets(list(_groups(counts, number, view)), number, complete)
 
 
 def _groups(
