@@ -6,7 +6,8 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any, NoReturn
 
 _LONGEST = 80
@@ -75,6 +76,17 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"duplicate key {quoted(repeated)}")
     return found
+
+
+def ascii_json(document: Any, indent: int | None = None) -> str:
+    """Returns JSON that every encoding can express. Data classes become objects."""
+    return json.dumps(document, indent=indent, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else vars(value)
 
 
 def ago(then: datetime, now: datetime | None = None) -> str:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from agents_session_metadata.errors import InvalidPhaseError, SessionNotFoundError
 from agents_session_metadata.keys import AGENT, PHASE, normalize_agent
-from agents_session_metadata.text import escaped, quoted
+from agents_session_metadata.text import ascii_json, escaped, quoted
 from agents_session_metadata.types import SessionInfo
 
 from . import options
 from .app import WRITES, Target, command
 from .options import META, SESSION, Whole, argument, flag, option, parse_pairs, repeatable, usage
-from .output import Answer, as_json, blocking, no_session, nothing, shown
+from .output import Answer, blocking, no_session, nothing, shown
 
 if TYPE_CHECKING:
     from agents_session_metadata.catalog import SessionCatalog
@@ -240,7 +240,7 @@ async def _tested() -> Answer:
         await lifecycle.start("ai-engineer", "fix the build", {"task_id": "task-7"})
         await lifecycle.enter("approval")
         answer = await _hook_answer(catalog, request, _policy({}))
-    texts = (as_json(each, indent=2) for each in (request, answer))
+    texts = (ascii_json(each, indent=2) for each in (request, answer))
     return Answer(document={"request": request, "answer": answer}, text="\n".join(texts))
 
 

@@ -9,13 +9,11 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
-from decimal import Decimal
 from typing import IO, Any, TypeVar
 
 import click
 
-from agents_session_metadata.text import escaped
+from agents_session_metadata.text import ascii_json, escaped
 
 T = TypeVar("T")
 
@@ -96,18 +94,7 @@ def write(text: str) -> None:
 
 
 def write_json(document: Any) -> None:
-    sys.stdout.write(as_json(document, indent=2) + "\n")
-
-
-def as_json(document: Any, indent: int | None = None) -> str:
-    """Returns ASCII, which every encoding can express. Data classes become objects."""
-    return json.dumps(document, indent=indent, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, date):
-        return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else vars(value)
+    sys.stdout.write(ascii_json(document, indent=2) + "\n")
 
 
 def say(sentence: str) -> None:
@@ -179,7 +166,7 @@ class Records:
         for record in records:
             if self.as_list:
                 text += ",\n" if self.count else f"{self.opening}\n"
-            text += as_json(record) + ("" if self.as_list else "\n")
+            text += ascii_json(record) + ("" if self.as_list else "\n")
             self.count += 1
         await blocking(self.file.write, text, name=self.name)
 

@@ -5,7 +5,6 @@ With `allow_write`, each change is one form; two of them ask first.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.history.items import find_position, item_cursor
 from agents_session_metadata.runs.runs import SessionRuns
+from agents_session_metadata.text import ascii_json
 from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
 
@@ -122,24 +122,9 @@ async def raw(call: Call) -> Response:
         cursor=call.query.get("cursor") or None,
         newest_first=newest,
     )
-    document = {
-        "session_id": info.session_id,
-        "created_at": info.created_at.isoformat(),
-        "updated_at": info.updated_at.isoformat(),
-        "metadata": info.metadata,
-        "item_count": info.item_count,
-        "items": [
-            {
-                "item_id": each.item_id,
-                "created_at": each.created_at.isoformat(),
-                "item": each.item,
-            }
-            for each in page.items
-        ],
-        "next_cursor": page.next_cursor,
-    }
-    # Escaped: a lone surrogate is JSON, but not UTF-8.
-    return Response(json.dumps(document, indent=2), media_type="application/json")
+    document = {**vars(info), **vars(page)}
+    # A lone surrogate is JSON, but not UTF-8.
+    return Response(ascii_json(document, indent=2), media_type="application/json")
 
 
 @dataclass
