@@ -16,7 +16,7 @@ from .catalog import SessionCatalog
 from .errors import InvalidMetadataError, InvalidPhaseError, SessionNotFoundError
 from .query.filters import Where
 from .scope import ScopedStore
-from .text import quoted
+from .text import parse_time, quoted
 from .types import JSONValue, Metadata, MetadataLimits, SessionInfo
 from .values import json_text
 
@@ -351,7 +351,7 @@ class SessionLifecycle:
             if phase in self._final:
                 stored[keys.OUTCOME] = phase
                 stored[keys.FINISHED_AT] = now.isoformat()
-                started = _time_of(stored.get(keys.STARTED_AT))
+                started = parse_time(stored.get(keys.STARTED_AT))
                 if started is not None:
                     duration = max(now - started, timedelta(0))  # Clocks are set back.
                     stored[keys.DURATION_MS] = duration // timedelta(milliseconds=1)
@@ -404,7 +404,7 @@ def decide(
         return ResumeDecision(should_resume=False, reason="not_found")
     stored = info.metadata
     phase = stored.get(keys.PHASE)
-    last_active = max(info.updated_at, _time_of(stored.get(keys.TOUCHED_AT)) or info.updated_at)
+    last_active = max(info.updated_at, parse_time(stored.get(keys.TOUCHED_AT)) or info.updated_at)
     idle = max((now or datetime.now(timezone.utc)) - last_active, timedelta(0))
     error_count = count_of(stored, keys.ERROR_COUNT)
     reason: ResumeReason = "resumable"
@@ -423,7 +423,7 @@ def decide(
         idle=idle,
         error_count=error_count,
         metadata=stored,
-        history=tuple(_history_of(stored)),
+        history=tuple(history_of(stored)),
     )
 
 
@@ -483,19 +483,11 @@ def _check_kept(stored: Metadata, metadata: Mapping[str, JSONValue]) -> None:
             raise InvalidMetadataError("is written by this call and cannot be passed", key=key)
 
 
-def _time_of(value: object) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
-        return None
-    return moment if moment is not None and moment.tzinfo is not None else None
-
-
-def _history_of(stored: Mapping[str, Any]) -> list[PhaseChange]:
+def history_of(stored: Mapping[str, Any]) -> list[PhaseChange]:
     history = stored.get(keys.PHASE_HISTORY)
     found = []
     for entry in history if isinstance(history, list) else []:
-        at = _time_of(entry.get("at")) if isinstance(entry, dict) else None
+        at = parse_time(entry.get("at")) if isinstance(entry, dict) else None
         if at is not None and isinstance(entry.get("phase"), str):
             found.append(PhaseChange(entry["phase"], at))
     return found

@@ -103,6 +103,18 @@ def ago(then: datetime, now: datetime | None = None) -> str:
     return f"{then:%Y-%m-%d}"
 
 
+def parse_time(value: object) -> datetime | None:
+    """Returns None for what is no time in ISO 8601. A time without an offset is UTC."""
+    if not isinstance(value, str):
+        return None
+    try:
+        # Python 3.10 does not read the Z that stands for UTC.
+        found = datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found
+
+
 def texts_of(content: object) -> Iterator[str]:
     """Yields the texts of a message's content, without those of refusals."""
     for part in content if isinstance(content, list) else [content]:

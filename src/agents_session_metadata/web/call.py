@@ -23,7 +23,7 @@ from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.http.app import GetScope
 from agents_session_metadata.http.events import Streams
 from agents_session_metadata.http.requests import read_bytes
-from agents_session_metadata.text import ago
+from agents_session_metadata.text import ago, parse_time
 
 from . import formats, markdown
 
@@ -40,9 +40,10 @@ _TEMPLATES = Environment(
     finalize=formats.clean,
 )
 _TEMPLATES.filters["ago"] = ago
+_TEMPLATES.filters["parse_time"] = parse_time
 for _name in ("encoded", "shown", "number", "short", "seconds", "exact", "as_json", "title"):
     _TEMPLATES.filters[_name] = getattr(formats, _name)
-for _name in ("tags", "readable", "parse_time"):
+for _name in ("tags", "readable"):
     _TEMPLATES.filters[_name] = getattr(formats, _name)
 for _name in ("markdown", "code", "picture"):
     _TEMPLATES.filters[_name] = getattr(markdown, _name)

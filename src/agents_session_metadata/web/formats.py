@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import datetime, timezone
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 from urllib.parse import quote
@@ -142,13 +142,3 @@ def seconds(milliseconds: Any) -> str:
 
 def exact(then: datetime) -> str:
     return f"{then:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def parse_time(value: Any) -> datetime | None:
-    if not isinstance(value, str):
-        return None
-    try:
-        found = datetime.fromisoformat(value.replace("Z", "+00:00"))
-    except ValueError:
-        return None
-    return found.replace(tzinfo=timezone.utc) if found.tzinfo is None else found

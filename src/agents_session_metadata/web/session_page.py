@@ -20,13 +20,14 @@ from agents_session_metadata.core.messages import ItemPosition
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
 from agents_session_metadata.history.items import find_position, item_cursor
+from agents_session_metadata.lifecycle import history_of
 from agents_session_metadata.runs.runs import SessionRuns
-from agents_session_metadata.text import ascii_json
+from agents_session_metadata.text import ascii_json, parse_time
 from agents_session_metadata.tracking.invocations import invocations_of
 from agents_session_metadata.types import ItemInfo, Metadata, SessionInfo, UsageRow
 
 from .call import Call
-from .formats import as_json, content_of, lines, parse_time, seconds, shown
+from .formats import as_json, content_of, lines, seconds, shown
 from .list_page import sentence
 
 _CALLS: Final = ("_call", "mcp_approval_request")
@@ -363,15 +364,14 @@ class Phase:
 
 def phases(info: SessionInfo) -> list[Phase]:
     """Returns the recorded phases; none if the stored value has another form."""
-    stored: Any = info.metadata.get(keys.PHASE_HISTORY)
-    moves = []
-    for each in stored[-_MOST_PHASES:] if isinstance(stored, list) else ():
-        at = parse_time(each.get("at")) if isinstance(each, dict) else None
-        if at is not None:
-            moves.append((shown(each.get("phase"), 40), at))
+    moves = history_of(info.metadata)[-_MOST_PHASES:]
     is_finished = parse_time(info.metadata.get(keys.FINISHED_AT)) is not None
-    ends = [at for _, at in moves[1:]] + [None if is_finished else datetime.now(timezone.utc)]
+    ends = [move.at for move in moves[1:]] + [None if is_finished else datetime.now(timezone.utc)]
     return [
-        Phase(name, at, seconds(max((end - at).total_seconds(), 0) * 1000) if end else "")
-        for (name, at), end in zip(moves, ends, strict=False)
+        Phase(
+            move.phase,
+            move.at,
+            seconds(max((end - move.at).total_seconds(), 0) * 1000) if end else "",
+        )
+        for move, end in zip(moves, ends, strict=False)
     ]
