@@ -115,18 +115,28 @@ async def list_items(
     next_cursor = None
     if len(found) > limit:
         end = found[limit - 1][1]
-        next_cursor = item_cursor(store, session_id, end, newest_first=newest_first)
+        next_cursor = _cursor(store, session_id, end, newest_first=newest_first)
     return ItemPage([item for item, _ in found[:limit]], next_cursor)
 
 
-async def find_position(store: ScopedStore, session_id: str, item_id: int) -> ItemPosition | None:
-    """Returns None if the item does not exist within the scope."""
+async def cursors_at(store: ScopedStore, session_id: str, item_id: int) -> tuple[str, str] | None:
+    """Returns the cursors of the items before an item, newest first, and of it and those after it.
+
+    None if the item does not exist within the scope.
+    """
     wanted = Wanted(lambda _: True, (item_id,))
     found = await _read(store, session_id, lambda history: history.place(wanted))
-    return found and found[1]
+    if found is None:
+        return None
+    position = found[1]
+    just_before = position._replace(item_id=position.item_id - 1)
+    return (
+        _cursor(store, session_id, position, newest_first=True),
+        _cursor(store, session_id, just_before, newest_first=False),
+    )
 
 
-def item_cursor(
+def _cursor(
     store: ScopedStore, session_id: str, position: ItemPosition, *, newest_first: bool
 ) -> str:
     """Returns the cursor of a page that begins after a position."""

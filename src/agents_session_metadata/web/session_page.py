@@ -16,10 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.core.messages import ItemPosition
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import CorruptMetadataError, SessionNotFoundError
-from agents_session_metadata.history.items import find_position, item_cursor
+from agents_session_metadata.history.items import cursors_at
 from agents_session_metadata.lifecycle import history_of
 from agents_session_metadata.runs.runs import SessionRuns
 from agents_session_metadata.text import ascii_json, parse_time
@@ -55,13 +54,13 @@ async def load_session(call: Call) -> tuple[SessionInfo, list[str]]:
 async def session(call: Call) -> Response:
     info, corrupt = await load_session(call)
     item = call.item_id("item", required=False)
-    position = None
+    cursors = None
     if item is not None:
-        position = await find_position(call.catalog._store, info.session_id, item)
-    newest = position is None and (item is not None or call.query.get("from") == "end")
+        cursors = await cursors_at(call.catalog._store, info.session_id, item)
+    newest = cursors is None and (item is not None or call.query.get("from") == "end")
     cursor = None if item is not None else call.query.get("cursor") or None
-    if position is not None:
-        items, older, later = await _around(call, info.session_id, position)
+    if cursors is not None:
+        items, older, later = await _around(call, info.session_id, *cursors)
     else:
         page = await call.catalog.list_items(
             info.session_id,
@@ -84,7 +83,7 @@ async def session(call: Call) -> Response:
         run_keys=keys.RUN_KEYS,
         events=call.url("/events", id=info.session_id),
         item=item,
-        item_is_gone=item is not None and position is None,
+        item_is_gone=item is not None and cursors is None,
         newest=newest,
         cursor=cursor,
         older=older,
@@ -95,21 +94,14 @@ async def session(call: Call) -> Response:
 
 
 async def _around(
-    call: Call, session_id: str, position: ItemPosition
+    call: Call, session_id: str, before_item: str, from_item: str
 ) -> tuple[list[ItemInfo], str | None, str | None]:
     """Returns an item and those around it, and the cursors for older and later items."""
-    store = call.catalog._store
     before = await call.catalog.list_items(
-        session_id,
-        limit=_ITEMS_BEFORE,
-        cursor=item_cursor(store, session_id, position, newest_first=True),
-        newest_first=True,
+        session_id, limit=_ITEMS_BEFORE, cursor=before_item, newest_first=True
     )
-    just_before = position._replace(item_id=position.item_id - 1)
     after = await call.catalog.list_items(
-        session_id,
-        limit=_ITEMS - _ITEMS_BEFORE,
-        cursor=item_cursor(store, session_id, just_before, newest_first=False),
+        session_id, limit=_ITEMS - _ITEMS_BEFORE, cursor=from_item
     )
     return before.items[::-1] + after.items, before.next_cursor, after.next_cursor
 
@@ -317,14 +309,11 @@ async def delete(call: Call) -> Response:
 
 async def ask_rewind(call: Call) -> Response:
     info, _ = await load_session(call)
-    before = call.item_id("before")
-    store, session_id = call.catalog._store, info.session_id
-    position = await find_position(store, session_id, before) if before is not None else None
-    if position is None:
+    before, session_id = call.item_id("before"), info.session_id
+    cursors = before and await cursors_at(call.catalog._store, session_id, before)
+    if not cursors:
         raise HTTPException(404, "The item does not exist any more.")
-    just_before = position._replace(item_id=position.item_id - 1)
-    cursor = item_cursor(store, session_id, just_before, newest_first=False)
-    after = await call.catalog.list_items(session_id, limit=_MOST_COUNTED, cursor=cursor)
+    after = await call.catalog.list_items(session_id, limit=_MOST_COUNTED, cursor=cursors[1])
     last = await call.catalog.list_items(session_id, limit=1, newest_first=True)
     return call.render(
         "ask.html",
