@@ -380,15 +380,10 @@ def _failure(error: Exception, target: Target) -> click.ClickException | None:
 
 
 def _database_error(error: Exception, target: Target) -> str | None:
-    from sqlalchemy.exc import DBAPIError
-    from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+    from agents_session_metadata.dialects.urls import database_cause, shown_url
 
-    from agents_session_metadata.dialects.urls import DRIVER_MODULES, shown_url
-
-    cause: BaseException = getattr(error, "orig", None) or error
-    driver = type(cause).__module__.partition(".")[0]
-    from_database = isinstance(error, (DBAPIError, OSError, PoolTimeoutError))
-    if not (from_database or driver in DRIVER_MODULES):
+    cause = database_cause(error)
+    if cause is None:
         return None
     reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
     if isinstance(cause, OSError) and cause.errno in errno.errorcode and cause.strerror:

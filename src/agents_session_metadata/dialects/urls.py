@@ -8,7 +8,15 @@ from typing import Any
 
 from sqlalchemy import URL, event, make_url
 from sqlalchemy.engine.base import OptionEngine
-from sqlalchemy.exc import ArgumentError, InvalidRequestError, NoSuchModuleError
+from sqlalchemy.exc import (
+    ArgumentError,
+    InterfaceError,
+    InvalidRequestError,
+    NoSuchModuleError,
+    OperationalError,
+    StatementError,
+)
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool, Pool, StaticPool
 
@@ -27,8 +35,24 @@ DRIVERS = {
 
 EXTRAS = {"aiosqlite": "sqlite", "asyncpg": "postgresql", "psycopg": "psycopg", "asyncmy": "mysql"}
 
-DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
+_DRIVER_MODULES = frozenset({*EXTRAS, "aiomysql", "pymysql", "sqlite3"})
 """The packages whose exceptions are database errors."""
+
+
+def database_cause(error: BaseException) -> BaseException | None:
+    """Returns the driver's error; None if the error does not come from the database."""
+    cause: BaseException = getattr(error, "orig", None) or error
+    driver = type(cause).__module__.partition(".")[0]
+    kinds = (StatementError, PoolTimeoutError, OSError, asyncio.TimeoutError)
+    return cause if isinstance(error, kinds) or driver in _DRIVER_MODULES else None
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """True if the database could not be reached or was busy: a later attempt can succeed."""
+    if isinstance(error, StatementError):
+        is_lost = getattr(error, "connection_invalidated", False)
+        return is_lost or isinstance(error, (OperationalError, InterfaceError))
+    return database_cause(error) is not None
 
 
 _NOT_VALID = (

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from agents_session_metadata.dialects.urls import is_unavailable
 from agents_session_metadata.errors import (
     CorruptMetadataError,
     InvalidCursorError,
@@ -313,7 +312,7 @@ def answer_to(error: Exception) -> APIError:
         case SessionBusyError():
             message = "A run of the conversation works or is interrupted."
             return APIError(409, message, code="conversation_busy")
-        case _ if _is_unavailable(error):
+        case _ if is_unavailable(error):
             logger.warning("the database is not available", exc_info=error)
             message = "The database is not available. Try again later."
             headers = {"Retry-After": RETRY_AFTER}
@@ -322,9 +321,3 @@ def answer_to(error: Exception) -> APIError:
             logger.error("request failed", exc_info=error)
             message = "The server had an error while processing the request."
             return APIError(500, message, code="internal")
-
-
-def _is_unavailable(error: Exception) -> bool:
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError))
-    return isinstance(error, (PoolTimeoutError, OSError, asyncio.TimeoutError))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -21,10 +20,10 @@ from mcp.types import (
 )
 from mcp.types import Tool as PublishedTool
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import exc as database_errors
 
 from agents_session_metadata.catalog import SessionCatalog
 from agents_session_metadata.core.rows import check_id
+from agents_session_metadata.dialects.urls import database_cause, is_unavailable
 from agents_session_metadata.errors import SessionMetadataError
 from agents_session_metadata.text import quoted
 
@@ -42,27 +41,6 @@ _ANNOTATIONS = {
         read_only_hint=False, destructive_hint=True, idempotent_hint=True, open_world_hint=False
     ),
 }
-
-_DATABASE_PROBLEMS: tuple[
-    tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...
-] = (
-    (database_errors.TimeoutError, "all database connections are in use; try again later"),
-    (
-        (OSError, asyncio.TimeoutError, database_errors.InterfaceError),
-        "the database cannot be reached; try again later",
-    ),
-    (
-        database_errors.OperationalError,
-        "the database is locked, overloaded or not available; try again later",
-    ),
-    (
-        database_errors.ProgrammingError,
-        "a table, a column or a permission is missing; do not try again",
-    ),
-    (database_errors.IntegrityError, "a database constraint does not allow this change"),
-    (database_errors.DataError, "the database does not accept a value"),
-    (BaseException, "the database reported an error"),
-)
 
 
 def make_server(
@@ -178,26 +156,19 @@ class MetadataServer(Server[Any]):
 
     def _describe(self, tool: str, error: Exception) -> str:
         """Returns the text that a model may read. Details for operators go to the log."""
-        cause: BaseException = getattr(error, "orig", None) or error
-        from_driver = type(cause).__module__.partition(".")[0] == self._driver
-        kind = type(cause).__name__
-        if from_driver or isinstance(
-            error, (database_errors.SQLAlchemyError, OSError, asyncio.TimeoutError)
-        ):
+        cause = database_cause(error)
+        kind = type(cause or error).__name__
+        if cause is not None:
             # The statement's parameters are metadata of users: they stay out of the log.
             logger.error("%s: database error %s: %s", tool, kind, cause)
-            problem = next(text for kinds, text in _DATABASE_PROBLEMS if isinstance(error, kinds))
-            if getattr(error, "connection_invalidated", False):
-                problem = "the connection to the database was lost; try again"
+            problem = "the database refused a statement; do not try again"
+            if is_unavailable(error):
+                problem = "the database cannot be reached or is overloaded; try again later"
             return f"database error ({kind}): {problem}"
         if isinstance(error, (SessionMetadataError, ValueError)):
             return str(error)
         logger.error("%s: unexpected error", tool, exc_info=error)
         return f"unexpected error ({kind}); the server's log has the details"
-
-    @property
-    def _driver(self) -> str:
-        return self._view.catalog.engine.dialect.driver
 
 
 def _instructions(view: View) -> str:
