@@ -601,7 +601,9 @@ async def test_sessions_of_a_hundred_keys(catalog):
         assert sorted(ids(first) + ids(second)) == ["many-1", "many-2"]
         for session in first["sessions"] + second["sessions"]:
             assert 5 < len(session["metadata"]) < 100
-            assert "get_metadata(session) lists them" in session["cut"]
+            offset = len(session["metadata"])
+            assert session["next_offset"] == offset
+            assert f"continue with get_metadata(session, offset={offset})" in session["cut"]
         found, _ = await walk(tools, "many-1")
         assert found == metadata
 

@@ -23,7 +23,7 @@ LISTED_ITEM_CHARACTERS = 4_000
 """The longest item that a page of a history includes whole."""
 
 NAMES_CHARACTERS = 1_000
-"""The space for the names of keys that a list of sessions leaves out."""
+"""The space for the names of keys whose stored values are not valid JSON."""
 
 ERROR_CHARACTERS = 2_000
 """The longest error: it may quote what it was given."""
@@ -67,6 +67,7 @@ class ListedSession(TypedDict):
     updated_at: str
     metadata: dict[str, Any]
     left_out: NotRequired[dict[str, int]]
+    next_offset: NotRequired[int]
     corrupt: NotRequired[list[str]]
     cut: NotRequired[str]
 
@@ -226,18 +227,18 @@ async def cut_page(
     return answer
 
 
-def fitting_names(lengths: dict[str, int]) -> list[str]:
-    """Returns the first names that fit, with their lengths, in `NAMES_CHARACTERS`."""
-    kept = list(lengths)
-    while size({key: lengths[key] for key in kept}) > NAMES_CHARACTERS:
-        kept.pop()
-    return kept
-
-
-def keys_from(stored: dict[str, Any], offset: int, whole: int, hint: str) -> dict[str, Any]:
+def keys_from(
+    stored: dict[str, Any],
+    whole: int,
+    tool: str,
+    *,
+    offset: int = 0,
+    longest: int = ANSWER_CHARACTERS,
+) -> dict[str, Any]:
     """Returns the keys from `offset` on, in order, that fit in `whole` characters.
 
-    `hint` explains how to read a value that no answer can hold; its key is under `left_out`.
+    Of a value with more than `longest` characters, or that no answer can hold, only the length is
+    returned. `tool` is the name of the tool that reads the rest.
     """
     if offset and offset >= len(stored):
         raise ValueError(f"offset is {offset}, but there are only {len(stored)} keys")
@@ -246,23 +247,25 @@ def keys_from(stored: dict[str, Any], offset: int, whole: int, hint: str) -> dic
     left = whole
     end = offset
     for key in sorted(stored)[offset:]:
-        entry, length = {key: stored[key]}, {key: len(to_text(stored[key]))}
-        is_long = size(entry) > whole
-        left -= size(length if is_long else entry)
+        entry, length = {key: stored[key]}, len(to_text(stored[key]))
+        is_long = length > longest or size(entry) > whole
+        left -= size({key: length} if is_long else entry)
         if left < 0 and end > offset:
             break
         if is_long:
-            left_out |= length
+            left_out[key] = length
         else:
             metadata |= entry
         end += 1
-    hints = [hint] if left_out else []
     answer: dict[str, Any] = {"metadata": metadata}
+    hints = []
     if left_out:
         answer["left_out"] = left_out
+        hints.append(f"left_out gives the lengths of long values; {tool}(session, key) reads one")
     if end < len(stored):
         answer["next_offset"] = end
-        hints.append(f"{len(stored) - end} more keys; continue with offset={end}")
+        more = f"{len(stored) - end} more keys are left out"
+        hints.append(f"{more}; continue with {tool}(session, offset={end})")
     return answer | ({"cut": "; ".join(hints)} if hints else {})
 
 

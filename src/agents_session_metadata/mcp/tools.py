@@ -30,7 +30,6 @@ from .answers import (
     SetAnswer,
     beginning,
     cut_page,
-    fitting_names,
     keys_from,
     part_of,
     room,
@@ -54,6 +53,11 @@ class View:
     prefix: str = ""
     session: str | None = None
     plain: bool = False
+
+    @property
+    def reader(self) -> str:
+        """The name of the tool that reads all metadata of a session."""
+        return f"{self.prefix}get_metadata"
 
     async def resolve(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sets `session` to the only session of the server, and refuses any other.
@@ -137,7 +141,7 @@ async def get_metadata(
     answer: dict[str, Any] = {"note": NOTE, "session": session, "exists": info is not None}
     answer |= _corrupt(corrupt)
     if key is None:
-        return answer | keys_from(stored, offset, room(answer), _hint(view))
+        return answer | keys_from(stored, room(answer), view.reader, offset=offset)
     answer |= {"key": key, "stored": key in stored or bool(corrupt)}
     if corrupt:
         return answer
@@ -334,40 +338,23 @@ WRITE_TOOLS = tuple(each.name for each in TOOLS if each.effect == "write")
 
 
 def _corrupt(errors: list[CorruptMetadataError]) -> dict[str, Any]:
-    return {"corrupt": fitting_names({error.key: 0 for error in errors})} if errors else {}
+    names = [error.key for error in errors]
+    while size(names) > NAMES_CHARACTERS:
+        names.pop()
+    return {"corrupt": names} if names else {}
 
 
 def _listed(
     view: View, info: SessionInfo, whole: int, corrupt: list[CorruptMetadataError]
 ) -> dict[str, Any]:
-    """Includes shorter values first, while there is room."""
     record: dict[str, Any] = {
         "session": info.session_id,
         "created_at": info.created_at,
         "updated_at": info.updated_at,
-        "metadata": {},
         **_corrupt(corrupt),
     }
-    lengths = {key: len(to_text(value)) for key, value in info.metadata.items()}
-    left = whole - size(record) - NAMES_CHARACTERS - _HINTS_CHARACTERS
-    kept = set()
-    for key in sorted(lengths, key=lambda key: lengths[key]):
-        left -= size({key: info.metadata[key]})
-        if left < 0 or lengths[key] > LISTED_VALUE_CHARACTERS:
-            break
-        kept.add(key)
-    record["metadata"] = {key: value for key, value in info.metadata.items() if key in kept}
-    left_out = {key: lengths[key] for key in info.metadata if key not in kept}
-    if left_out:
-        named = fitting_names(left_out)
-        record["left_out"] = {key: left_out[key] for key in named}
-        record["cut"] = _hint(view)
-        if len(named) < len(left_out):
-            record["cut"] += (
-                f"; {len(left_out) - len(named)} more keys are left out, "
-                f"{view.prefix}get_metadata(session) lists them"
-            )
-    return record
+    left = whole - size(record) - _HINTS_CHARACTERS
+    return record | keys_from(info.metadata, left, view.reader, longest=LISTED_VALUE_CHARACTERS)
 
 
 def _item(info: ItemInfo, whole: int) -> dict[str, Any]:
@@ -383,13 +370,6 @@ def _hit(hit: SearchHit, _whole: int) -> dict[str, Any]:  # never long
     found = {"session": hit.session_id, **vars(hit)}
     del found["session_id"], found["highlights"]
     return found
-
-
-def _hint(view: View) -> str:
-    return (
-        "left_out gives the lengths of values that are left out; "
-        f"{view.prefix}get_metadata(session, key) reads one"
-    )
 
 
 def _run(run: RunInfo, whole: int) -> dict[str, Any]:
