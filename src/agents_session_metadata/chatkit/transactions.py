@@ -18,7 +18,6 @@ from sqlalchemy import Connection
 from agents_session_metadata.core.features import hold
 from agents_session_metadata.core.messages import read_history
 from agents_session_metadata.core.rows import id_problem
-from agents_session_metadata.errors import SessionNotFoundError
 from agents_session_metadata.history.pairs import is_user_message
 from agents_session_metadata.history.rewind import Cut, check_not_encrypted, rewinding
 from agents_session_metadata.query.queries import Queries
@@ -76,7 +75,7 @@ async def read_items(
             descending=descending,
             restrict=restrict,
         )
-        return found if found or _exists(store, connection, queries, session_id) else None
+        return found if found or store.sees(connection, queries, session_id) else None
 
     return await _read(store, read, session_id, *([] if after is None else [after]))
 
@@ -100,7 +99,7 @@ async def write_item(
     rows = ThreadRows(store.database)
 
     def write(connection: Connection, _: Queries) -> None:
-        _lock(store, connection, session_id)
+        store.require(connection, session_id)
         if rows.read_item(connection, session_id, item_id) is None:
             rows.append_item(connection, session_id, item_id, kind, data)
         elif adds:
@@ -198,18 +197,6 @@ def _history(
     return read_history(connection, database.tables, database.dialect, session_id, after)
 
 
-def _lock(store: ScopedStore, connection: Connection, session_id: str) -> None:
-    if not store.lock(connection, session_id):
-        raise SessionNotFoundError(session_id)
-
-
-def _exists(store: ScopedStore, connection: Connection, queries: Queries, session_id: str) -> bool:
-    own_id = store.database.tables.sessions.c.session_id
-    statement, parameters = store.question(queries, store.rows.looking, own_id)
-    parameters["of_session"] = session_id
-    return connection.execute(statement, parameters).first() is not None
-
-
 # ---- attachments ----
 
 
@@ -223,7 +210,7 @@ async def save_attachment(
 
     def write(connection: Connection, queries: Queries) -> bool:
         if session_id is not None:
-            _lock(store, connection, session_id)
+            store.require(connection, session_id)
         stored = rows.put_attachment(connection, given)
         if not _admits(store, connection, queries, stored):
             connection.rollback()
@@ -287,7 +274,7 @@ def _admits(
     """
     if attachment.session_id is None:
         return _was_saved_in(store, attachment)
-    return _exists(store, connection, queries, attachment.session_id)
+    return store.sees(connection, queries, attachment.session_id)
 
 
 def _was_saved_in(store: ScopedStore, attachment: Attachment) -> bool:

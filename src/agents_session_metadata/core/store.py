@@ -20,6 +20,7 @@ from agents_session_metadata.values import (
     decode_elements,
     encode_metadata,
     encode_text,
+    is_text,
     json_text,
 )
 
@@ -187,22 +188,30 @@ class SessionStore(Generic[Q]):
     async def exists(self, session_id: str) -> bool:
         if id_problem(session_id) is not None:
             return False
-        own_id = self.database.tables.sessions.c.session_id
-
-        def look(connection: Connection, queries: Q) -> bool:
-            statement, parameters = self.question(queries, self.rows.looking, own_id)
-            parameters["of_session"] = session_id
-            return connection.execute(statement, parameters).first() is not None
-
-        return await self.database.read(look)
+        return await self.database.read(
+            lambda connection, queries: self.sees(connection, queries, session_id)
+        )
 
     # ---- parts of transactions ----
 
+    def sees(self, connection: Connection, queries: Q, session_id: str) -> bool:
+        own_id = self.database.tables.sessions.c.session_id
+        statement, parameters = self.question(queries, self.rows.looking, own_id)
+        parameters["of_session"] = session_id
+        return connection.execute(statement, parameters).first() is not None
+
     def lock(self, connection: Connection, session_id: str) -> bool:
         """Locks a session at the beginning of a transaction and returns whether it exists."""
-        return self.rows.lock_session(connection, session_id) and self.admits(
-            connection, session_id
+        return (
+            is_text(session_id)
+            and self.rows.lock_session(connection, session_id)
+            and self.admits(connection, session_id)
         )
+
+    def require(self, connection: Connection, session_id: str) -> None:
+        """Locks a session at the beginning of a transaction; raises if it does not exist."""
+        if not self.lock(connection, session_id):
+            raise SessionNotFoundError(session_id)
 
     def create_locked(
         self, connection: Connection, session_id: str, encoded: Mapping[str, EncodedValue]
@@ -289,8 +298,7 @@ class SessionStore(Generic[Q]):
         History can be written without our tables.
         """
         if must_exist:
-            if not self.lock(connection, session_id):
-                raise SessionNotFoundError(session_id)
+            self.require(connection, session_id)
         elif not self.rows.lock_or_create(connection, session_id):
             if not self.admits(connection, session_id):
                 raise SessionNotFoundError(session_id)

@@ -27,7 +27,7 @@ from agents_session_metadata.core.messages import (
     read_page,
 )
 from agents_session_metadata.core.rows import check_id, check_id_type
-from agents_session_metadata.errors import SessionExistsError, SessionNotFoundError
+from agents_session_metadata.errors import SessionExistsError
 from agents_session_metadata.query.ordering import seal, unseal
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
@@ -212,8 +212,7 @@ async def delete_item(store: ScopedStore, session_id: str, wanted: Wanted) -> bo
     """Does not change `updated_at`, like `pop_item`."""
 
     def delete(connection: Connection, _: Any) -> bool:
-        if not (is_text(session_id) and store.lock(connection, session_id)):
-            raise SessionNotFoundError(session_id)
+        store.require(connection, session_id)
         found = _History(store, session_id, connection).find(wanted)
         if found is not None:
             delete_messages(connection, store.database.tables, session_id, [found.item_id])

@@ -19,11 +19,10 @@ from agents_session_metadata.core.messages import (
     read_history,
 )
 from agents_session_metadata.core.rows import check_id_type
-from agents_session_metadata.errors import SessionChangedError, SessionNotFoundError
+from agents_session_metadata.errors import SessionChangedError
 from agents_session_metadata.query.queries import Queries
 from agents_session_metadata.scope import ScopedStore
 from agents_session_metadata.types import ItemInfo
-from agents_session_metadata.values import is_text
 
 from .pairs import is_user_message, separated_pair
 
@@ -89,8 +88,7 @@ class Cut:
 
 def lock_to_change(store: ScopedStore, connection: Connection, session_id: str) -> None:
     """Locks a session whose history is about to change; raises if a run is paused."""
-    if not (is_text(session_id) and store.lock(connection, session_id)):
-        raise SessionNotFoundError(session_id)
+    store.require(connection, session_id)
     prepare_change(store.database, connection, session_id)
 
 

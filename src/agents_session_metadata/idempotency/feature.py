@@ -86,8 +86,7 @@ async def once(
     now = database.dialect.now()
 
     def run(connection: Connection, queries: Any) -> str:
-        if not store.lock(connection, session_id):
-            raise SessionNotFoundError(session_id)
+        store.require(connection, session_id)
         own = table.c.session_id == session_id
         connection.execute(delete(table).where(own, table.c.answered_at < now - _KEPT))
         known = select(table.c.request_hash, table.c.answer).where(own, table.c.request_key == key)
