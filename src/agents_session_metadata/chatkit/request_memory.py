@@ -11,8 +11,7 @@ import json
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 from chatkit.types import ThreadMetadata
 from pydantic import ValidationError
@@ -21,6 +20,14 @@ from agents_session_metadata.keys import CHATKIT, TITLE
 from agents_session_metadata.scope import Scope
 from agents_session_metadata.types import Metadata, SessionInfo
 
+State: TypeAlias = Mapping[tuple[str, ...], Any]
+"""The values of a thread's fields that are not the default, by their places in metadata."""
+
+_OWN = ("status", "allowed_image_domains", "created_at")
+_PLACES: dict[str, tuple[str, ...]] = {
+    "title": (TITLE,),
+    **{name: (CHATKIT, name) for name in _OWN},
+}
 _REMEMBERED = 10_000
 """The number of created threads that a store remembers."""
 
@@ -32,7 +39,7 @@ class KnownThreads:
     """
 
     def __init__(self) -> None:
-        self._states: dict[int, tuple[weakref.ref[ThreadMetadata], dict[str, Any]]] = {}
+        self._states: dict[int, tuple[weakref.ref[ThreadMetadata], State]] = {}
         self._created: dict[tuple[str, str], None] = {}
 
     def remember(self, thread: ThreadMetadata, *, created_in: Scope | None = None) -> None:
@@ -45,7 +52,7 @@ class KnownThreads:
             if len(self._created) > _REMEMBERED:
                 del self._created[next(iter(self._created))]
 
-    def state_of(self, thread: ThreadMetadata) -> dict[str, Any] | None:
+    def state_of(self, thread: ThreadMetadata) -> State | None:
         reference, state = self._states.get(id(thread), (None, None))
         return state if reference is not None and reference() is thread else None
 
@@ -84,23 +91,23 @@ class OwnItems:
         return task is not None and (thread_id, item_id) in self._items.get(task, ())
 
 
-def state_of(thread: ThreadMetadata) -> dict[str, Any]:
-    domains = thread.allowed_image_domains
-    return {
-        TITLE: thread.title,
-        "status": thread.status.model_dump(mode="json", exclude_none=True),
+def state_of(thread: ThreadMetadata) -> State:
+    domains, status = thread.allowed_image_domains, thread.status
+    values = {
+        "title": thread.title,
+        "status": None if status.type == "active" else status.model_dump(exclude_none=True),
         "allowed_image_domains": None if domains is None else list(domains),
         "created_at": thread.created_at.isoformat(),
-        # As it is, not as text: what is not JSON is refused when it is stored.
-        "metadata": copy.deepcopy(thread.metadata),
     }
+    state = {_PLACES[name]: value for name, value in values.items() if value is not None}
+    # As it is, not as text: what is not JSON is refused when it is stored.
+    own = copy.deepcopy(thread.metadata)
+    return {**state, **{(CHATKIT, "metadata", key): value for key, value in own.items()}}
 
 
-_DEFAULTS = {
-    **state_of(ThreadMetadata(id="", created_at=datetime.now(timezone.utc))),
-    "created_at": None,
-}
-_STORED = _DEFAULTS.keys() - {TITLE}
+def assigned(thread: ThreadMetadata) -> State:
+    """Returns a state in which every field that was set explicitly has another value."""
+    return {_PLACES[name]: None for name in _PLACES.keys() & thread.model_fields_set}
 
 
 def thread_of(info: SessionInfo) -> ThreadMetadata:
@@ -116,47 +123,23 @@ def thread_of(info: SessionInfo) -> ThreadMetadata:
         "title": title if isinstance(title, str) else None,
     }
     stored = own if isinstance(own, dict) else {}
-    for name in _STORED & stored.keys():
+    for name in {*_OWN, "metadata"} & stored.keys():
         with suppress(ValidationError):
             ThreadMetadata.model_validate({**given, name: stored[name]})
             given[name] = stored[name]
     return ThreadMetadata.model_validate(given)
 
 
-def explicit(thread: ThreadMetadata, state: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in state.items()
-        if name in thread.model_fields_set or value != _DEFAULTS[name]
-    }
-
-
-def write_changes(metadata: Metadata, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    for name in after:
-        if name in before and after[name] == before[name]:
+def write_changes(metadata: Metadata, before: State, after: State) -> None:
+    for place in {**before, **after}:
+        if place in before and place in after and before[place] == after[place]:
             continue
-        if name == TITLE:
-            _put(metadata, TITLE, after[TITLE], None)
-            continue
-        own = metadata.get(CHATKIT)
-        own = dict(own) if isinstance(own, dict) else {}
-        if name == "metadata":
-            stored = own.get(name)
-            value = dict(stored) if isinstance(stored, dict) else {}
-            old, new = before.get(name) or {}, after[name]
-            for key in {*old, *new}:
-                if key not in new:
-                    value.pop(key, None)
-                elif key not in old or old[key] != new[key]:
-                    value[key] = new[key]
-            _put(own, name, value, {})
+        target: dict[str, Any] = metadata
+        for name in place[:-1]:
+            inner = target.get(name)
+            target[name] = dict(inner) if isinstance(inner, dict) else {}
+            target = target[name]
+        if place in after:
+            target[place[-1]] = after[place]
         else:
-            _put(own, name, after[name], _DEFAULTS[name])
-        metadata[CHATKIT] = own
-
-
-def _put(target: dict[str, Any], key: str, value: object, default: object) -> None:
-    if value == default:
-        target.pop(key, None)
-    else:
-        target[key] = value
+            target.pop(place[-1], None)

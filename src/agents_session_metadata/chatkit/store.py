@@ -30,7 +30,7 @@ from agents_session_metadata.transfer.retention import check_age, moment_before
 from agents_session_metadata.types import FeedbackKind, JSONValue, Metadata, SessionInfo
 
 from . import transactions
-from .request_memory import KnownThreads, OwnItems, explicit, state_of, thread_of, write_changes
+from .request_memory import KnownThreads, OwnItems, assigned, state_of, thread_of, write_changes
 
 LONGEST_PAGE = 100
 """The maximum number of threads or items per page."""
@@ -155,7 +155,7 @@ class CatalogStore(Store[TContext]):
                 self._known.remember(thread, created_in=catalog._store.scope)
                 return
         if before is None:
-            before, after = {}, explicit(thread, after)
+            before = assigned(thread)
 
         def change(metadata: Metadata) -> None:
             write_changes(metadata, before, after)
