@@ -224,7 +224,7 @@ async def test_streams_of_changes_are_limited_and_scoped(catalog) -> None:
     async with client(app) as browser:
         assert (await browser.get("/events")).status_code == 403
     app = browser_app(catalog, scope=None, max_streams=1)
-    app.streams._open = 1
+    app.options.streams._open = 1
     async with client(app) as browser:
         assert (await browser.get("/events")).status_code == 503
         assert 'data-events="/events"' in (await browser.get("/")).text

@@ -75,20 +75,20 @@ class OwnItems:
             weakref.WeakKeyDictionary()
         )
 
+    @property
+    def _own(self) -> set[tuple[str, str]]:
+        task: Any = asyncio.current_task()
+        return self._items.setdefault(task, set())
+
     def begin(self, thread_id: str) -> None:
         """Forgets the items of a thread, because a task may answer several requests in turn."""
-        task = asyncio.current_task()
-        if task is not None and task in self._items:
-            self._items[task] = {each for each in self._items[task] if each[0] != thread_id}
+        self._own.difference_update([each for each in self._own if each[0] == thread_id])
 
     def add(self, thread_id: str, item_id: str) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._items.setdefault(task, set()).add((thread_id, item_id))
+        self._own.add((thread_id, item_id))
 
     def has(self, thread_id: str, item_id: str) -> bool:
-        task = asyncio.current_task()
-        return task is not None and (thread_id, item_id) in self._items.get(task, ())
+        return (thread_id, item_id) in self._own
 
 
 def state_of(thread: ThreadMetadata) -> State:

@@ -142,20 +142,20 @@ def browser_app(
     if max_streams < 1:
         raise ValueError("max_streams must be positive")
     hosts = frozenset(each.lower() for each in allowed_hosts)
-    options = Options(catalog, scope, allow_write, hosts, by, currency)
-    return _BrowserApp(options, Streams(max_streams))
+    return _BrowserApp(
+        Options(catalog, scope, allow_write, hosts, by, currency, Streams(max_streams))
+    )
 
 
 @dataclass(frozen=True)
 class _BrowserApp:
     options: Options
-    streams: Streams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await answer(self._respond, scope, receive, send)
 
     async def _respond(self, request: Request) -> Response:
-        call = Call(request, self.options, self.streams)
+        call = Call(request, self.options, self.options.catalog)
         try:
             check_request(request, self.options.hosts)
             response = await self._answer(request, call)

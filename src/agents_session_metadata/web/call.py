@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -59,20 +59,23 @@ class Options:
     hosts: frozenset[str]
     by: DecidedBy
     currency: str
+    streams: Streams
 
 
+@dataclass
 class Call:
     """A request. `catalog` is replaced by the one in its scope before a page is called."""
 
-    def __init__(self, request: Request, options: Options, streams: Streams) -> None:
-        self.request = request
-        self.catalog: SessionCatalog = options.catalog
-        self.allow_write: bool = options.allow_write
-        self.streams = streams
-        self._options = options
-        self.form: dict[str, str] = {}
-        self.uses_token: bool = False
-        self.waiting: str = ""
+    request: Request
+    options: Options
+    catalog: SessionCatalog
+    form: dict[str, str] = field(default_factory=dict)
+    uses_token: bool = False
+    waiting: str = ""
+
+    @property
+    def allow_write(self) -> bool:
+        return self.options.allow_write
 
     @property
     def root(self) -> str:
@@ -117,7 +120,7 @@ class Call:
         return int(text)
 
     async def decided_by(self) -> str | None:
-        by = self._options.by
+        by = self.options.by
         found = by(self.request) if callable(by) else by
         return await found if inspect.isawaitable(found) else found
 
@@ -142,7 +145,7 @@ class Call:
         )
 
     def _money(self, value: Any) -> str:
-        return formats.money(value, self._options.currency)
+        return formats.money(value, self.options.currency)
 
     def redirect(self, path: str, **parameters: Any) -> Response:
         return RedirectResponse(self.url(path, **parameters), 303)

@@ -299,7 +299,7 @@ async def events(call: Call) -> Response:
     where = View.of(call.query).where
     if session_id := call.query.get("id"):
         where = {"$session_id": {"$in": [session_id]}}
-    return call.streams.follow(call.catalog, where, lambda _: {}, ignore)
+    return call.options.streams.follow(call.catalog, where, lambda _: {}, ignore)
 
 
 async def sessions(call: Call) -> Response:
