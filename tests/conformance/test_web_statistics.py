@@ -10,7 +10,7 @@ import pytest
 
 from agents_session_metadata import SessionCatalog
 from agents_session_metadata.usage.ledger import USAGE, UsageEntry, add_usage
-from agents_session_metadata.usage.statistics import Daily, nearest_rank, read_daily
+from agents_session_metadata.usage.statistics import Daily, Totals, nearest_rank, read_daily
 from conformance import raw
 
 from .browsing import client
@@ -66,40 +66,44 @@ async def use(catalog, owner: str, day: date, tokens: int, cost: str | None, mod
 
 async def daily(store, where, most: int) -> Daily:
     since = NOW - timedelta(days=29)
-    return await read_daily(store, where, since=since, most=most, names=["owner_id"])
+    return await read_daily(store, where, since=since, most=most)
+
+
+def added(totals: Totals) -> tuple[int, int, int, list[int]]:
+    return totals.sessions, totals.by_status["failed"], totals.sums["runs"], totals.durations
+
+
+def counted(found: Daily) -> dict[date, int]:
+    return {day: each.sessions for day, each in found.days.items()}
 
 
 async def test_sessions_by_day(catalog, engine) -> None:
     store = catalog._store
-    days, complete, sessions = await daily(store, None, most=100)
-    assert complete
-    owners = sorted(str(each.get("owner_id")) for each in sessions)
-    assert owners == ["None"] * 2 + ["u1"] * 20 + ["u2"] * 2
+    found = await daily(store, None, most=100)
+    assert found.complete
     before, yesterday, today = [(NOW - timedelta(days=each)).date() for each in (2, 1, 0)]
-    assert sorted(days) == [before, yesterday, today]
-    assert (days[before].sessions, days[before].failed, days[before].runs) == (21, 1, 40)
-    assert days[before].durations == [number * 1000 for number in range(1, 21)]
-    assert (days[yesterday].sessions, days[yesterday].failed, days[yesterday].runs) == (2, 0, 0)
-    assert days[yesterday].durations == []
-    assert (days[today].sessions, days[today].failed, days[today].durations) == (1, 1, [1500])
+    assert sorted(found.days) == [before, yesterday, today]
+    assert sorted(found.days[before].durations) == [number * 1000 for number in range(1, 21)]
+    assert added(found.days[before])[:3] == (21, 1, 40)
+    assert added(found.days[yesterday]) == (2, 0, 0, [])
+    assert added(found.days[today]) == (1, 1, 1, [1500])
+    assert added(found.whole)[:3] == (24, 2, 41)
+    assert len(found.whole.durations) == 21
 
-    newest, complete, _ = await daily(store, None, most=2)
-    assert not complete
-    assert {day: each.sessions for day, each in newest.items()} == {today: 1, yesterday: 1}
-    exactly, complete, _ = await daily(store, None, most=24)
-    assert complete
-    assert sum(each.sessions for each in exactly.values()) == 24
+    newest = await daily(store, None, most=2)
+    assert (newest.complete, counted(newest)) == (False, {today: 1, yesterday: 1})
+    exactly = await daily(store, None, most=24)
+    assert (exactly.complete, exactly.whole.sessions) == (True, 24)
 
-    mine, *_ = await daily(store, {"owner_id": "u2"}, most=100)
-    assert {day: each.sessions for day, each in mine.items()} == {before: 1, yesterday: 1}
+    mine = await daily(store, {"owner_id": "u2"}, most=100)
+    assert counted(mine) == {before: 1, yesterday: 1}
     scoped = catalog.scoped({"owner_id": "u1"})._store
-    [(day, figures)] = (await daily(scoped, None, most=100)).days.items()
-    assert (day, figures.sessions) == (before, 20)
+    assert counted(await daily(scoped, None, most=100)) == {before: 20}
     await raw.execute(
         engine, "UPDATE agent_sessions_metadata SET value = '{' WHERE session_id = 'newest'"
     )
-    broken, *_ = await daily(store, None, most=100)
-    assert (broken[today].sessions, broken[today].failed, broken[today].durations) == (1, 0, [])
+    broken = await daily(store, None, most=100)
+    assert added(broken.days[today]) == (1, 0, 0, [])
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -37,6 +35,7 @@ _COUNTERS = (
 _FIELDS = (*_COUNTERS[:5], "resumed", "resumed_completed", "with_errors")
 """Sums under the names of the fields of `Statistics`."""
 _READ = (*_COUNTERS, keys.STATUS, keys.RESUMES, keys.COST, keys.TOOL_CALLS)
+_READ_BY_DAY = (keys.STATUS, keys.AGENT, keys.RUNS, keys.DURATION_MS, keys.TOOL_CALLS)
 MOST = 10**18
 """Counters from this number on, and negative ones, are left out."""
 _DEAREST = 10**12
@@ -49,19 +48,25 @@ _NEWEST = Ordering.parse("-created_at")
 _LONGEST = timedelta.max // timedelta(milliseconds=1)
 
 
-class _Totals:
+class Totals:
+    """Whoever adds metadata counts the sessions as well: one without metadata adds nothing."""
+
     def __init__(self) -> None:
+        self.sessions = 0
         self.sums: Counter[str] = Counter()
         self.by_status: Counter[str] = Counter()
+        self.by_agent: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.milliseconds: Counter[str] = Counter()
         self.durations: list[int] = []
 
     def add(self, metadata: Metadata) -> None:
         """Adds one session. Values of another type are left out."""
-        sums, status = self.sums, metadata.get(keys.STATUS)
+        sums, status, agent = self.sums, metadata.get(keys.STATUS), metadata.get(keys.AGENT)
         if isinstance(status, str):
             self.by_status[status] += 1
+        if isinstance(agent, str):
+            self.by_agent[agent] += 1
         if _is_number(metadata.get(keys.RESUMES), 1, MOST):
             sums["resumed"] += 1
             sums["resumed_completed"] += status == "completed"
@@ -83,12 +88,16 @@ class _Totals:
                     self.calls[name] += calls
                     self.milliseconds[name] += milliseconds
 
-    def statistics(self, sessions: int, feedback: dict[str, int]) -> Statistics:
-        sums, ordered = self.sums, sorted(self.durations)
+    def duration(self, percent: int) -> int | None:
+        self.durations.sort()
+        return nearest_rank(self.durations, percent)
+
+    def statistics(self, feedback: dict[str, int]) -> Statistics:
+        sums = self.sums
         totals: dict[str, Any] = {name: sums[name] for name in _FIELDS}
         return Statistics(
             **totals,
-            sessions=sessions,
+            sessions=self.sessions,
             by_status=dict(self.by_status),
             cost=Decimal(sums[keys.COST]).scaleb(-_DECIMALS).normalize() + 0,
             run_duration=_duration(sums[keys.RUN_MS]),
@@ -98,15 +107,15 @@ class _Totals:
                 name: ToolStatistics(calls, _duration(self.milliseconds[name]))
                 for name, calls in self.calls.items()
             },
-            duration_median=_duration(nearest_rank(ordered, 50)),
-            duration_p95=_duration(nearest_rank(ordered, 95)),
+            duration_median=_duration(self.duration(50)),
+            duration_p95=_duration(self.duration(95)),
             feedback=feedback,
         )
 
 
 async def read_statistics(store: ScopedStore, condition: Condition) -> Statistics:
     """Raises `CorruptMetadataError` if a value that is counted or added is not valid JSON."""
-    database, totals, sessions = store.database, _Totals(), 0
+    database, totals = store.database, Totals()
 
     def step(
         connection: Connection, queries: Queries, after: str | None
@@ -124,11 +133,11 @@ async def read_statistics(store: ScopedStore, condition: Condition) -> Statistic
     after = None
     while True:
         ids, found = await database.read(partial(step, after=after))
-        sessions += len(ids)
+        totals.sessions += len(ids)
         for metadata in found:
             totals.add(metadata)
         if len(ids) < _STEP:
-            return totals.statistics(sessions, await database.read(votes))
+            return totals.statistics(await database.read(votes))
         after = ids[-1]
 
 
@@ -147,56 +156,37 @@ def _read_values(
     return found.values()
 
 
-@dataclass
-class Day:
-    """The sessions that were created on one day, in UTC.
-
-    `durations` are those of finished sessions, in milliseconds, in ascending order.
-    """
-
-    sessions: int = 0
-    failed: int = 0
-    runs: int = 0
-    durations: list[int] = field(default_factory=list)
-
-
 class Daily(NamedTuple):
-    """`days` contains no days without sessions.
+    """Totals by day, in UTC, and of all days.
 
-    It is `complete` if all sessions were read, not only the newest ones.
+    They are `complete` if all sessions were read, not only the newest ones.
     """
 
-    days: Mapping[date, Day]
+    days: Mapping[date, Totals]
+    whole: Totals
     complete: bool
-    sessions: Sequence[Metadata]
 
 
 async def read_daily(
-    store: ScopedStore, where: Where | None, *, since: datetime, most: int, names: Sequence[str]
+    store: ScopedStore, where: Where | None, *, since: datetime, most: int
 ) -> Daily:
     """Adds up the newest `most` sessions that were created since a time, in one statement.
 
-    Values of another type, or that are not valid JSON, are left out. `names` are further keys of
-    `sessions`.
+    Values that are not valid JSON are left out. Costs and tokens are not read.
     """
     after = {"$created_at": {"$gte": since.isoformat()}}
     condition = store.condition({"$and": [where, after]} if where else after)
-    read = (*names, keys.STATUS, keys.RUNS, keys.DURATION_MS)
     found = await read_sessions(
         store.database,
-        lambda reader: reader.page(condition, _NEWEST, limit=most + 1, keys=read),
+        lambda reader: reader.page(condition, _NEWEST, limit=most + 1, keys=_READ_BY_DAY),
     )
-    days: dict[date, Day] = {}
+    days: defaultdict[date, Totals] = defaultdict(Totals)
+    whole = Totals()
     for each in found[:most]:
-        metadata: Any = each.info.metadata
-        day = days.setdefault(each.info.created_at.date(), Day())
-        day.sessions += 1
-        day.failed += metadata.get(keys.STATUS) == "failed"
-        runs, duration = metadata.get(keys.RUNS), metadata.get(keys.DURATION_MS)
-        day.runs += runs if is_count(runs) else 0
-        if is_count(duration):
-            insort(day.durations, duration)
-    return Daily(days, len(found) <= most, [each.info.metadata for each in found[:most]])
+        for totals in (whole, days[each.info.created_at.date()]):
+            totals.sessions += 1
+            totals.add(each.info.metadata)
+    return Daily(days, whole, len(found) <= most)
 
 
 def nearest_rank(ordered: Sequence[int], percent: int) -> int | None:

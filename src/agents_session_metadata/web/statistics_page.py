@@ -14,11 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from agents_session_metadata import keys
-from agents_session_metadata.types import Metadata, UsageRow
-from agents_session_metadata.usage.statistics import Day, nearest_rank, read_daily
+from agents_session_metadata.types import UsageRow
+from agents_session_metadata.usage.statistics import Totals, read_daily
 
 from .call import Call
-from .formats import number
 from .list_page import View
 
 _DAYS: Final = 30
@@ -34,7 +33,7 @@ class Figures:
     """The numbers of a day. `tokens` and `cost` are None if the usage ledger cannot be read."""
 
     day: date
-    sessions: Day
+    totals: Totals
     tokens: int | None
     cost: float | None
 
@@ -44,11 +43,11 @@ class Figures:
 
     @property
     def median(self) -> int | None:
-        return nearest_rank(self.sessions.durations, 50)
+        return self.totals.duration(50)
 
     @property
     def p95(self) -> int | None:
-        return nearest_rank(self.sessions.durations, 95)
+        return self.totals.duration(95)
 
 
 def _range(call: Call) -> tuple[date, date]:
@@ -76,33 +75,29 @@ async def page(call: Call) -> Response:
     end = datetime.combine(last, time.max, timezone.utc)
     within = {"$created_at": {"$lte": end.isoformat()}}
     where = {"$and": [*view.conditions, within]}
-    store, others = call.catalog._store, (keys.AGENT, keys.TOOL_CALLS)
-    daily = await read_daily(store, where, since=since, most=_NEWEST, names=others)
+    daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
     usage, usage_problem = await _usage(call, view, first, last)
     days = [first + timedelta(days=each) for each in range((last - first).days + 1)]
-    figures = [_figures(day, daily.days.get(day, Day()), usage) for day in days]
-    durations = sorted(each for day in daily.days.values() for each in day.durations)
+    whole = daily.whole
     return call.render(
         "statistics.html",
         **known,
         today=datetime.now(timezone.utc).date(),
         most=_NEWEST,
         complete=daily.complete,
-        figures=figures,
-        sessions=sum(each.sessions.sessions for each in figures),
-        failed=sum(each.sessions.failed for each in figures),
-        runs=sum(each.sessions.runs for each in figures),
+        figures=[_figures(day, daily.days.get(day, Totals()), usage) for day in days],
+        totals=whole,
         tokens=None if usage is None else sum(each.total_tokens for each in usage),
         cost=None if usage is None else float(sum(each.cost or 0 for each in usage)),
-        median=nearest_rank(durations, 50),
-        p95=nearest_rank(durations, 95),
+        median=whole.duration(50),
+        p95=whole.duration(95),
         round_up=_round_up,
         date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=_most(daily.sessions, keys.STATUS),
-        by_agent=_most(daily.sessions, keys.AGENT),
-        tools=_tools(daily.sessions),
+        by_status=whole.by_status.most_common(_ROWS),
+        by_agent=whole.by_agent.most_common(_ROWS),
+        tools=whole.calls.most_common(_ROWS),
         models=_models(usage or ()),
     )
 
@@ -127,40 +122,23 @@ async def _usage(
         return None, "Adding up the usage ledger took too long."
 
 
-def _figures(day: date, sessions: Day, usage: Iterable[UsageRow] | None) -> Figures:
+def _figures(day: date, totals: Totals, usage: Iterable[UsageRow] | None) -> Figures:
     if usage is None:
-        return Figures(day, sessions, None, None)
+        return Figures(day, totals, None, None)
     of_day = [each for each in usage if each.day == day]
     tokens = sum(each.total_tokens for each in of_day)
-    return Figures(day, sessions, tokens, float(sum(each.cost or 0 for each in of_day)))
+    return Figures(day, totals, tokens, float(sum(each.cost or 0 for each in of_day)))
 
 
-def _models(usage: Iterable[UsageRow]) -> list[tuple[str, float]]:
+def _models(usage: Iterable[UsageRow]) -> list[tuple[str, int]]:
     tokens: Counter[str] = Counter()
     for each in usage:
         tokens[each.model or "(unknown)"] += each.total_tokens
-    return [(name, float(count)) for name, count in tokens.most_common(_ROWS)]
+    return tokens.most_common(_ROWS)
 
 
 def _unpriced(usage: Iterable[UsageRow]) -> list[str]:
     return sorted({name or "(unknown)" for each in usage for name in each.unpriced})
-
-
-def _most(sessions: Iterable[Metadata], key: str) -> list[tuple[str, float]]:
-    counts = Counter(
-        value for each in sessions if isinstance(value := each.get(key), str) and value
-    )
-    return [(value, float(count)) for value, count in counts.most_common(_ROWS)]
-
-
-def _tools(sessions: Iterable[Metadata]) -> list[tuple[str, float]]:
-    counts: Counter[str] = Counter()
-    for each in sessions:
-        stored: Any = each.get(keys.TOOL_CALLS)
-        for call in stored if isinstance(stored, list) else ():
-            if isinstance(call, list) and len(call) == 3 and isinstance(call[0], str):
-                counts[call[0]] += int(number(call[1]) or 0)
-    return [(name, float(count)) for name, count in counts.most_common(_ROWS)]
 
 
 def _round_up(value: float) -> float:
