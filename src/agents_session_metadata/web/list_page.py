@@ -249,14 +249,12 @@ def _groups(
 ) -> Iterator[tuple[str, str, list[tuple[Any, int, bool]]]]:
     chosen = dict(view.chosen)
     for key, heading in FACETS.items():
-        counts = found[key]
-        most = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
+        most = sorted(found[key].items(), key=lambda each: (-each[1], each[0]))[:_LONGEST_FACET]
         values = [(each, count, False) for each, count in most]
         if key in chosen:
-            count = counts.get(chosen[key], 0) if isinstance(chosen[key], str) else 0
+            # Every session of the list has the chosen value; a list of tags has others beside it.
             others = [each for each in values if each[0] != chosen[key]]
-            values = [(chosen[key], count or number, True)]
-            values += others if key == keys.TAGS else []
+            values = [(chosen[key], number, True), *others]
         if values:
             yield key, heading, values
 
