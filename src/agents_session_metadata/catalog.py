@@ -1295,6 +1295,14 @@ class SessionCatalog:
             )
 
 
+def check_catalog(catalog: object, get_scope: object = None) -> None:
+    """Checks the arguments of what stands on a catalog. `get_scope` returns a caller's scope."""
+    if not isinstance(catalog, SessionCatalog):
+        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+    if get_scope is not None and not callable(get_scope):
+        raise TypeError(f"scope must be a function or None, got {type(get_scope).__name__}")
+
+
 def _derived_id(values: Mapping[str, EncodedValue], attempt: int) -> str:
     """Returns the first half of the SHA-256, in hexadecimal, of a JSON text.
 

@@ -15,7 +15,7 @@ from chatkit.store import NotFoundError, Store, StoreItemType, TContext
 from chatkit.types import Attachment, Page, ThreadItem, ThreadMetadata
 from pydantic import BaseModel, TypeAdapter
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.core.rows import id_problem
 from agents_session_metadata.errors import (
     SessionExistsError,
@@ -74,10 +74,7 @@ class CatalogStore(Store[TContext]):
         scope: Callable[[TContext], Mapping[str, JSONValue]] | None,
         all_sessions: bool = False,
     ) -> None:
-        if not isinstance(catalog, SessionCatalog):
-            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
-        if scope is not None and not callable(scope):
-            raise TypeError(f"scope must be a function or None, got {type(scope).__name__}")
+        check_catalog(catalog, scope)
         self._catalog = catalog
         self._scope = scope
         self._where: Any = None if all_sessions else {CHATKIT: {"$exists": True}}

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.errors import InvalidFilterError
 
 from .events import Streams
@@ -69,7 +69,7 @@ def sessions_app(
         TypeError: If an argument has the wrong type.
         ValueError: If `max_body`, `body_timeout` or `max_streams` is not positive.
     """
-    check_arguments(catalog, scope)
+    check_catalog(catalog, scope)
     for name, given in (("allow_roles", allow_roles), ("public_keys", public_keys)):
         if isinstance(given, str):
             raise TypeError(f"{name} must be a list, not the string {given!r}")
@@ -186,13 +186,6 @@ GetScope: TypeAlias = (
     "Callable[[Request], Mapping[str, Any] | Awaitable[Mapping[str, Any] | None] | None]"
 )
 """Returns the metadata values that every session of a request has; plain or async."""
-
-
-def check_arguments(catalog: object, get_scope: object) -> None:
-    if not isinstance(catalog, SessionCatalog):
-        raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
-    if get_scope is not None and not callable(get_scope):
-        raise TypeError(f"scope must be a function or None, got {type(get_scope).__name__}")
 
 
 async def scoped_catalog(

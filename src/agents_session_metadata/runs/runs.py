@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Table, delete, insert, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from agents_session_metadata._sdk import usage_of, was_cancelled
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.core.database import settle
 from agents_session_metadata.core.rows import check_id, check_id_type, id_problem
 from agents_session_metadata.errors import (
@@ -177,8 +177,7 @@ class SessionRuns:
         encrypt: Cipher | None = None,
         decrypt: Cipher | None = None,
     ) -> None:
-        if not isinstance(catalog, SessionCatalog):
-            raise TypeError(f"catalog must be a SessionCatalog, got {type(catalog).__name__}")
+        check_catalog(catalog)
         for name, value in (("lease", lease), ("keep", keep)):
             if not isinstance(value, timedelta):
                 raise TypeError(f"{name} must be a timedelta, got {type(value).__name__}")

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agents_session_metadata.catalog import SessionCatalog
+from agents_session_metadata.catalog import SessionCatalog, check_catalog
 from agents_session_metadata.errors import (
     InvalidCursorError,
     SessionBusyError,
@@ -26,7 +26,6 @@ from agents_session_metadata.http.app import (
     MAX_STREAMS,
     GetScope,
     answer,
-    check_arguments,
     scoped_catalog,
 )
 from agents_session_metadata.http.events import Streams
@@ -130,7 +129,7 @@ def browser_app(
         TypeError: If an argument has the wrong type.
         ValueError: If `allowed_hosts` is empty, or `max_streams` is not positive.
     """
-    check_arguments(catalog, scope)
+    check_catalog(catalog, scope)
     if isinstance(allowed_hosts, str):
         raise TypeError(f"allowed_hosts must be a list of names, not the string {allowed_hosts!r}")
     if not allowed_hosts:
