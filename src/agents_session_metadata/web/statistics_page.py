@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from typing import Any, Final
@@ -30,16 +30,26 @@ _TOTAL_SECONDS: Final = 20.0
 
 @dataclass(frozen=True)
 class Figures:
-    """The numbers of a day. `tokens` and `cost` are None if the usage ledger cannot be read."""
+    """The numbers of a day, or of the range that begins with it.
+
+    `usage` is None if the ledger cannot be read.
+    """
 
     day: date
     totals: Totals
-    tokens: int | None
-    cost: float | None
+    usage: Sequence[UsageRow] | None
 
     @property
     def label(self) -> str:
         return f"{self.day:%b} {self.day.day}"
+
+    @property
+    def tokens(self) -> int | None:
+        return None if self.usage is None else sum(row.total_tokens for row in self.usage)
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.usage is None else float(sum(row.cost or 0 for row in self.usage))
 
     @property
     def median(self) -> int | None:
@@ -78,26 +88,25 @@ async def page(call: Call) -> Response:
     daily = await read_daily(call.catalog._store, where, since=since, most=_NEWEST)
     usage, usage_problem = await _usage(call, view, first, last)
     days = [first + timedelta(days=each) for each in range((last - first).days + 1)]
-    whole = daily.whole
+    figures = []
+    for day in days:
+        of_day = usage and [row for row in usage if row.day == day]
+        figures.append(Figures(day, daily.days.get(day, Totals()), of_day))
     return call.render(
         "statistics.html",
         **known,
         today=datetime.now(timezone.utc).date(),
         most=_NEWEST,
         complete=daily.complete,
-        figures=[_figures(day, daily.days.get(day, Totals()), usage) for day in days],
-        totals=whole,
-        tokens=None if usage is None else sum(each.total_tokens for each in usage),
-        cost=None if usage is None else float(sum(each.cost or 0 for each in usage)),
-        median=whole.duration(50),
-        p95=whole.duration(95),
+        figures=figures,
+        whole=Figures(first, daily.whole, usage),
         round_up=_round_up,
         date_before=lambda day, days: day - timedelta(days=days - 1),
         usage_problem=usage_problem,
         unpriced=_unpriced(usage or ()),
-        by_status=whole.by_status.most_common(_ROWS),
-        by_agent=whole.by_agent.most_common(_ROWS),
-        tools=whole.calls.most_common(_ROWS),
+        by_status=daily.whole.by_status.most_common(_ROWS),
+        by_agent=daily.whole.by_agent.most_common(_ROWS),
+        tools=daily.whole.calls.most_common(_ROWS),
         models=_models(usage or ()),
     )
 
@@ -120,14 +129,6 @@ async def _usage(
         return await asyncio.wait_for(question, _TOTAL_SECONDS), ""
     except asyncio.TimeoutError:
         return None, "Adding up the usage ledger took too long."
-
-
-def _figures(day: date, totals: Totals, usage: Iterable[UsageRow] | None) -> Figures:
-    if usage is None:
-        return Figures(day, totals, None, None)
-    of_day = [each for each in usage if each.day == day]
-    tokens = sum(each.total_tokens for each in of_day)
-    return Figures(day, totals, tokens, float(sum(each.cost or 0 for each in of_day)))
 
 
 def _models(usage: Iterable[UsageRow]) -> list[tuple[str, int]]:
