@@ -717,6 +717,7 @@ async def test_a_sent_attachment_belongs_to_whoever_has_the_thread(store, catalo
         await store.delete_attachment(name, has)
 
 
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 async def test_scopes(catalog):
     async def later(_):
         return {"owner_id": "anna"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import secrets
 import time
@@ -372,12 +371,7 @@ class CatalogStore(Store[TContext]):
     def _within(self, context: TContext) -> SessionCatalog:
         if self._scope is None:
             return self._catalog
-        values: Any = self._scope(context)
-        if inspect.isawaitable(values):
-            if inspect.iscoroutine(values):
-                values.close()
-            raise TypeError("scope must be a plain function; its result is not awaited")
-        return self._catalog.scoped(values)
+        return self._catalog.scoped(self._scope(context))
 
     def _thread(self, info: SessionInfo) -> ThreadMetadata:
         thread = thread_of(info)
