@@ -171,15 +171,21 @@ class ItemExistsError(ValueError):
 
 
 async def read_after(
-    store: ScopedStore, session_id: str, wanted: Wanted, *, limit: int, newest_first: bool
+    store: ScopedStore, session_id: str, wanted: Wanted | None, *, limit: int, newest_first: bool
 ) -> tuple[list[ItemInfo], bool] | None:
-    """Returns the items after an item, and whether there are more; None if it does not exist."""
+    """Returns the items after one, or from the beginning, and whether there are more.
+
+    None if the item does not exist.
+    """
 
     def read(history: _History) -> tuple[list[ItemInfo], bool] | None:
-        place = history.place(wanted)
-        if place is None:
-            return None
-        found = history.page(place[1], limit, newest_first=newest_first)
+        after = None
+        if wanted is not None:
+            place = history.place(wanted)
+            if place is None:
+                return None
+            after = place[1]
+        found = history.page(after, limit, newest_first=newest_first)
         return [item for item, _ in found[:limit]], len(found) > limit
 
     return await _read(store, session_id, read)

@@ -252,19 +252,18 @@ class Call:
     async def list_items(self) -> Answer:
         """A page of items."""
         query: requests.ListItems = self.query
-        order: Any = {"limit": query.limit, "newest_first": query.order == "desc"}
-        if query.after is None:
-            page = await self.catalog.list_items(self.session_id, **order)
-            items, has_more = page.items, page.next_cursor is not None
-        else:
-            wanted = wanted_items(query.after)
-            found = await read_after(self.catalog._store, self.session_id, wanted, **order)
-            if found is None:
-                await self._require()
-                raise not_found("Item", query.after)
-            items, has_more = found
+        found = await read_after(
+            self.catalog._store,
+            self.session_id,
+            None if query.after is None else wanted_items(query.after),
+            limit=query.limit,
+            newest_first=query.order == "desc",
+        )
+        items, has_more = found or ([], False)
         if not items:
             await self._require()
+        if found is None:
+            raise not_found("Item", query.after or "")
         return _list([shown_item(info) for info in items], has_more=has_more)
 
     async def create_items(self) -> Answer:
